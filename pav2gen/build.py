@@ -1,0 +1,144 @@
+"""``pav2gen build`` and ``remove``: from spec files to a generated package, in one step that happens or doesn't."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pav2gen import manifest, tree
+from pav2gen.commit import commit
+from pav2gen.errors import UserError
+from pav2gen.fileset import FileSet
+from pav2gen.lock import locked
+from pav2gen.manifest import SHARED, Manifest
+from pav2gen.package import compose
+from pav2gen.selection import Selection, load
+from pav2gen.template import Templates
+from pav2gen.tree import Change, Tree
+from pav2gen.wording import did_you_mean, quoted
+
+#: Where a package stands unless ``--out`` says otherwise.
+OUT = Path("generated")
+
+
+def no_wait() -> None:
+    """Say nothing while another build holds the tree."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a build may be told. ``on_wait`` is called when another build holds the tree.
+
+    ``templates`` are the generator's own unless they are given.
+    """
+
+    out: Path = OUT
+    filters: tuple[str, ...] = ()
+    force: bool = False
+    dry_run: bool = False
+    templates: Templates | None = None
+    on_wait: Callable[[], None] = no_wait
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a build did, or would do if it was a dry run; ``refusal`` is then what would stop it."""
+
+    shown: str
+    kernels: Mapping[str, int]
+    changes: tuple[Change, ...]
+    unchanged: int
+    notes: tuple[str, ...]
+    refusal: UserError | None
+
+    def count(self, kind: str) -> int:
+        """The number of files that are ``new``, ``changed`` or ``removed``."""
+        return sum(change.kind == kind for change in self.changes)
+
+
+def build(paths: Sequence[Path], options: Options) -> Outcome:
+    """Build the specs at ``paths`` into ``options.out``, beside the specs that were built there before.
+
+    Raises UserError, with nothing written, for a bad spec, a filter that selects nothing, files that the build would
+    take from someone, and a tree that cannot be read or written.
+    """
+    selections = load(paths, options.filters)
+    with locked(options.out, options.on_wait):
+        found = tree.read(options.out)
+        others = standing(found, [chosen.spec.name for chosen in selections])
+        _check_parts(found, others, options)
+        return _carry_out(found, selections, others, options)
+
+
+def remove(name: str, options: Options) -> Outcome:
+    """Remove a spec's files and its rows in the dispatch table. ``name`` is the spec's, or its file's path.
+
+    Raises UserError as ``build`` does, and where the package has no such spec.
+    """
+    with locked(options.out, options.on_wait):
+        found = tree.read(options.out)
+        standing(found)  # its manifest must be sound too: it says which files are ours
+        owner = _owner(name, found)
+        return _carry_out(found, [], standing(found, [owner]), options, removed=owner)
+
+
+def standing(found: Tree, except_for: Collection[str] = ()) -> list[Manifest]:
+    """The manifests of the specs in a tree, ``except_for`` those that are built anew.
+
+    Raises UserError where one cannot be trusted: its rows belong in the table.
+    """
+    for owner in sorted(found.broken.keys() - {SHARED, *except_for}):
+        place = f"{found.disk.shown}/{manifest.path_of(owner)}"
+        raise UserError(f"{found.broken[owner]}; run: pav2gen build specs/{owner}.yaml --force", place)
+    return [entry for owner, entry in sorted(found.manifests.items()) if owner not in (SHARED, *except_for)]
+
+
+def _check_parts(found: Tree, others: Iterable[Manifest], options: Options) -> None:
+    """Raise UserError where parts of specs, as ``--filter`` builds them, would be mixed with whole specs."""
+    shown = found.disk.shown
+    whole = [owner for owner, entry in found.manifests.items() if owner != SHARED and not entry.filter]
+    if options.filters and (whole or options.out == OUT):
+        holds = f" ({shown} holds {', '.join(sorted(whole))})" if whole else ""
+        raise UserError(
+            f"--filter builds a part of a package, which needs a folder of its own{holds}; give it another --out"
+        )
+    for entry in others:
+        if entry.filter and not options.filters:
+            part = shlex.join(f"--filter={text}" for text in entry.filter)
+            raise UserError(f"holds only a part of {entry.owner} ({part}); give whole specs another --out", shown)
+
+
+def _carry_out(
+    found: Tree, selections: Sequence[Selection], others: Sequence[Manifest], options: Options, removed: str = ""
+) -> Outcome:
+    """Render, compare, and, unless it is a dry run, write."""
+    package = compose(selections, others, options.templates or Templates())
+    files = {removed: FileSet(), **package.files} if removed else package.files
+    comparison = found.compare(files)
+    refusal = comparison.refusal(found.disk.shown, options.force)
+    if refusal and not options.dry_run:
+        raise refusal
+    unsettled = sorted(owner for owner in found.journal.keys() - files.keys() if found.unsettled(owner))
+    if not options.dry_run:
+        commit(found, comparison, files.keys(), unsettled)
+    return Outcome(
+        shown=found.disk.shown,
+        kernels={chosen.spec.name: len(chosen.kernels) for chosen in selections},
+        changes=comparison.changes,
+        unchanged=comparison.unchanged,
+        notes=(*package.clashes, *(f"{owner} is still incomplete: its build was cut short" for owner in unsettled)),
+        refusal=refusal,
+    )
+
+
+def _owner(name: str, found: Tree) -> str:
+    """The spec that ``name`` stands for: its name, or a path that ends in the name of its file."""
+    built = sorted({*found.specs, *found.journal} - {SHARED})
+    files = {entry.spec.get("file"): owner for owner, entry in found.manifests.items() if owner != SHARED}
+    owner = name if name in built else files.get(Path(name).name, Path(name).stem)
+    if owner not in built:
+        hint = did_you_mean(name, built) if built else "nothing was built there"
+        raise UserError(f"there is no spec {quoted(name)} in it; {hint}", found.disk.shown)
+    return owner

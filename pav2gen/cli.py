@@ -1,0 +1,276 @@
+"""The command line: parse, call, print. What a command does lies in the module that it calls.
+
+Those modules are imported by the commands that need them, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shlex
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+import pav2gen
+from pav2gen.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pav2gen.build import Options, Outcome
+    from pav2gen.drift import Report
+
+#: At most so many lines of each kind of drift.
+LINES = 20
+
+
+class Failure(click.ClickException):
+    """A user's mistake on its way out: one line, exit code 2."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """Print the line to stderr."""
+        click.echo(f"error: {' '.join(self.message.splitlines())}", file=file, err=True)
+
+
+class Commands(click.Group):
+    """The commands, for which what the user or the system got wrong is an answer, and no text is unprintable."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        for stream in (sys.stdout, sys.stderr):
+            if reconfigure := getattr(stream, "reconfigure", None):
+                reconfigure(errors="backslashreplace")
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            raise Failure(str(error)) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # the reader went away, which click ends without a word
+            raise Failure(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)) from error
+
+
+class NonEmptyPath(click.Path):
+    """A path that is not empty: ``--out "$UNSET"`` is not the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Turn the word into a path."""
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _default_specs(ctx: click.Context, param: click.Parameter, value: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The spec files given, or all of ``specs/*.yaml``."""
+    paths = value or tuple(sorted(Path("specs").glob("*.yaml")))
+    if not paths and not ctx.resilient_parsing:
+        raise UserError("there are no specs/*.yaml here; name the spec files, or change to the folder that has specs/")
+    return paths
+
+
+PATH = NonEmptyPath(path_type=Path)
+specs_argument = click.argument("specs", nargs=-1, metavar="[SPEC]...", type=PATH, callback=_default_specs)
+out_option = click.option("--out", type=PATH, default="generated", show_default=True, help="The generated package.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would change, and write nothing.")
+force_option = click.option("--force", is_flag=True, help="Replace or remove even files that were edited by hand.")
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(pav2gen.__version__, prog_name="pav2gen", message="%(prog)s %(version)s")
+def main() -> None:
+    """Generate paged-attention decode kernels from a YAML spec.
+
+    \b
+    Example:
+      pav2gen init --from config.json       a spec from a model's config
+      pav2gen build specs/qwen36.yaml       kernels, tests and dispatch table
+      pytest generated                      test them
+      pav2gen check                         are the committed files current?
+    """
+
+
+@main.command()
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC...", type=PATH)
+@out_option
+@click.option("--filter", "filters", multiple=True, metavar="FILTER", help="A slug's glob or axis=value. Repeatable.")
+@dry_run_option
+@force_option
+def build(specs: tuple[Path, ...], out: Path, filters: tuple[str, ...], dry_run: bool, force: bool) -> None:
+    """Render kernels, tests and the dispatch table from SPEC files.
+
+    Everything is rendered in memory and compared with the disk; what differs is written, in one step. A file that was
+    edited by hand is never overwritten without --force, and a file that is not pav2gen's never removed.
+
+    \b
+    Example:
+      pav2gen build specs/qwen36.yaml
+      pav2gen build specs/*.yaml --dry-run
+      pav2gen build specs/qwen36.yaml --filter dtype=float16 --filter '*_p512' --out /tmp/part
+    """
+    from pav2gen.build import Options, build
+
+    options = Options(out, filters, force, dry_run, on_wait=_say_waiting)
+    _print_outcome(build(specs, options), options)
+
+
+@main.command()
+@click.argument("spec")
+@out_option
+@dry_run_option
+@force_option
+def remove(spec: str, out: Path, dry_run: bool, force: bool) -> None:
+    """Remove the files and the dispatch rows of SPEC, a spec's name or its file.
+
+    \b
+    Example:
+      pav2gen remove qwen36
+    """
+    from pav2gen.build import Options, remove
+
+    options = Options(out, (), force, dry_run, on_wait=_say_waiting)
+    _print_outcome(remove(spec, options), options)
+
+
+@main.command()
+@specs_argument
+@out_option
+@click.pass_context
+def check(ctx: click.Context, specs: tuple[Path, ...], out: Path) -> None:
+    """Compare the generated package with what its SPEC files, by default specs/*.yaml, render to.
+
+    Exits with 1 if anything differs, and prints the commands that put it right. A file is hand-edited, changed (what
+    its spec renders to is), missing, or an orphan (of no spec); a build that was cut short is incomplete.
+
+    \b
+    Example:
+      pav2gen check
+    """
+    from pav2gen.build import Options
+    from pav2gen.drift import check
+
+    whole = ctx.get_parameter_source("specs") is not ParameterSource.COMMANDLINE
+    report = check(specs, Options(out, on_wait=_say_waiting), whole)
+    _print_report(report)
+    ctx.exit(1 if report.drifts else 0)
+
+
+@main.command("list")
+@specs_argument
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(specs: tuple[Path, ...], as_json: bool) -> None:
+    """List the variants of SPEC files, by default specs/*.yaml, with what each costs.
+
+    \b
+    Example:
+      pav2gen list specs/qwen36.yaml
+      pav2gen list --json
+    """
+    from pav2gen.listing import entries, table
+    from pav2gen.selection import load
+
+    listed = entries(load(specs))
+    if as_json:
+        click.echo(json.dumps(listed, indent=1))
+    else:
+        _print_table(table(listed))
+
+
+@main.command()
+@click.argument("query", nargs=-1, required=True, metavar="AXIS=VALUE...")
+@click.option(
+    "--spec", "specs", multiple=True, type=PATH, callback=_default_specs, help="A spec file; default specs/*.yaml."
+)
+def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
+    """Say which kernel serves a key, or what stands against it and what would add it.
+
+    \b
+    Example:
+      pav2gen explain head_size=80 gqa_ratio=6
+      pav2gen explain head_size=256 gqa_ratio=6 dtype=float16 block_size=16
+    """
+    from pav2gen.explain import explain, read_query
+    from pav2gen.spec import load
+
+    for line in explain(read_query(query), [load(path) for path in specs]).lines():
+        click.echo(line)
+
+
+@main.command()
+@click.option("--from", "config", required=True, type=PATH, help="A model's config.json, as on the Hugging Face Hub.")
+@click.option("--out", type=PATH, help="The spec to write.  [default: specs/NAME.yaml]")
+@click.option("--force", is_flag=True, help="Replace a spec that is there.")
+def init(config: Path, out: Path | None, force: bool) -> None:
+    """Write a first spec for a model, with comments, and say what of its attention no kernel covers.
+
+    \b
+    Example:
+      pav2gen init --from config.json
+      pav2gen init --from config.json --out specs/my_model.yaml
+    """
+    from pav2gen.init import init
+
+    draft = init(config, out, force)
+    click.echo(f"{draft.path}: written; read its comments before you build it")
+    for feature in draft.uncovered:
+        click.echo(f"not covered by any kernel: {feature}")
+    click.echo(f"next: pav2gen build {shlex.quote(str(draft.path))}")
+
+
+def _say_waiting() -> None:
+    click.echo("another build is at work in the same package; waiting for it", err=True)
+
+
+def _print_outcome(outcome: Outcome, options: Options) -> None:
+    """What a build did, in a line or two; what a dry run would do, file by file."""
+    for change in outcome.changes if options.dry_run else ():
+        click.echo(
+            f"{change.kind:8} {outcome.shown}/{change.path}{'' if change.ours else '  (not ours: needs --force)'}"
+        )
+    written = _files(outcome.count("new") + outcome.count("changed"))
+    would = "would be " if options.dry_run else ""
+    built = ", ".join(f"{name}: {number} kernel{'s' * (number > 1)}" for name, number in outcome.kernels.items())
+    click.echo(
+        f"{outcome.shown}: {written} {would}written, {outcome.count('removed')} {would}removed,"
+        f" {outcome.unchanged} unchanged{f' ({built})' if built else ''}"
+    )
+    for note in outcome.notes:
+        click.echo(f"note: {note}")
+    if outcome.refusal:
+        raise outcome.refusal
+    if not options.dry_run:
+        click.echo(f"next: pytest {shlex.quote(outcome.shown)}")
+
+
+def _files(number: int) -> str:
+    return "1 file" if number == 1 else f"{number} files"
+
+
+def _print_report(report: Report) -> None:
+    """The drift, kind by kind, then the commands that repair it."""
+    if not report.drifts:
+        click.echo(f"{report.shown}: all {report.files} files are current")
+        return
+    for kind, drifts in groupby(report.drifts, key=lambda drift: drift.kind):
+        every = list(drifts)
+        for drift in every[:LINES]:
+            click.echo(f"{kind:11} {report.shown}/{drift.path}{f'  ({drift.note})' if drift.note else ''}")
+        if len(every) > LINES:
+            click.echo(f"{kind:11} and {len(every) - LINES} more")
+    click.echo("to put it right:")
+    for command in report.repairs:
+        click.echo(f"  {command}")
+
+
+def _print_table(table: Table) -> None:
+    """Print a table: within the width of a terminal, else a row on each line, however long."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    Console(width=None if terminal else 1000, force_terminal=terminal, highlight=False).print(table)

@@ -1,0 +1,159 @@
+"""A value of a YAML file, which knows where it stands and reads itself as the type that is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from pav2gen.errors import UserError
+from pav2gen.wording import did_you_mean, quoted, spelled
+
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?")
+_RESOLVER: Any = yaml.resolver.Resolver()
+_TYPES = {"bool": "a boolean", "int": "a whole number", "float": "a float", "null": "null", "timestamp": "a date"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A scalar (``value`` is its text), a list or a mapping; ``name`` is its dotted path from the root."""
+
+    file: str
+    line: int
+    name: str
+    value: str | tuple[Node, ...] | dict[str, Node]
+    plain: bool = False
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return self.name or "the spec"
+
+    @property
+    def where(self) -> str:
+        """``file:line``."""
+        return f"{self.file}:{self.line}"
+
+    @property
+    def yaml_type(self) -> str:
+        """What YAML 1.1 takes a scalar for: ``str``, ``bool``, ``int``, ``float``, ``null``, ``timestamp``, ..."""
+        if not isinstance(self.value, str):
+            return "map" if isinstance(self.value, dict) else "seq"
+        if not self.plain:
+            return "str"
+        tag: str = _RESOLVER.resolve(yaml.ScalarNode, self.value, (True, False))
+        return tag.rpartition(":")[2]
+
+    def fail(self, message: str) -> UserError:
+        """A UserError that stands at this value."""
+        return UserError(message, self.where)
+
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """Gives a UserError that rises from the block, and has no place, the place of this value."""
+        try:
+            yield
+        except UserError as error:
+            raise error if error.where else self.fail(error.message) from None
+
+    def fields(self, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Node]:
+        """The fields of a mapping. Raises UserError for another type, an unknown key or a missing one."""
+        if not isinstance(self.value, dict):
+            raise self.fail(f"{self.title} must be a mapping of keys to values, not {self._seen()}")
+        for key, child in self.value.items():
+            if key not in required and key not in optional:
+                hint = did_you_mean(key, (*required, *optional))
+                raise child.fail(f"unknown key {quoted(key)} in {self.title}; {hint}")
+        for key in required:
+            if key not in self.value:
+                raise self.fail(f"{self.title} lacks the key '{key}'; add it")
+        return dict(self.value)
+
+    def items(self) -> tuple[Node, ...]:
+        """The items of a list; a scalar stands for a list of one. Raises UserError where there is none."""
+        if isinstance(self.value, dict):
+            raise self.fail(f"{self.title} must be a value or a list of values, not a mapping")
+        if self.value == () or self.yaml_type == "null":
+            raise self.fail(f"{self.title} is empty; give it at least one value, or remove the key")
+        return self.value if isinstance(self.value, tuple) else (self,)
+
+    def integer(self, low: int = -(10**18), high: int = 10**18) -> int:
+        """A whole number from ``low`` to ``high``, in plain decimal digits. Raises UserError for anything else."""
+        if not (isinstance(self.value, str) and self.plain and _INTEGER.fullmatch(self.value)):
+            raise self.fail(f"{self.title} must be a whole number, not {self._seen()}")
+        if not low <= int(self.value) <= high:
+            raise self.fail(f"{self.title} must be from {low} to {high}, not {self.value}")
+        return int(self.value)
+
+    def number(self) -> float:
+        """A number in plain decimal notation. Raises UserError for anything else."""
+        if not (isinstance(self.value, str) and self.plain and _DECIMAL.fullmatch(self.value)):
+            raise self.fail(f"{self.title} must be a number, not {self._seen()}")
+        return float(self.value)
+
+    def boolean(self) -> bool:
+        """``true`` or ``false``, in these letters. Raises UserError for anything else."""
+        if not (self.plain and self.value in ("true", "false")):
+            raise self.fail(f"{self.title} must be true or false, not {self._seen()}")
+        return self.value == "true"
+
+    def text(self) -> str:
+        """A text of one line. Raises UserError for another type, or a plain scalar that YAML takes for another."""
+        if not isinstance(self.value, str) or not self.value:
+            raise self.fail(f"{self.title} must be a text, not {self._seen()}")
+        if self.yaml_type != "str":
+            kind = _TYPES.get(self.yaml_type, self.yaml_type)
+            read = f"YAML reads {quoted(self.value)} as {kind}"
+            raise self.fail(f"{self.title} must be a text, and {read}; put it in quotes")
+        line = self.value.strip()
+        if not line or not line.isprintable():
+            raise self.fail(f"{self.title} must be one line of printable text, not {quoted(self.value)}")
+        return line
+
+    def choice(self, choices: Collection[str]) -> str:
+        """One of ``choices``. Raises UserError, with the nearest of them, for anything else."""
+        word = self.text()
+        if word not in choices:
+            raise self.fail(f"{self.title} cannot be {quoted(word)}; {did_you_mean(word, choices)}")
+        return word
+
+    def is_null(self) -> bool:
+        """Whether it is null, or empty."""
+        return self.yaml_type == "null"
+
+    def _seen(self) -> str:
+        """What stands there instead."""
+        if not isinstance(self.value, str):
+            return "a mapping" if isinstance(self.value, dict) else "a list"
+        if not self.plain:
+            return f"a text in quotes, {quoted(self.value)}"
+        return f"{quoted(self.value)}{_surprise(self.value, self.yaml_type)}" if self.value else "nothing"
+
+
+def _surprise(text: str, yaml_type: str) -> str:
+    """A clause on a plain scalar that YAML 1.1 takes for something else than it looks like."""
+    if yaml_type == "bool" and text not in ("true", "false"):
+        meant = spelled(text.lower() in ("yes", "on", "true"))
+        return f", which YAML 1.1 reads as {meant}: write {meant}"
+    if yaml_type == "int" and not _INTEGER.fullmatch(text):
+        return f", which {_oddity(text)}: write plain decimal digits"
+    if text.startswith("0") and text.isdigit():
+        return ": write it without the leading zero"
+    return f" ({_TYPES[yaml_type]})" if yaml_type in _TYPES else ""
+
+
+def _oddity(text: str) -> str:
+    """What is odd about an integer in one of YAML 1.1's other notations: 1:30, 0x1f, 010, 1_000, +1."""
+    digits = text.lstrip("+-").replace("_", "")
+    if len(digits) > 18:
+        return "is too large"
+    if ":" in digits:
+        return "YAML 1.1 reads in base 60"
+    if digits[:2] in ("0b", "0x"):
+        return f"YAML reads as {int(digits[2:] or '0', 2 if digits[1] == 'b' else 16)}"
+    return f"YAML 1.1 reads as {int(digits, 8 if digits.startswith('0') else 10)}"

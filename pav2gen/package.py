@@ -1,0 +1,66 @@
+"""A whole package in memory: the files and the MANIFEST of each spec that is built, and of what all specs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pav2gen import manifest
+from pav2gen.fileset import FileSet
+from pav2gen.manifest import SHARED, Manifest
+from pav2gen.render import GENERATOR, SHARED_TEMPLATES, SPEC_TEMPLATES, kernel_templates, render_shared, render_spec
+from pav2gen.selection import Selection
+from pav2gen.template import Templates
+
+
+@dataclass(frozen=True)
+class Package:
+    """The files of each owner, MANIFESTs included, and ``clashes``: what to tell of keys that two specs give."""
+
+    files: Mapping[str, FileSet]
+    clashes: tuple[str, ...]
+
+
+def compose(selections: Iterable[Selection], others: Iterable[Manifest], templates: Templates) -> Package:
+    """Render ``selections``, and the shared files for them and for the specs of ``others``, which stay as they are.
+
+    Raises UserError for a mistake in a template.
+    """
+    files: dict[str, FileSet] = {}
+    manifests = list(others)
+    for chosen in selections:
+        files[chosen.spec.name] = rendered = render_spec(chosen.spec, chosen.kernels, templates)
+        manifests.append(_add_manifest(chosen.spec.name, rendered, _entries(chosen, templates)))
+    manifests.sort(key=lambda entry: entry.owner)
+    rows, clashes = manifest.merge(manifests)
+    files[SHARED] = shared = render_shared([entry.spec for entry in manifests], rows, templates)
+    _add_manifest(SHARED, shared, _shared_entries(templates))
+    return Package(files, clashes)
+
+
+def _add_manifest(owner: str, files: FileSet, entries: Mapping[str, object]) -> Manifest:
+    """Add the manifest of ``files`` to them."""
+    described = manifest.describe(owner, files, **entries)
+    files.add(described.path, described.content())
+    return described
+
+
+def _entries(chosen: Selection, templates: Templates) -> dict[str, object]:
+    spec = chosen.spec
+    return {
+        "generator": GENERATOR,
+        "spec": {"name": spec.name, "about": spec.about, "file": spec.file_name, "sha256": spec.sha256},
+        "filter": chosen.filters,
+        "templates": templates.record(*kernel_templates(spec), *SPEC_TEMPLATES),
+        "rows": tuple({**p.row(), "test": v.test_path, "figures": p.figures()} for v, p in chosen.kernels),
+    }
+
+
+def _shared_entries(templates: Templates) -> dict[str, object]:
+    return {
+        "generator": GENERATOR,
+        "spec": {},
+        "filter": (),
+        "templates": templates.record(*SHARED_TEMPLATES),
+        "rows": (),
+    }

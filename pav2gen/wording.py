@@ -1,0 +1,43 @@
+"""The words of messages: a quoted value, a list of what there is, the nearest word to a typo."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+#: Longer values are cut in messages, so that a message stays one readable line.
+LONGEST_QUOTE = 40
+
+
+def quoted(value: object) -> str:
+    """``value`` in single quotes, on one line whatever it holds, shortened to ``LONGEST_QUOTE`` characters."""
+    text = str(value)
+    return repr(text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 3]}...")
+
+
+def spelled(value: object) -> str:
+    """``value`` as a spec spells it: ``true``, ``512``, ``float16``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def flow_list(values: Iterable[object]) -> str:
+    """A YAML list on one line: ``[16, 32]``."""
+    return f"[{', '.join(map(spelled, values))}]"
+
+
+def flow_map(fields: Iterable[tuple[str, object]]) -> str:
+    """A YAML mapping on one line: ``{block_size: 32, dtype: float16}``."""
+    return f"{{{', '.join(f'{name}: {spelled(value)}' for name, value in fields)}}}"
+
+
+def one_of(choices: Iterable[object]) -> str:
+    """``8, 16 or 32``."""
+    *rest, last = map(spelled, choices)
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A clause that names the nearest of ``choices`` (at least one) to ``word``, or all of them if none is near."""
+    known = list(choices)
+    near = difflib.get_close_matches(word[:LONGEST_QUOTE].lower(), known, n=1)
+    return f"did you mean {near[0]}?" if near else f"write {one_of(known)}"
