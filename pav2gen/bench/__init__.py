@@ -1,0 +1,1 @@
+"""Measure kernels side by side, tune the choice among them, and report."""

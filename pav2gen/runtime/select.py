@@ -1,0 +1,145 @@
+"""The choice of a kernel from the table, by host values alone, and the message when there is none.
+
+Pure Python: the generator uses it too, and a captured CUDA graph stays valid because no device value has a say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+logger = logging.getLogger("pav2")
+
+
+class Key(NamedTuple):
+    """What a call asks for. Several partition sizes may serve one key."""
+
+    head_size: int
+    gqa_ratio: int
+    block_size: int
+    dtype: str
+    kv_cache_dtype: str
+    alibi: bool
+    blocksparse: bool
+
+    def __str__(self) -> str:
+        return " ".join(f"{axis}={str(value).lower()}" for axis, value in self._asdict().items())
+
+
+KV_ALIASES = {"fp8": "fp8_e4m3"}
+
+
+class Row(NamedTuple):
+    """One kernel of the table: its key, its partition size, where it lives, and what its plan says of it.
+
+    torch, cuda: the PyTorch kernel's module and the CUDA source's path, below the package; empty if not built.
+    min_seq_len: longer calls prefer V2. fixed_partition: the spec's partition size for every call, 0 where free.
+    multiprocessors: of the spec's target, 0 where unknown. workspace_mib: the spec's bound.
+    """
+
+    symbol: str
+    spec: str
+    key: Key
+    partition_size: int
+    torch: str
+    cuda: str
+    min_seq_len: int
+    fixed_partition: int
+    multiprocessors: int
+    workspace_mib: int
+
+
+class NoKernelError(LookupError):
+    """No row of the table serves a key; the message says which axis stands against it and how to add one."""
+
+
+#: What a partition costs beside its tokens, in tokens: the start of a block, and its share of the reduction.
+PARTITION_OVERHEAD = 32
+
+
+class Table:
+    """All rows of a package, by key. Where two specs serve one key, the first by name does."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = tuple(rows)
+        self._by_key: dict[Key, list[Row]] = {}
+        for row in sorted(self.rows, key=lambda row: (row.spec, row.key, row.partition_size)):
+            served = self._by_key.setdefault(row.key, [])
+            if not served or served[0].spec == row.spec:
+                served.append(row)
+
+    def serving(self, key: Key) -> Sequence[Row]:
+        """The rows of ``key``, by partition size; NoKernelError if there are none."""
+        rows = self._by_key.get(key)
+        if rows is None:
+            raise NoKernelError(miss(key, {key: rows[0].spec for key, rows in self._by_key.items()}))
+        return rows
+
+    def choose(
+        self, key: Key, backend: str, num_seqs: int, max_seq_len: int, kv_heads: int, partition_size: int | None = None
+    ) -> Row:
+        """The row for a call: of ``partition_size`` if given, else the spec's fixed one, else the cheapest by ``cost``.
+
+        Raises NoKernelError when no row serves the key, or none of it has that partition size or backend.
+        """
+        rows = [row for row in self.serving(key) if getattr(row, backend)]
+        wanted = partition_size or (rows[0].fixed_partition if rows else 0)
+        if wanted:
+            rows = [row for row in rows if row.partition_size == wanted]
+        if not rows:
+            built = ", ".join(f"{row.partition_size} ({_backends(row)})" for row in self.serving(key))
+            asked = f" with partition_size={wanted}" if wanted else ""
+            raise NoKernelError(f"no {backend} kernel for {key}{asked}; built: {built}")
+        return min(rows, key=lambda row: cost(row, num_seqs, max_seq_len, kv_heads))
+
+
+def _backends(row: Row) -> str:
+    return " and ".join(name for name in ("torch", "cuda") if getattr(row, name))
+
+
+def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
+    """The time of a call, in tokens of one worker, by a wave model.
+
+    Each of the target's multiprocessors works on one (sequence, KV head, partition) at a time: as many waves as it
+    takes, each as long as a partition; then the partitions of a sequence are reduced.
+    """
+    partitions = -(-max_seq_len // row.partition_size)
+    waves = -(-num_seqs * kv_heads * partitions // max(1, row.multiprocessors))
+    return waves * (row.partition_size + PARTITION_OVERHEAD) + partitions
+
+
+def miss(key: Key, specs: Mapping[Key, str]) -> str:
+    """Why none of the keys in ``specs`` (key: spec) serves ``key``: the axis, what is nearest, and how to add it."""
+    if not specs:
+        return f"no kernel for {key}: the package holds none; pav2gen build specs/NAME.yaml makes some"
+    near = nearest(key, specs)
+    spec = specs[near]
+    axes = [axis for axis in Key._fields if getattr(near, axis) != getattr(key, axis)]
+    reasons = "; ".join(f"{axis} {_yaml(getattr(key, axis))} (built: {_values(axis, specs)})" for axis in axes)
+    wider = [*(other for other in specs if specs[other] == spec), key]
+    lines = ", ".join(f"{axis}: [{_values(axis, wider)}]" for axis in axes)
+    return (
+        f"no kernel for {key}: against it stands {reasons}. Nearest: {near} of {spec}. "
+        f"To add it: in specs/{spec}.yaml write {lines}, then: pav2gen build specs/{spec}.yaml"
+    )
+
+
+def _values(axis: str, keys: Iterable[Key]) -> str:
+    """The values of an axis over some keys, in order, as YAML writes them."""
+    return ", ".join(map(_yaml, sorted({getattr(key, axis) for key in keys})))
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def nearest(key: Key, keys: Iterable[Key]) -> Key:
+    """The key with the fewest axes that differ from ``key``, then the smallest relative differences, then the first."""
+    return min(keys, key=lambda other: (*_distance(key, other), other))
+
+
+def _distance(a: Key, b: Key) -> tuple[int, float]:
+    pairs = [(x, y) for x, y in zip(a, b) if x != y]
+    numbers = [(x, y) for x, y in pairs if isinstance(x, int) and isinstance(y, int) and x and y]
+    return len(pairs), sum(abs(x - y) / max(x, y) for x, y in numbers)

@@ -1,0 +1,23 @@
+"""The committed package, loaded by path under a private name, as its own tests load it."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+GENERATED = Path(__file__).resolve().parents[2] / "generated"
+
+
+def load(root: Path, name: str):
+    """The package at ``root`` under ``name``."""
+    spec = importlib.util.spec_from_file_location(name, root / "__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def package():
+    return load(GENERATED, "pav2_of_the_runtime_tests")

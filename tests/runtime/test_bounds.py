@@ -1,0 +1,64 @@
+"""What a call may cost at full size: workspace, calls, host reads. Qwen3.6, 24 query and 4 KV heads, head size 256."""
+
+import importlib
+
+import pytest
+
+from pav2gen import plan, spec
+from pav2gen.runtime import probe
+from pav2gen.runtime.cases import Case, make
+from pav2gen.runtime.select import Key
+
+MIB = 1 << 20
+SHAPES = [(1, 100_000), (16, 8_192), (256, 1_000)]
+QWEN = spec.load("specs/qwen36.yaml")
+PLANS = {
+    (v.dtype, v.kv_cache_dtype, v.partition_size): plan.plan(v, QWEN)
+    for v in spec.variants(QWEN)
+    if v.gqa_ratio == 6 and v.block_size == 16
+}
+
+
+def call_of(variant, seqs, length):
+    return make(Case(Key(*variant.key), variant.partition_size, (length,) * seqs, kv_heads=4, shared_blocks=512))
+
+
+def kernel_of(package, variant):
+    name = variant.torch_path.removesuffix(".py").replace("/", ".")
+    return importlib.import_module(f"{package.__name__}.{name}")
+
+
+@pytest.mark.parametrize("seqs, length", SHAPES)
+@pytest.mark.parametrize("key", PLANS, ids=lambda key: "-".join(map(str, key)))
+def test_workspace_on_a_cpu(package, key, seqs, length):
+    held = PLANS[key]
+    call, module = call_of(held.variant, seqs, length), kernel_of(package, held.variant)
+    peak = probe.peak_bytes(lambda: module.paged_attention(call))
+    assert peak <= held.torch.cpu.chunk + held.torch.cpu.segment + MIB // 4
+
+
+@pytest.mark.parametrize("seqs, length", SHAPES)
+def test_workspace_with_the_share_of_a_gpu(package, monkeypatch, seqs, length):
+    held = PLANS["float16", "auto", 512]
+    call, module = call_of(held.variant, seqs, length), kernel_of(package, held.variant)
+    monkeypatch.setattr(module, "CPU", module.GPU)
+    peak = probe.peak_bytes(lambda: module.paged_attention(call))
+    assert peak <= QWEN.limits.workspace_mib * MIB
+
+
+def test_calls_of_a_long_context_on_a_cpu(package):
+    held = PLANS["float16", "auto", 512]
+    call, module = call_of(held.variant, 1, 100_000), kernel_of(package, held.variant)
+    counts = probe.count_calls(lambda: module.paged_attention(call))
+    tiling = held.torch.cpu.fit(1, 100_000, 4, 512)
+    _, _, chunks = tiling.counts()
+    assert sum(counts.values()) == held.torch.calls(tiling) <= 12 + 14 * chunks
+    assert counts["_local_scalar_dense"] == 0
+
+
+def test_calls_of_a_long_context_on_a_gpu(package, monkeypatch):
+    held = PLANS["float16", "auto", 512]
+    call, module = call_of(held.variant, 1, 100_000), kernel_of(package, held.variant)
+    monkeypatch.setattr(module, "CPU", module.GPU)
+    counts = probe.count_calls(lambda: module.paged_attention(call))
+    assert sum(counts.values()) == held.torch_calls(1, 100_000, held.torch.gpu) <= 300

@@ -1,0 +1,73 @@
+"""Parts of a softmax merge to the whole, whatever the cut, the order and the emptiness of parts."""
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pav2gen.runtime.state import LOWEST, State, merge, reduce_partitions, write_output
+
+
+def state_of(scores, values):
+    """The state of some tokens, computed in float64: scores [tokens], values [tokens, 3]."""
+    m = scores.max() if len(scores) else torch.tensor(-math.inf)
+    weights = torch.exp(scores.double() - (m if m > -math.inf else 0))
+    o = weights @ values.double()
+    return State(*(t.float().view(1, 1, *t.shape[0:]) for t in (m, weights.sum(), o)))
+
+
+cuts = st.lists(st.integers(0, 20), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(cuts, st.integers(0, 2**31), st.floats(0.1, 300))
+def test_merged_parts_are_the_whole(lengths, seed, spread):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = sum(lengths)
+    scores = torch.randn(tokens, generator=generator) * spread
+    values = torch.randn(tokens, 3, generator=generator)
+    state = None
+    start = 0
+    for length in lengths:
+        state = merge(state, state_of(scores[start : start + length], values[start : start + length]))
+        start += length
+    out = torch.full((1, 1, 3), math.nan)
+    write_output(out, state)
+    expected = torch.softmax(scores.double(), 0) @ values.double() if tokens else torch.zeros(3, dtype=torch.float64)
+    assert (out[0, 0].double() - expected).norm() <= 1e-5 * max(1.0, float(values.norm()))
+
+
+@settings(deadline=None)
+@given(cuts, st.integers(0, 2**31))
+def test_reduced_partitions_are_the_merged_ones(lengths, seed):
+    generator = torch.Generator().manual_seed(seed)
+    parts = [
+        state_of(torch.randn(n, generator=generator) * 30, torch.randn(n, 3, generator=generator)) for n in lengths
+    ]
+    merged = None
+    for part in parts:
+        merged = merge(merged, State(*(tensor.clone() for tensor in part)))
+    reduced = reduce_partitions(*(torch.stack([part[i] for part in parts], 1) for i in range(3)))
+    for one, other in zip(reduced, merged):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_merged_with_nothing_is_nothing():
+    nothing = state_of(torch.empty(0), torch.empty(0, 3))
+    merged = merge(State(*(t.clone() for t in nothing)), nothing)
+    assert float(merged.m) == -math.inf and float(merged.z) == 0
+    out = torch.full((1, 1, 3), math.nan)
+    write_output(out, merged)
+    assert torch.equal(out, torch.zeros(1, 1, 3))
+
+
+def test_a_nan_is_not_hidden():
+    broken = State(torch.zeros(1, 1), torch.ones(1, 1), torch.full((1, 1, 3), math.nan))
+    out = torch.zeros(1, 1, 3)
+    write_output(out, merge(broken, state_of(torch.randn(4), torch.randn(4, 3))))
+    assert out.isnan().all()
+
+
+def test_lowest_is_float32_s_lowest():
+    assert torch.finfo(torch.float32).min == LOWEST
