@@ -100,9 +100,11 @@ class CheckedKernel(CudaKernel):
             for name, tensor, writable in buffers(call):
                 address, size = extent(tensor)
                 session.buffer(name, address, size, writable=writable, initialised=not writable)
-            self.library.launch(self.row, call, allocate=allocate)
-        self.report = session.report
-        self.report.raise_for_findings()
+            try:
+                self.library.launch(self.row, call, allocate=allocate)
+            finally:  # a finding can stop a launch, which then fails
+                self.report = session.report
+                self.report.raise_for_findings()
 
     def check_counters(self, seq_lens: Sequence[int], page_bytes: int, shared_bytes: int, blocks: int) -> None:
         """Bytes and sectors that a call of whole pages requests, and shared memory, are the plan's.

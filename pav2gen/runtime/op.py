@@ -17,7 +17,7 @@ import torch
 from . import check
 from .call import BlockSparse, Call, Scratch
 from .library import Library, LibraryError, build, kernels_of
-from .select import Key, Row, Table, logger
+from .select import Key, Row, Table, Tuned, logger
 
 NAME = "paged_attention_v2"
 SCHEMA = f"""{NAME}(
@@ -85,9 +85,9 @@ class Arguments(NamedTuple):
 class Operator:
     """The kernels of one generated package as one operator. ``package`` is the package's import name."""
 
-    def __init__(self, package: str, rows: Iterable[Row]) -> None:
+    def __init__(self, package: str, rows: Iterable[Row], tuned: Iterable[Tuned] = ()) -> None:
         self.package = package
-        self.table = Table(rows)
+        self.table = Table(rows, tuned)
         self.root = Path(__file__).resolve().parents[1]
         self.libraries: dict[bool, Library] = {}  # by whether they are for a GPU
         self._modules: dict[str, ModuleType] = {}
@@ -101,7 +101,8 @@ class Operator:
         key = check.check(call, arguments.kv_cache_dtype)
         backend = self.backend(arguments.backend, key, call.query.is_cuda)
         num_seqs, kv_heads = call.query.shape[0], call.key_cache.shape[1]
-        row = self.table.choose(key, backend, num_seqs, call.max_seq_len, kv_heads, arguments.partition_size)
+        device = device_name(call.query.device)
+        row = self.table.choose(key, backend, num_seqs, call.max_seq_len, kv_heads, arguments.partition_size, device)
         launch(self.kernel(row, backend, call.query.is_cuda), call, row.partition_size)
 
     def backend(self, asked: str, key: Key, on_gpu: bool) -> str:
@@ -160,6 +161,12 @@ class Operator:
             logger.warning("the PyTorch kernels serve, because the CUDA kernels could not be loaded: %s", error)
             return None
         return str(path)
+
+
+@functools.cache
+def device_name(device: torch.device) -> str:
+    """What the tuned table calls a device: the card's name as torch gives it, or ``cpu``. Reads nothing on the device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def launch(kernel: Callable[[Call], None], call: Call, partition_size: int) -> None:

@@ -50,6 +50,26 @@ class Row(NamedTuple):
     workspace_mib: int
 
 
+class Tuned(NamedTuple):
+    """A measured choice: of the partition sizes of its key, the row ``symbol`` was the fastest in calls like these.
+
+    backend, device, kv_heads: as they were measured; another device's figures never serve. A device is what
+    ``op.device_name`` calls it. num_seqs, max_seq_len: of the call measured, which stands for calls of the same size or
+    less, down to half of each.
+    """
+
+    symbol: str
+    backend: str
+    device: str
+    kv_heads: int
+    num_seqs: int
+    max_seq_len: int
+
+    def covers(self, num_seqs: int, max_seq_len: int) -> bool:
+        """Whether it stands for a call of this size."""
+        return num_seqs <= self.num_seqs < 2 * num_seqs and max_seq_len <= self.max_seq_len < 2 * max_seq_len
+
+
 class NoKernelError(LookupError):
     """No row of the table serves a key; the message says which axis stands against it and how to add one."""
 
@@ -59,15 +79,21 @@ PARTITION_OVERHEAD = 32
 
 
 class Table:
-    """All rows of a package, by key. Where two specs serve one key, the first by name does."""
+    """All rows of a package, by key, and what was measured of them. Of two specs with a key, the first by name serves."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[Row], tuned: Iterable[Tuned] = ()) -> None:
         self.rows = tuple(rows)
         self._by_key: dict[Key, list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: (row.spec, row.key, row.partition_size)):
             served = self._by_key.setdefault(row.key, [])
             if not served or served[0].spec == row.spec:
                 served.append(row)
+        serving = {row.symbol: row for rows in self._by_key.values() for row in rows}
+        self._tuned: dict[tuple[Key, str, str, int], list[Tuned]] = {}
+        for entry in sorted(tuned, key=lambda entry: (entry.max_seq_len, entry.num_seqs)):
+            if entry.symbol in serving:
+                measured = (serving[entry.symbol].key, entry.backend, entry.device, entry.kv_heads)
+                self._tuned.setdefault(measured, []).append(entry)
 
     def serving(self, key: Key) -> Sequence[Row]:
         """The rows of ``key``, by partition size; NoKernelError if there are none."""
@@ -77,10 +103,18 @@ class Table:
         return rows
 
     def choose(
-        self, key: Key, backend: str, num_seqs: int, max_seq_len: int, kv_heads: int, partition_size: int | None = None
+        self,
+        key: Key,
+        backend: str,
+        num_seqs: int,
+        max_seq_len: int,
+        kv_heads: int,
+        partition_size: int | None = None,
+        device: str = "",
     ) -> Row:
-        """The row for a call: of ``partition_size`` if given, else the spec's fixed one, else the cheapest by ``cost``.
+        """The row for a call: of ``partition_size`` if given, else the spec's fixed one, else what was measured.
 
+        Where nothing was measured on ``device`` for calls of this size, it is the cheapest by ``cost``.
         Raises NoKernelError when no row serves the key, or none of it has that partition size or backend.
         """
         rows = [row for row in self.serving(key) if getattr(row, backend)]
@@ -91,6 +125,10 @@ class Table:
             built = ", ".join(f"{row.partition_size} ({_backends(row)})" for row in self.serving(key))
             asked = f" with partition_size={wanted}" if wanted else ""
             raise NoKernelError(f"no {backend} kernel for {key}{asked}; built: {built}")
+        for entry in () if wanted else self._tuned.get((key, backend, device, kv_heads), ()):
+            if entry.covers(num_seqs, max_seq_len):
+                rows = [row for row in rows if row.symbol == entry.symbol] or rows
+                break  # the first is the nearest in size
         return min(rows, key=lambda row: cost(row, num_seqs, max_seq_len, kv_heads))
 
 

@@ -1,0 +1,164 @@
+"""Faults planted one by one in CUDA sources: the checked runtime, or float64, must catch every one.
+
+Each mutant is the source of a kernel, under a name of its own, with one change; all are compiled into one library. A
+fault that is one of memory, barriers or shuffles must be reported with the changed line, or one that it races with.
+"""
+
+import importlib
+import re
+import shutil
+from dataclasses import dataclass
+
+import pytest
+
+from pav2gen.build import Options, build
+
+from .conftest import load
+
+SPEC = """
+schema: 1
+name: {name}
+target: bi-v100
+model: {{num_heads: {heads}, num_kv_heads: 2, max_seq_len: 4096}}
+axes: {{head_size: {size}, gqa_ratio: {ratio}, partition_size: {partition}, block_size: {page}, kv_cache_dtype: {kv}}}
+features: {{alibi: {alibi}, blocksparse: {sparse}}}
+backends: [torch, cuda]
+"""
+PLAIN = dict(size=64, ratio=3, partition=128, page=16, kv="auto", alibi="false", sparse="false")
+FAMILIES = {
+    "dense": PLAIN,
+    "odd": {**PLAIN, "size": 40, "page": 8},  # rows end before the threads do
+    "stepped": {**PLAIN, "ratio": 32, "partition": 512},  # several steps in a partition
+    "biased": {**PLAIN, "alibi": "true"},
+    "stored8": {**PLAIN, "kv": "fp8_e4m3"},
+    "sparse": {**PLAIN, "sparse": "true"},
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``old`` becomes ``new``, once; ``found`` is the kind of finding, or empty where the numbers tell."""
+
+    name: str
+    found: str
+    old: str
+    new: str
+    family: str = "dense"
+    header: str = ""
+
+
+FAULTS = [
+    Fault("no barrier after staging", "race", "stage(a, at, s);\n    __syncthreads();", "stage(a, at, s);"),
+    Fault("no barrier before softmax", "race", "score(a, at, 0, tokens, s);\n    __syncthreads();", "score(a, at, 0, tokens, s);"),
+    Fault("no barrier before the values", "race", "softmax(tokens, s, states);\n    __syncthreads();", "softmax(tokens, s, states);"),
+    Fault("no barrier before z is read", "race", "    }\n    __syncthreads();\n#pragma unroll\n    for (int r", "    }\n#pragma unroll\n    for (int r"),
+    Fault("no barrier between steps", "race", "first, now, s, sums);\n        __syncthreads();", "first, now, s, sums);", "stepped"),
+    Fault("two barriers for one", "barrier", "stage(a, at, s);\n    __syncthreads();", "stage(a, at, s);\n    if (threadIdx.x < 64)\n        __syncthreads();\n    else\n        __syncthreads();"),
+    Fault("threads that leave before a barrier", "exited", "stage(a, at, s);\n", "stage(a, at, s);\n    if (threadIdx.x > 100) return;\n"),
+    Fault("shuffle in a divergent branch", "divergent", "z = warp_sum(z);", "if (lane < 8) z = warp_sum(z);"),
+    Fault("scores of the tail not written", "uninitialised", "s.weights[h][token] = token < tokens ? sum : -INFINITY;", "if (token < tokens) s.weights[h][token] = sum;"),
+    Fault("block numbers not staged to the end", "uninitialised", "i < pages; i += kThreads) s.pages[i]", "i < pages - 1; i += kThreads) s.pages[i]"),
+    Fault("partials of empty partitions read", "uninitialised", "if (weights[i] == 0.0f) continue;", "", header="pav2_reduce.cuh"),
+    Fault("scores past the end of shared memory", "out", "s.weights[h][token] = token", "s.weights[h][token + kStep * kHeads] = token"),
+    Fault("block table read past the end", "out", "i < pages; i += kThreads) s.pages[i] = table[i]", "i <= pages; i += kThreads) s.pages[i] = table[i + 64]"),
+    Fault("rows past the end of the values", "out", "if (row < kHeadSize) rows[r]", "rows[r]", "odd"),
+    Fault("block number times a 32-bit stride", "out", "block * a.key_block_stride", "static_cast<int>(block * 3000000000ll)"),
+    Fault("load at half a grain", "misaligned", "keys[t] += grain * 16 + part", "keys[t] += 4 + grain * 16 + part"),
+    Fault("all partitions write one place", "race", "(row * a.partitions + at.partition) * head_size + dim", "row * a.partitions * head_size + dim", header="pav2_partition.cuh"),
+    Fault("every lane writes the state", "race", "|| lane != 0) continue;", ") continue;"),
+    Fault("no barrier before the maximum is shared", "race", "lanes[threadIdx.x / kWarp] = x;\n    __syncthreads();", "lanes[threadIdx.x / kWarp] = x;", header="pav2_reduce.cuh"),
+    Fault("query written through", "read-only", "    const float scale = a.scale;", "    const float scale = a.scale;\n    const_cast<int32_t*>(a.seq_lens)[at.seq] = at.length;"),
+    Fault("half a warp reduced", "", "for (int lanes = kWarp / 2;", "for (int lanes = 16;", header="pav2_device.cuh"),
+    Fault("wrong page", "", "s.pages[token / kPage] : -1", "s.pages[token / kPage / 2] : -1"),
+    Fault("stale values of the tail", "", "x[r][i] = slot + i < tokens ? x[r][i] : 0.0f;", "x[r][i] = x[r][i] * (slot + i < tokens ? 1.0f : 0.0f);"),
+    Fault("query not scaled", "", "to_float(query[i]) * scale", "to_float(query[i])"),
+    Fault("scores of another head", "", "&s.query[h][grain", "&s.query[kHeads - 1 - h][grain"),
+    Fault("partition's own output not divided", "", "= z > 0.0f || z != z ? sum / z : 0.0f", "= sum", header="pav2_partition.cuh"),
+    Fault("sums of earlier steps not rescaled", "", "sums[r][h] *= rescale", "sums[r][h] *= 1.0f", "stepped"),
+    Fault("sum of weights of earlier steps lost", "", "states[i].z * rescale + z", "z", "stepped"),
+    Fault("slopes one token off", "", "- at.length + 1);", "- at.length);", "biased"),
+    Fault("codes taken as they are", "", "* Stored::kCodeScale;\n    const scalar_t* query", ";\n    const scalar_t* query", "stored8"),
+    Fault("scale of values forgotten", "", "scale_of(a.v_scale_ptr, a.v_scale)", "1.0f", "stored8"),
+    Fault("skipped blocks attended", "", "if (!attends(a, at.first_head + h, at.kv_head, at.start + first + token, at.length)) sum = -INFINITY;", "", "sparse"),
+    Fault("rank ignored", "", "a.tp_rank * a.num_heads", "0 * a.num_heads", "sparse", "pav2_sparse.cuh"),
+]  # fmt: skip
+
+
+class Mutants:
+    """A package with the sources of all mutants beside the healthy ones, and their rows."""
+
+    def __init__(self, root):
+        self.root = root / "package"
+        specs = []
+        for name, options in FAMILIES.items():
+            specs.append(root / f"{name}.yaml")
+            specs[-1].write_text(SPEC.format(name=name, heads=2 * options["ratio"], **options))
+        build(specs, Options(self.root))
+        self.package = load(self.root, "pav2_of_the_cuda_mutants")
+        self.healthy = {row.spec: row for row in self.package.operator.table.rows}
+        self.rows = [self.plant(number, fault) for number, fault in enumerate(FAULTS)]
+
+    def plant(self, number, fault):
+        """Write the source of a mutant; returns its row."""
+        row = self.healthy[fault.family]
+        text = (self.root / row.cuda).read_text()
+        if fault.header:  # all headers, in a folder and a namespace of their own, one of them changed
+            folder = self.root / "runtime" / f"mutant{number}"
+            shutil.copytree(self.root / "runtime" / "cuda", folder)
+            for header in folder.iterdir():
+                content = header.read_text()
+                content = self.change(fault, content) if header.name == fault.header else content
+                header.write_text(content.replace("namespace pav2", f"namespace mutant{number}"))
+            text = text.replace("runtime/cuda/", f"runtime/mutant{number}/")
+            text = text.replace("using namespace pav2;", f"using namespace mutant{number};")
+        else:
+            text = self.change(fault, text)
+        own = f"{row.symbol}_mutant{number}"
+        text = re.sub(rf"\b{row.symbol}\b", own, text)
+        text = re.sub(rf"\b{row.symbol.removeprefix('pav2_')}\b", f"mutant{number}_kernel", text)
+        path = f"{row.spec}/cuda_kernels/mutant{number}.cu"
+        (self.root / path).write_text(text)
+        return row._replace(symbol=own, cuda=path)
+
+    def change(self, fault, text):
+        assert fault.old in text, f"{fault.name}: {fault.old!r} is not in the source"
+        return text.replace(fault.old, fault.new, 1)
+
+
+@pytest.fixture(scope="module")
+def mutants(tmp_path_factory):
+    return Mutants(tmp_path_factory.mktemp("cuda_mutants"))
+
+
+def module(mutants, name):
+    """A module of the mutants' package."""
+    return importlib.import_module(f"{mutants.package.__name__}.runtime.{name}")
+
+
+def run(mutants, row, rows, host):
+    """Run a row in the checked build on lengths that reach everything: several pages, a tail, an empty partition."""
+    kernel = module(mutants, "cuda_harness").CheckedKernel(mutants.package, row, host, rows)
+    kernel.check(kernel.case([row.partition_size + 37, 0, 21, 3 * row.partition_size], seed=1))
+
+
+@pytest.mark.parametrize("host", ["warp64", "warp32"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_healthy_kernels_pass(mutants, family, host):
+    run(mutants, mutants.healthy[family], list(mutants.healthy.values()), host)
+
+
+@pytest.mark.parametrize("number", range(len(FAULTS)), ids=[fault.name.replace(" ", "-") for fault in FAULTS])
+def test_caught(mutants, number):
+    fault = FAULTS[number]
+    with pytest.raises((AssertionError, RuntimeError)) as raised:  # a finding is an AssertionError too
+        run(mutants, mutants.rows[number], mutants.rows, "warp64")
+    findings = getattr(raised.value, "findings", ())
+    kinds = {finding.kind for finding in findings}
+    assert bool(findings) == bool(fault.found), f"{kinds}: {raised.value}"
+    if fault.found:
+        assert any(fault.found in kind for kind in kinds), kinds
+        places = [place for finding in findings for place in finding.locations]
+        lines = [(place.file, place.line) for place in places] + [
+            caller for place in places for caller in place.callers
+        ]
+        assert any(f"mutant{number}" in file and line for file, line in lines), f"no line of the mutant: {raised.value}"
