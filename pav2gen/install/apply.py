@@ -1,0 +1,218 @@
+"""``pav2gen install``: a generated package put into vLLM trees, all of it or nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pav2gen.build import OUT, no_wait
+from pav2gen.errors import UserError
+from pav2gen.fileset import sha256
+from pav2gen.install import standing
+from pav2gen.install.callers import decodes
+from pav2gen.install.contents import Choice, Contents, contents
+from pav2gen.install.diff import unified
+from pav2gen.install.edits import Edited, Fork, edit
+from pav2gen.install.hunks import hunks
+from pav2gen.install.imports import try_import
+from pav2gen.install.pyc import unchecked
+from pav2gen.install.record import NAME, Edit, Record
+from pav2gen.install.repository import Repository
+from pav2gen.install.standing import Standing
+from pav2gen.install.transaction import Change, Transaction
+from pav2gen.install.trees import PAV2, VllmTree, find
+from pav2gen.lock import locked
+from pav2gen.render import GENERATOR
+
+#: Our own modules that go into a tree beside the generated package.
+MODULES = ("hooks",)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an install may be told.
+
+    generated: the folder of the generated package. python: the interpreter that will run the tree, which imports the
+    package before it is installed; empty leaves that out. on_wait is called when another command holds the tree.
+    """
+
+    generated: Path = OUT
+    choice: Choice = field(default_factory=Choice)
+    dry_run: bool = False
+    commit: bool = False
+    force: bool = False
+    python: str = sys.executable
+    on_wait: Callable[[], None] = no_wait
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What an install does to one tree: what it is, the changes in their order, the source files edited, the diff."""
+
+    tree: VllmTree
+    fork: Fork
+    changes: tuple[Change, ...]
+    edited: tuple[str, ...]
+    diff: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an install did, or would do if it was a dry run. ``imported`` is False where no import was tried."""
+
+    contents: Contents
+    trees: tuple[Planned, ...]
+    imported: bool
+    commit: str
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was written, or would be."""
+        return any(planned.changes for planned in self.trees)
+
+
+def install(path: Path, options: Options) -> Outcome:
+    """Put the chosen specs of ``options.generated`` into the vLLM trees at ``path``; they replace what was installed.
+
+    Everything is computed and tried before the first write. Raises UserError, with nothing changed, where a tree is not
+    as a vLLM that is known, the package is not sound, files would be lost, or something cannot be written.
+    """
+    trees = find(path)
+    with ExitStack() as held:
+        held.enter_context(locked(options.generated, options.on_wait))
+        for tree in trees:
+            held.enter_context(locked(tree.folder, options.on_wait))
+        repository = Repository(trees) if options.commit and not options.dry_run else None
+        chosen = contents(options.generated, options.choice, MODULES)
+        found = [standing.read(tree) for tree in trees]
+        planned = tuple(_plan(each, chosen, options) for each in found)
+        changes = _together(planned)
+        imported = bool(changes and options.python) and try_import(chosen.files, options.python)
+        commit = ""
+        if changes and not options.dry_run:
+            with Transaction(changes, str(path)):
+                commit = repository.commit(_paths(changes), _message(chosen)) if repository else ""
+        if not options.dry_run:
+            for each in found:
+                standing.tidy(each, chosen.files)
+    return Outcome(chosen, planned, imported, commit)
+
+
+def _plan(found: Standing, chosen: Contents, options: Options) -> Planned:
+    """The changes of one tree."""
+    check_ours(found, options.force, chosen.files)
+    tree = found.tree
+    edited = edit({path: source.original for path, source in found.sources.items()}, tree.shown)
+    record = _record(found, chosen, edited, options)
+    sources = {path: edited.sources.get(path, source.original) for path, source in found.sources.items()}
+    return Planned(
+        tree,
+        edited.fork,
+        tuple(_changes(found, chosen.files, sources, record)),
+        tuple(edited.sources),
+        "".join(unified(f"vllm/{path}", found.sources[path].now, content) for path, content in sources.items()),
+        tuple(_notes(found)),
+    )
+
+
+def check_ours(found: Standing, force: bool, files: Collection[str] = ()) -> None:
+    """Raise UserError where ``pav2/`` is not ours; unless ``force``, also where someone's work in it would be lost.
+
+    files: what is to be put there, by path below it.
+    """
+    shown = found.tree.where(PAV2)
+    if found.record is None and found.files:
+        raise UserError(f"is there and not from pav2gen install (it has no {NAME}); move it away", shown)
+    edited = [path for path in found.edited() if path in found.files]
+    edited += [path for path in found.strangers() if path in files]
+    if edited and not force:
+        lost = f"{len(edited)} file{'s' * (len(edited) > 1)} edited by hand would be lost: {', '.join(edited[:5])}"
+        raise UserError(f"{lost}; nothing was changed. To replace them, add --force", shown)
+
+
+def _record(found: Standing, chosen: Contents, edited: Edited, options: Options) -> Record:
+    originals = {path: found.sources[path].original for path in edited.sources}
+    return Record(
+        generator=GENERATOR,
+        specs={name: {"sha256": m.spec["sha256"], "kernels": len(m.rows)} for name, m in chosen.specs.items()},
+        all_specs=not options.choice.specs,
+        min_seq_len=options.choice.min_seq_len,
+        tests=options.choice.tests,
+        prebuilt=options.choice.prebuilt.name if options.choice.prebuilt else "",
+        digest=chosen.digest,
+        files={path: sha256(content) for path, content in chosen.files.items()},
+        edits={path: _edit(originals[path], content) for path, content in edited.sources.items()},
+    )
+
+
+def _edit(before: bytes, after: bytes) -> Edit:
+    return Edit(sha256(before), sha256(after), hunks(before.decode("utf-8-sig"), after.decode("utf-8-sig")))
+
+
+def _changes(
+    found: Standing, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
+) -> Iterator[Change]:
+    """The changes that install ``files`` and ``sources``; none where they are installed.
+
+    First the record, which names both states; then the package, its table behind the kernels that it names, so that all
+    is there when the sources call it; what the package had before goes when nothing calls it; last the record alone.
+    """
+    tree, there = found.tree, found.record
+    place = tree.pav2 / NAME
+    new = [
+        Change(tree.pav2 / path, content)
+        for path, content in files.items()
+        if found.files.get(path) != record.files[path]
+    ]
+    new.sort(key=lambda change: change.path.name == "dispatch.py")
+    edits = [Change(tree.source(path), text) for path, text in sources.items() if text != found.sources[path].now]
+    before = {path for state in (there.states() if there else ()) for path in state.files}
+    gone = [Change(tree.pav2 / path, None) for path in sorted((before & found.files.keys()) - files.keys())]
+    if new or edits or gone or there != record:
+        yield Change(place, record.under_way(there).content())
+        yield from (*new, *edits, *gone)
+        yield Change(place, record.content())
+
+
+def _notes(found: Standing) -> Iterator[str]:
+    """What is to be told of a tree beside what it is."""
+    for path, source in found.sources.items():
+        if source.edited:
+            yield f"{path} was edited since the last install; those edits stay"
+        for file in unchecked(found.tree.source(path)):
+            yield f"Python runs {file.name} without a look at {path}; remove {file}"
+    if found.strangers():
+        yield f"{PAV2} holds files that are not from pav2gen: {', '.join(found.strangers()[:5])}"
+    if not decodes(found.tree):
+        yield "no backend of this tree calls PagedAttention.forward_decode; only direct calls of the operator take V2"
+
+
+def _together(planned: Sequence[Planned]) -> list[Change]:
+    """The changes of all trees. Raises UserError where two share a file, by a link, that each needs another edit of."""
+    changes = [change for plan in planned for change in plan.changes]
+    last = {change.path: change for change in changes}
+    for change in changes:
+        if change.path.name != NAME and last[change.path].content != change.content:
+            raise UserError("is shared by two trees that need different edits of it", str(change.path))
+    return changes
+
+
+def _paths(changes: Sequence[Change]) -> list[Path]:
+    return list(dict.fromkeys(change.path for change in changes))
+
+
+def _message(chosen: Contents) -> str:
+    """The message of the commit: the specs and the hashes of what was installed."""
+    names = ", ".join(chosen.specs)
+    thresholds = " or ".join(map(str, chosen.thresholds()))
+    lines = [f"  {name}: {len(m.rows)} kernels, spec sha256:{m.spec['sha256']}" for name, m in chosen.specs.items()]
+    return (
+        f"Install generated paged-attention V2 kernels ({names})\n\n"
+        f"vllm/{PAV2}, by {GENERATOR}:\n" + "\n".join(lines) + f"\n  package sha256:{chosen.digest}\n\n"
+        f"Decodes above {thresholds} tokens take V2 where a kernel serves the shape. "
+        "PAV2_DISABLE=1 gives the old path back.\n"
+    )

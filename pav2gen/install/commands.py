@@ -1,0 +1,214 @@
+"""The commands ``install``, ``status``, ``uninstall`` and ``wheel``: parse, call, print. ``cli`` registers them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from pav2gen.install.apply import Outcome, Planned
+    from pav2gen.install.contents import Contents
+    from pav2gen.install.status import Status
+    from pav2gen.install.undo import Undone
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+tree_argument = click.argument("tree", type=click.Path(path_type=Path))
+out_option = click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("generated"), show_default=True,
+    help="The folder of the generated package.",
+)  # fmt: skip
+dry_run_option = click.option("--dry-run", is_flag=True, help="Print a unified diff of the edits, and change nothing.")
+force_option = click.option("--force", is_flag=True, help="Also replace or remove what was edited by hand.")
+spec_option = click.option("--spec", "specs", multiple=True, metavar="NAME", help="Only this spec; repeatable.")
+min_seq_len_option = click.option(
+    "--min-seq-len", type=click.IntRange(min=0), metavar="N", help="Prefer V2 above N tokens, whatever the specs say."
+)
+prebuilt_option = click.option(
+    "--prebuilt", type=click.Path(path_type=Path), metavar="LIB", help="A library of the CUDA kernels, built elsewhere."
+)
+
+
+def choice_options(command: Command) -> Command:
+    """The options that say what of the package is wanted."""
+    for option in (prebuilt_option, min_seq_len_option, spec_option):
+        command = option(command)
+    return command
+
+
+@click.command()
+@tree_argument
+@choice_options
+@click.option("--with-tests", is_flag=True, help="Also install the tests of the kernels.")
+@dry_run_option
+@click.option("--commit", is_flag=True, help="Make one git commit of it; the work tree must be clean.")
+@force_option
+@click.option("--python", default=sys.executable, help="The Python that runs the tree; it tries the import first.")
+@out_option
+def install(
+    tree: Path, specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool,
+    dry_run: bool, commit: bool, force: bool, python: str, out: Path,
+) -> None:  # fmt: skip
+    """Put the generated kernels into the vLLM at TREE, behind paged_attention_v2, and have V2 chosen where it pays.
+
+    TREE is a source checkout, an installed vllm folder, or a prefix that holds one. The package goes to
+    vllm/attention/ops/pav2, and calls of it into vLLM's files. What was installed before is replaced. Everything is
+    tried before the first write, and an error takes all of it back.
+
+    \b
+    Example:
+      pav2gen install ~/vllm --dry-run
+      pav2gen install ~/vllm --spec qwen36 --commit
+      pav2gen install /usr/local/corex/lib64/python3/dist-packages --min-seq-len 16384
+    """
+    from pav2gen.install.apply import Options, install
+    from pav2gen.install.contents import Choice
+
+    choice = Choice(specs, min_seq_len, with_tests, prebuilt)
+    options = Options(out, choice, dry_run, commit, force, python, on_wait=_say_waiting)
+    _print_install(install(tree, options), options.dry_run)
+
+
+@click.command()
+@tree_argument
+@out_option
+@click.pass_context
+def status(ctx: click.Context, tree: Path, out: Path) -> None:
+    """Say what is installed in the vLLM at TREE, whether it is current with the generated package, and who edited it.
+
+    Exits with 1 unless it is installed, current and unedited.
+
+    \b
+    Example:
+      pav2gen status ~/vllm
+    """
+    from pav2gen.install.status import status
+
+    found = status(tree, out)
+    for each in found:
+        _print_status(each, out)
+    ctx.exit(0 if all(each.sound for each in found) else 1)
+
+
+@click.command()
+@tree_argument
+@dry_run_option
+@force_option
+def uninstall(tree: Path, dry_run: bool, force: bool) -> None:
+    """Take the kernels and the calls of them out of the vLLM at TREE: every byte is as it was before the install.
+
+    \b
+    Example:
+      pav2gen uninstall ~/vllm
+    """
+    from pav2gen.install.undo import uninstall
+
+    for each in uninstall(tree, dry_run, force, _say_waiting):
+        _print_undone(each, dry_run)
+
+
+@click.command()
+@choice_options
+@click.option("--with-tests", is_flag=True, help="Also pack the tests of the kernels.")
+@click.option("--name", default="pav2_kernels", show_default=True, help="The import name of the package.")
+@click.option("--dest", type=click.Path(path_type=Path), default=Path("dist"), show_default=True, help="Its folder.")
+@out_option
+def wheel(
+    specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool, name: str, dest: Path,
+    out: Path,
+) -> None:  # fmt: skip
+    """Pack the generated kernels as a wheel with a vLLM plugin, for a vLLM that is not to be patched.
+
+    The plugin does nothing unless PAV2_PLUGIN=1; then it makes the same choice as a patched vLLM, at run time.
+
+    \b
+    Example:
+      pav2gen wheel --spec qwen36
+      pip install --no-deps --no-index dist/pav2_kernels-*.whl
+      PAV2_PLUGIN=1 python -m vllm.entrypoints.openai.api_server ...
+    """
+    from pav2gen.install.contents import Choice
+    from pav2gen.install.wheel import build_wheel
+
+    built = build_wheel(dest, Choice(specs, min_seq_len, with_tests, prebuilt), out, name)
+    click.echo(f"{dest / built.name}: {_specs(built.contents)}")
+
+
+def _say_waiting() -> None:
+    click.echo("waiting: another pav2gen holds the tree", err=True)
+
+
+def _print_install(outcome: Outcome, dry_run: bool) -> None:
+    for planned in outcome.trees:
+        _print_planned(planned, outcome, dry_run)
+    if outcome.changed and not outcome.imported:
+        click.echo(
+            "note: the import was not tried: that Python has no torch; --python names the one that runs the tree"
+        )
+    if outcome.commit:
+        click.echo(f"committed {outcome.commit}")
+
+
+def _print_planned(planned: Planned, outcome: Outcome, dry_run: bool) -> None:
+    click.echo(f"{planned.tree.shown}: {planned.fork}")
+    for note in planned.notes:
+        click.echo(f"note: {note}")
+    if not planned.changes:
+        click.echo(f"  already installed: {_specs(outcome.contents)}; nothing to do")
+        return
+    if dry_run:
+        click.echo(planned.diff, nl=False)
+    verb = "would install" if dry_run else "installed"
+    click.echo(f"  {verb} {_specs(outcome.contents)}: {len(outcome.contents.files)} files in attention/ops/pav2")
+    click.echo(f"  {'would edit' if dry_run else 'edited'} {', '.join(planned.edited)}")
+    click.echo(f"  V2 serves decodes above {' or '.join(map(str, outcome.contents.thresholds()))} tokens")
+
+
+def _print_status(found: Status, out: Path) -> None:
+    click.echo(f"{found.tree.shown}: {found.fork}")
+    record = found.record
+    if record is None:
+        click.echo("  nothing is installed")
+        return
+    specs = ", ".join(f"{name} ({entry['kernels']} kernels)" for name, entry in record.specs.items())
+    extras = [f"min_seq_len {record.min_seq_len}"] * (record.min_seq_len is not None)
+    extras += ["with tests"] * record.tests + [f"prebuilt {record.prebuilt}"] * bool(record.prebuilt)
+    click.echo(f"  installed by {record.generator}: {'; '.join([specs, *extras])}")
+    if not record.complete:
+        click.echo("  incomplete: the install was cut short; run it again")
+    _print_all("edited", found.edited, "as it was installed")
+    if found.stale is None:
+        click.echo(f"  current: unknown; {found.unknown}")
+    else:
+        _print_all("not current", found.stale, f"current with {out}")
+
+
+def _print_all(word: str, sentences: Iterable[str], else_: str) -> None:
+    found = list(sentences)
+    for sentence in found:
+        click.echo(f"  {word}: {sentence}")
+    if not found:
+        click.echo(f"  {else_}")
+
+
+def _print_undone(undone: Undone, dry_run: bool) -> None:
+    if not undone.installed:
+        click.echo(f"{undone.tree.shown}: nothing is installed")
+        return
+    if dry_run:
+        click.echo(undone.diff, nl=False)
+    click.echo(f"{undone.tree.shown}: {'would take out' if dry_run else 'took out'} attention/ops/pav2")
+    if undone.restored:
+        click.echo(f"  {'would restore' if dry_run else 'restored'} {', '.join(undone.restored)}")
+    if undone.edited:
+        click.echo(f"  note: edited since the install, and so but for our lines: {', '.join(undone.edited)}")
+    if undone.kept:
+        click.echo(f"  note: kept in attention/ops/pav2, for they are not from pav2gen: {', '.join(undone.kept)}")
+
+
+def _specs(contents: Contents) -> str:
+    return ", ".join(f"{name} ({len(entry.rows)} kernels)" for name, entry in contents.specs.items())

@@ -1,0 +1,15 @@
+"""A unified diff of a file, as ``--dry-run`` prints it."""
+
+from __future__ import annotations
+
+import difflib
+
+
+def unified(name: str, before: bytes, after: bytes) -> str:
+    """The diff from ``before`` to ``after``, as ``git diff`` would head it; empty where they are the same."""
+    old, new = (content.decode(errors="backslashreplace").splitlines(keepends=True) for content in (before, after))
+    return "".join(_ended(line) for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
+
+
+def _ended(line: str) -> str:
+    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

@@ -1,0 +1,136 @@
+"""The vLLM plugin of a wheel: puts the calls of ``hooks`` into vLLM when it starts, instead of into its files.
+
+vLLM calls ``register`` in every process (entry point group ``vllm.general_plugins``). Without PAV2_PLUGIN=1 it does
+nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from . import hooks
+from .structure import Decode, Layer, Operator, Unfit, find_decode, find_layer, find_v2, v1_works
+
+#: Marks the functions of ours, so that a second call of ``register`` finds its work done.
+MARK = "__pav2__"
+
+
+def register() -> None:
+    """Apply the choice between V1 and V2, the operator and the check at model load to the vLLM of this process.
+
+    Raises Unfit, with nothing applied, where this vLLM is not as ``structure`` knows it; vLLM logs that and goes on.
+    """
+    if os.environ.get("PAV2_PLUGIN", "") != "1":
+        return
+    if find_spec("vllm.attention.ops.pav2") is not None:
+        hooks.log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin leaves it alone")
+        return
+    apply(*map(import_module, ("vllm._custom_ops", "vllm.attention.ops.paged_attn", "vllm.attention.layer")))
+
+
+def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
+    """Replace ``paged_attention_v2``, ``PagedAttention.forward_decode`` and ``Attention.__init__`` in these modules.
+
+    Applying twice is applying once. Raises Unfit, with nothing replaced, where one of the first two is not found.
+    """
+    attention = decode.PagedAttention
+    if hasattr(ops.paged_attention_v2, MARK):
+        return
+    tree = parsed(ops)
+    v2 = replaced_v2(find_v2(tree)[-1], ops.paged_attention_v2)
+    forward_decode = replaced_decode(find_decode(parsed(decode)), decode, v1_works(tree))
+    found = find_layer(parsed(layer))
+    ops.paged_attention_v2 = v2  # type: ignore[attr-defined]
+    attention.forward_decode = staticmethod(forward_decode)
+    if found:
+        layer.Attention.__init__ = replaced_init(found, layer.Attention.__init__)
+    hooks.log_once(logging.INFO, "the plugin applied the generated kernels to this process")
+
+
+def parsed(module: ModuleType) -> ast.Module:
+    """The syntax tree of a module's source. Raises Unfit where there is no source."""
+    try:
+        return ast.parse(inspect.getsource(module))
+    except (OSError, SyntaxError) as error:
+        raise Unfit(f"{module.__name__} has no source to read ({error})") from error
+
+
+def replaced_v2(found: Operator, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``paged_attention_v2`` with the generated kernels in front of ``original``."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def paged_attention_v2(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        plain = all(_is_default(given[name], signature.parameters[name].default) for name in found.extras)
+        call = {ours: given[theirs] for ours, theirs in found.arguments.items()}
+        if plain and hooks.serve_v2(fallback=found.works, **call):
+            return None
+        return original(*args, **kwargs)
+
+    setattr(paged_attention_v2, MARK, True)
+    return paged_attention_v2
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether a parameter that the kernels don't know is as it would be if it were not given."""
+    return value is default or (isinstance(value, (int, float, str)) and bool(value == default))
+
+
+def replaced_decode(found: Decode, module: ModuleType, v1: bool) -> Callable[..., Any]:
+    """``forward_decode`` with the call of ``choose_v1`` in front of the choice, compiled from the module's source."""
+    told = ", ".join(f"{ours}={theirs}" for ours, theirs in found.arguments.items())
+    kind = "none" if not v1 else "plain" if found.plain else "whole"
+    hook = ast.parse(f"from {hooks.__name__} import choose_v1\nuse_v1 = choose_v1(0, v1={kind!r}, {told})").body
+    assign = hook[1]
+    assert isinstance(assign, ast.Assign) and isinstance(assign.value, ast.Call)
+    assign.value.args[0] = found.choice.test
+    for node in (node for statement in hook for node in ast.walk(statement)):
+        ast.copy_location(node, found.first)
+    found.choice.test = ast.copy_location(ast.Name("use_v1", ast.Load()), found.first)
+    block = _block_of(found.function, found.first)
+    block[block.index(found.first) : block.index(found.first)] = hook
+    found.function.decorator_list = []
+    for node in ast.walk(found.function.args):
+        if isinstance(node, ast.arg):
+            node.annotation = None  # it may hold only as long as nobody evaluates it
+    found.function.returns = None
+    names: dict[str, Any] = {}
+    code = compile(ast.Module([found.function], []), inspect.getsourcefile(module) or module.__name__, "exec")
+    exec(code, vars(module), names)
+    return names[found.function.name]  # type: ignore[no-any-return]
+
+
+def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
+    """The block that a statement of a function stands in."""
+    return next(
+        block
+        for node in ast.walk(function)
+        for block in (getattr(node, "body", None), getattr(node, "orelse", None), getattr(node, "finalbody", None))
+        if isinstance(block, list) and statement in block
+    )
+
+
+def replaced_init(found: Layer, original: Callable[..., None]) -> Callable[..., None]:
+    """``Attention.__init__`` that reports, when a layer is made, whether a kernel serves it."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        hooks.check_layer(self.impl, **{ours: bound.arguments[theirs] for ours, theirs in found.arguments.items()})
+
+    return __init__

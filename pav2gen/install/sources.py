@@ -1,0 +1,175 @@
+"""The text of a source file of vLLM, and the one change that we make to such a text: lines put in, by libcst.
+
+Whatever is not put in stays as it is to the byte: BOM, line ends, indentation, comments.
+"""
+
+from __future__ import annotations
+
+import ast
+import codecs
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from pav2gen.errors import UserError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file's text without its BOM, and its syntax tree. ``where`` names it in messages."""
+
+    where: str
+    text: str
+    bom: bytes
+    tree: ast.Module
+
+    @classmethod
+    def read(cls, content: bytes, where: str) -> Source:
+        """The source in ``content``. Raises UserError where it is not UTF-8, or no Python."""
+        bom = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
+        try:
+            text = content[len(bom) :].decode()
+            return cls(where, text, bom, ast.parse(text))
+        except UnicodeDecodeError as error:
+            raise UserError(f"is not UTF-8 (byte {error.start})", where) from error
+        except (SyntaxError, ValueError) as error:
+            raise UserError(f"is not Python ({getattr(error, 'msg', error)})", where) from error
+
+
+class Insertion(NamedTuple):
+    """Lines to put at a ``place``: ``start`` or ``end`` of the function at a line, or ``before`` the ``if`` at it."""
+
+    at: int
+    place: str
+    comment: str
+    lines: str
+
+
+def insert(source: Source, insertions: Sequence[Insertion], tests: Mapping[int, str] = {}) -> bytes:
+    """The bytes of ``source`` with ``insertions`` made, each behind its comment.
+
+    tests: line of an ``if`` or ``elif`` -> the name that becomes its test; in an insertion, the name ``TEST`` stands
+    for the test that was there. Only the statements of the module that hold these lines are given to libcst. Raises
+    UserError where it cannot give one back as it is, or finds no place.
+    """
+    lines = list(io.StringIO(source.text, newline=""))
+    for statement in reversed(source.tree.body):
+        first, last = _lines_of(statement)
+        within = [
+            insertion._replace(at=insertion.at - first + 1) for insertion in insertions if first <= insertion.at <= last
+        ]
+        if within:
+            renamed = {line - first + 1: name for line, name in tests.items() if first <= line <= last}
+            lines[first - 1 : last] = [_edited("".join(lines[first - 1 : last]), within, renamed, source.where)]
+    text = "".join(lines)
+    compile(text, source.where, "exec", dont_inherit=True)
+    return source.bom + text.encode()
+
+
+def _lines_of(statement: ast.stmt) -> tuple[int, int]:
+    """The first and the last line of a statement, its decorators included."""
+    decorators = getattr(statement, "decorator_list", ())
+    return min(node.lineno for node in (statement, *decorators)), statement.end_lineno or statement.lineno
+
+
+def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str], where: str) -> str:
+    """One statement of a module with ``insertions`` made; lines are counted from its first."""
+    try:
+        module = cst.parse_module(text)
+    except cst.ParserSyntaxError as error:
+        raise UserError(f"libcst cannot read it ({error.message})", where) from error
+    editor = _Editor(module, insertions, tests)
+    edited = MetadataWrapper(module, unsafe_skip_copy=True).visit(editor).code
+    if module.code != text or editor.pending:
+        raise UserError("holds something that libcst would change; nothing was edited", where)
+    return edited
+
+
+class _Editor(cst.CSTTransformer):
+    """Makes the insertions; ``pending`` holds the lines of those that are not made yet."""
+
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self, module: cst.Module, insertions: Sequence[Insertion], tests: Mapping[int, str]) -> None:
+        super().__init__()
+        self._config = module.config_for_parsing
+        self._tests = tests
+        self._test: cst.BaseExpression = cst.Name("TEST")
+        self._insertions = {(insertion.at, insertion.place): insertion for insertion in insertions}
+        self.pending = {insertion.at for insertion in insertions} | tests.keys()
+
+    def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
+        line = self._line(original_node.name)
+        body = _block(updated_node.body)
+        if start := self._take(line, "start"):
+            first = 1 if updated_node.get_docstring(clean=False) is not None else 0
+            body = body.with_changes(body=[*body.body[:first], *start, *body.body[first:]])
+        if end := self._take(line, "end"):
+            body = body.with_changes(body=[*body.body, *end])
+        return updated_node.with_changes(body=body) if start or end else updated_node
+
+    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> cst.If:
+        line = self._line(original_node)
+        if line not in self._tests:
+            return updated_node
+        self.pending.discard(line)
+        self._test = updated_node.test
+        if isinstance(self._test, cst.Name) and self._test.value == self._tests[line]:
+            return updated_node
+        return updated_node.with_changes(
+            test=cst.Name(self._tests[line]), whitespace_before_test=cst.SimpleWhitespace(" ")
+        )
+
+    def leave_IndentedBlock(
+        self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
+    ) -> cst.IndentedBlock:
+        body: list[cst.BaseStatement] = []
+        for original, updated in zip(original_node.body, updated_node.body, strict=True):
+            if isinstance(original, cst.If) and isinstance(updated, cst.If):
+                before = self._take(self._line(original), "before")
+                if before:  # blank lines above the if stay above what is put there
+                    lines = [*updated.leading_lines]
+                    blank = next((i for i, line in enumerate(lines) if line.comment), len(lines))
+                    before[0] = before[0].with_changes(leading_lines=[*lines[:blank], *before[0].leading_lines])
+                    updated = updated.with_changes(leading_lines=lines[blank:])
+                body += before
+            body.append(updated)
+        return updated_node.with_changes(body=body)
+
+    def _line(self, node: cst.CSTNode) -> int:
+        return int(self.get_metadata(PositionProvider, node).start.line)
+
+    def _take(self, line: int, place: str) -> list[cst.SimpleStatementLine | cst.BaseCompoundStatement]:
+        """The statements to put at a place, the first behind the comment; none if there is nothing to put there."""
+        insertion = self._insertions.pop((line, place), None)
+        if insertion is None:
+            return []
+        self.pending.discard(line)
+        first, *rest = cst.parse_module(insertion.lines, config=self._config).body
+        comment = cst.EmptyLine(comment=cst.Comment(f"# {insertion.comment}"))
+        statements = [first.with_changes(leading_lines=[comment]), *rest]
+        return [statement.visit(_Test(self._test)) for statement in statements]  # type: ignore[misc]
+
+
+class _Test(cst.CSTTransformer):
+    """Puts an expression in the place of the name ``TEST``."""
+
+    def __init__(self, test: cst.BaseExpression) -> None:
+        super().__init__()
+        self._test = test
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
+        return self._test.deep_clone() if original_node.value == "TEST" else updated_node
+
+
+def _block(suite: cst.BaseSuite) -> cst.IndentedBlock:
+    """A body as a block, also where it stands on the line of the ``def``."""
+    if isinstance(suite, cst.IndentedBlock):
+        return suite
+    assert isinstance(suite, cst.SimpleStatementSuite)
+    line = cst.SimpleStatementLine(body=suite.body, trailing_whitespace=suite.trailing_whitespace)
+    return cst.IndentedBlock(body=[line])

@@ -1,0 +1,88 @@
+"""``pav2gen status``: what is installed in a vLLM tree, whether it is current, and whether someone edited it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pav2gen.build import OUT
+from pav2gen.errors import UserError
+from pav2gen.fileset import sha256
+from pav2gen.install import standing
+from pav2gen.install.apply import MODULES
+from pav2gen.install.contents import PREBUILT, Choice, contents
+from pav2gen.install.edits import Fork, edit
+from pav2gen.install.record import Record
+from pav2gen.install.standing import Standing
+from pav2gen.install.trees import PAV2, VllmTree, find
+
+
+@dataclass(frozen=True)
+class Status:
+    """A tree: what it is, the record of its install (None if there is none), and what is wrong with that, in sentences.
+
+    edited: what someone changed by hand. stale: how it differs from the generated package; None where that is unknown,
+    and ``unknown`` says why.
+    """
+
+    tree: VllmTree
+    fork: Fork
+    record: Record | None
+    edited: tuple[str, ...] = ()
+    stale: tuple[str, ...] | None = ()
+    unknown: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether it is installed, current, and as it was installed."""
+        return bool(self.record and self.record.complete and not self.edited and self.stale == ())
+
+
+def status(path: Path, generated: Path = OUT) -> list[Status]:
+    """What is installed in the vLLM trees at ``path``, compared with the package at ``generated``. Writes nothing.
+
+    Raises UserError where there is no tree, or it is not as a vLLM that is known.
+    """
+    return [_status(standing.read(tree), generated) for tree in find(path)]
+
+
+def _status(found: Standing, generated: Path) -> Status:
+    fork = edit({path: source.original for path, source in found.sources.items()}, found.tree.shown).fork
+    if found.record is None:
+        return Status(found.tree, fork, None)
+    told = Status(found.tree, fork, found.record, tuple(_edited(found)))
+    try:
+        return replace(told, stale=tuple(_stale(found.record, generated)))
+    except UserError as reason:
+        return replace(told, stale=None, unknown=str(reason))
+
+
+def _edited(found: Standing) -> Iterator[str]:
+    """What is not as it was installed."""
+    for path, source in found.sources.items():
+        if found.record and path in found.record.edits and not source.patched:
+            yield f"{path} does not call the kernels: its lines were taken out"
+        elif source.edited:
+            yield f"{path} was edited since"
+    for path in found.edited():
+        yield f"{PAV2}/{path} {'was edited' if path in found.files else 'is missing'}"
+    for path in found.strangers():
+        yield f"{PAV2}/{path} is not from pav2gen"
+
+
+def _stale(record: Record, generated: Path) -> Iterator[str]:
+    """How an install of today would differ."""
+    choice = Choice(() if record.all_specs else tuple(record.specs), record.min_seq_len, record.tests)
+    today = contents(generated, choice, MODULES)
+    for name, entry in today.specs.items():
+        if name not in record.specs:
+            yield f"{name} is new"
+        elif record.specs[name]["sha256"] != entry.spec["sha256"]:
+            yield f"{name} has another spec"
+    yield from (f"{name} is gone" for name in record.specs.keys() - today.specs.keys())
+    digests = {path: digest for path, digest in record.files.items() if not path.startswith(f"{PREBUILT}/")}
+    fresh = {path: sha256(content) for path, content in today.files.items()}
+    differing = sum(digests.get(path) != fresh.get(path) for path in digests.keys() | fresh.keys())
+    if differing:
+        yield f"{differing} of {len(fresh)} files differ"

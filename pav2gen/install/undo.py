@@ -1,0 +1,84 @@
+"""``pav2gen uninstall``: a vLLM tree without what was installed, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from pav2gen.build import no_wait
+from pav2gen.install import standing
+from pav2gen.install.apply import check_ours
+from pav2gen.install.diff import unified
+from pav2gen.install.record import NAME
+from pav2gen.install.standing import Standing, tidy
+from pav2gen.install.transaction import Change, Transaction
+from pav2gen.install.trees import VllmTree, find
+from pav2gen.lock import locked
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What was taken out of a tree, or would be; nothing where nothing was installed.
+
+    restored: the sources that are as they were before the install. edited: those that keep what was edited since.
+    kept: files in ``pav2/`` that no install put there.
+    """
+
+    tree: VllmTree
+    installed: bool
+    restored: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    diff: str = ""
+
+
+def uninstall(
+    path: Path, dry_run: bool = False, force: bool = False, on_wait: Callable[[], None] = no_wait
+) -> list[Undone]:
+    """Take what was installed out of the vLLM trees at ``path``.
+
+    A source that nobody edited since gets its bytes back; of one that was, only our lines are taken. Raises UserError,
+    with nothing changed, where our lines were edited, files edited by hand would be lost (unless ``force``), or
+    something cannot be written.
+    """
+    trees = find(path)
+    with ExitStack() as held:
+        for tree in trees:
+            held.enter_context(locked(tree.folder, on_wait))
+        found = [standing.read(tree) for tree in trees]
+        for each in found:
+            check_ours(each, force)
+        changes = {change.path: change for each in found if each.record for change in _changes(each)}
+        if not dry_run:
+            with Transaction(changes.values(), str(path)):
+                for each in found:
+                    tidy(each)
+    return [_undone(each) for each in found]
+
+
+def _changes(found: Standing) -> list[Change]:
+    """The sources first, so that they never call what is gone; the record last."""
+    tree = found.tree
+    patched = {path: source for path, source in found.sources.items() if source.patched}
+    ours = found.files.keys() - set(found.strangers())
+    return [
+        *(Change(tree.source(path), source.original) for path, source in patched.items()),
+        *(Change(tree.pav2 / path, None) for path in sorted(ours)),
+        Change(tree.pav2 / NAME, None),
+    ]
+
+
+def _undone(found: Standing) -> Undone:
+    if found.record is None:
+        return Undone(found.tree, installed=False)
+    sources = found.sources.items()
+    return Undone(
+        found.tree,
+        installed=True,
+        restored=tuple(path for path, source in sources if source.patched and not source.edited),
+        edited=tuple(path for path, source in sources if source.edited),
+        kept=tuple(found.strangers()),
+        diff="".join(unified(f"vllm/{path}", source.now, source.original) for path, source in sources),
+    )

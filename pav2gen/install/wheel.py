@@ -1,0 +1,109 @@
+"""``pav2gen wheel``: the generated package as a wheel with a vLLM plugin, for forks that would rather not be patched.
+
+The wheel is a zip, written here: no build backend and no network is needed, and the same package gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pav2gen
+from pav2gen.build import OUT
+from pav2gen.errors import UserError
+from pav2gen.install.contents import Choice, Contents, contents
+from pav2gen.lock import locked
+from pav2gen.render import GENERATOR
+from pav2gen.wording import quoted
+
+#: The import name of the package in a wheel.
+NAME = "pav2_kernels"
+
+#: Our own modules that go into the wheel beside the generated package.
+MODULES = ("hooks", "plugin", "structure")
+
+#: What a zip can say of a time, at its earliest: files in a wheel have no date.
+NO_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel's file name and its bytes, and what is in it."""
+
+    name: str
+    data: bytes
+    contents: Contents
+
+
+def build_wheel(dest: Path, choice: Choice, generated: Path = OUT, name: str = NAME) -> Wheel:
+    """Write the wheel of the chosen specs of ``generated`` into the folder ``dest``; ``name`` is its import name.
+
+    Raises UserError where there is no sound package, and for a name that cannot be imported or a folder that cannot be
+    written.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        raise UserError(f"--name {quoted(name)} is no import name; write it as pav2_kernels, in small letters")
+    with locked(generated, lambda: None):
+        wheel = render(contents(generated, choice, MODULES), name)
+    try:
+        dest.mkdir(parents=True, exist_ok=True)
+        (dest / wheel.name).write_bytes(wheel.data)
+    except OSError as error:
+        raise UserError(f"cannot be written ({error.strerror})", str(dest)) from error
+    return wheel
+
+
+def render(chosen: Contents, name: str) -> Wheel:
+    """The wheel of ``chosen``. Its version names the package's content, so that another package is another version."""
+    version = f"{pav2gen.__version__}+{chosen.digest[:12]}"
+    tag = f"py3-none-linux_{chosen.machine}" if chosen.machine else "py3-none-any"
+    info = f"{name}-{version}.dist-info"
+    files = {f"{name}/{path}": content for path, content in chosen.files.items() if path != ".gitignore"}
+    files |= {f"{info}/{path}": text.encode() for path, text in _metadata(chosen, name, version, tag).items()}
+    record = "".join(f"{path},sha256={_digest(content)},{len(content)}\n" for path, content in files.items())
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    return Wheel(f"{name}-{version}-{tag}.whl", _zipped(files), chosen)
+
+
+def _metadata(chosen: Contents, name: str, version: str, tag: str) -> dict[str, str]:
+    """The files of the dist-info folder. torch and vLLM are the vendor's own, so the wheel requires neither."""
+    specs = ", ".join(f"{spec} ({len(entry.rows)})" for spec, entry in chosen.specs.items())
+    return {
+        "METADATA": (
+            f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+            f"Summary: Paged-attention decode kernels for vLLM, of the specs: {specs}\n"
+            "License: Apache-2.0\nRequires-Python: >=3.10\nDescription-Content-Type: text/markdown\n\n"
+            f"Kernels by specs: {specs}. A vLLM plugin, inactive unless `PAV2_PLUGIN=1`: it then takes decodes longer "
+            "than the specs' `min_seq_len` from V1 to these kernels. `PAV2_DISABLE=1` gives vLLM's own path back.\n"
+        ),
+        "WHEEL": (
+            f"Wheel-Version: 1.0\nGenerator: {GENERATOR}\n"
+            f"Root-Is-Purelib: {'false' if chosen.machine else 'true'}\nTag: {tag}\n"
+        ),
+        "entry_points.txt": f"[vllm.general_plugins]\npav2 = {name}.plugin:register\n",
+        "top_level.txt": f"{name}\n",
+    }
+
+
+def _digest(content: bytes) -> str:
+    """A sha256 as RECORD wants it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    """A zip of ``files`` in their order; stored without dates, owners or anything else of this machine."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path, content in files.items():
+            entry = zipfile.ZipInfo(path, NO_DATE)
+            entry.create_system = 3  # Unix, wherever this runs: the modes below are its
+            entry.external_attr = (0o100755 if path.endswith(".so") else 0o100644) << 16
+            entry.compress_type = zipfile.ZIP_STORED  # deflate's bytes depend on the version of zlib
+            archive.writestr(entry, content)
+    return buffer.getvalue()

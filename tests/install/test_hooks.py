@@ -1,0 +1,241 @@
+"""What a patched vLLM calls, with a package that answers as it is told."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pav2gen.install.contents import PAYLOAD
+
+
+class Answers:
+    """A package of kernels: what it supports, what it prefers, and what was asked of it."""
+
+    class NoKernelError(LookupError):
+        """No kernel."""
+
+    def __init__(self) -> None:
+        self.supported = self.preferred = False
+        self.asked: list[dict[str, Any]] = []
+        self.ran: list[dict[str, Any]] = []
+
+    def supports(self, **shape: Any) -> bool:
+        self.asked.append(shape)
+        return self.supported
+
+    def prefer_v2(self, max_seq_len: int, num_seqs: int, **shape: Any) -> bool:
+        return self.preferred
+
+    def check_model(self, **shape: Any) -> None:
+        self.asked.append(shape)
+        if not self.supported:
+            raise self.NoKernelError("no kernel for that")
+
+    def paged_attention_v2(self, **call: Any) -> None:
+        self.ran.append(call)
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def hooks(answers: Answers) -> Iterator[ModuleType]:
+    package = ModuleType("pav2_fake")
+    package.__path__ = [str(PAYLOAD)]
+    for name in ("NoKernelError", "check_model", "paged_attention_v2", "prefer_v2", "supports"):
+        setattr(package, name, getattr(answers, name))
+    sys.modules["pav2_fake"] = package
+    spec = importlib.util.spec_from_file_location("pav2_fake.hooks", PAYLOAD / "hooks.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pav2_fake.hooks"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["pav2_fake.hooks"], sys.modules["pav2_fake"]
+
+
+def choose(hooks: ModuleType, use_v1: bool, v1: str = "whole", length: int = 100, **more: Any) -> bool:
+    given = {"kv_cache_dtype": "auto", "alibi_slopes": None, "blocksparse_vert_stride": 0, **more}
+    query, key_cache = torch.empty(2, 24, 256), torch.empty(1, 4, 32, 16, 8)
+    return bool(hooks.choose_v1(use_v1, v1=v1, query=query, key_cache=key_cache, max_seq_len=length, **given))
+
+
+@pytest.mark.parametrize("v1", ["whole", "plain", "none"])
+@pytest.mark.parametrize("use_v1", [True, False])
+def test_v2_is_taken_where_it_is_preferred(hooks: ModuleType, answers: Answers, use_v1: bool, v1: str) -> None:
+    answers.supported = answers.preferred = True
+    assert choose(hooks, use_v1, v1) is False
+
+
+@pytest.mark.parametrize(
+    ("use_v1", "length", "chosen"), [(True, 100, True), (True, 9000, True), (False, 8192, True), (False, 8193, False)]
+)
+@pytest.mark.parametrize("v1", ["whole", "plain"])
+def test_v1_stays_where_it_is_not(
+    hooks: ModuleType, answers: Answers, v1: str, use_v1: bool, length: int, chosen: bool
+) -> None:
+    answers.supported = True
+    assert choose(hooks, use_v1, v1, length) is chosen
+
+
+@pytest.mark.parametrize("use_v1", [True, False])
+def test_vllms_own_choice_stands_for_what_no_kernel_serves(
+    hooks: ModuleType, use_v1: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert choose(hooks, use_v1) is choose(hooks, use_v1, length=9000) is use_v1
+    assert [record.getMessage() for record in caplog.records] == [
+        "pav2: no kernel for that; vLLM's own choice between V1 and V2 stands"
+    ]
+    assert caplog.records[0].levelno == logging.WARNING
+    assert caplog.records[0].name == "vllm.pav2"
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_stub_is_never_chosen(hooks: ModuleType, answers: Answers, supported: bool) -> None:
+    answers.supported = supported
+    assert choose(hooks, True, "none") is False
+
+
+@pytest.mark.parametrize("asked", [{"kv_cache_dtype": "fp8"}, {"blocksparse_vert_stride": 8}])
+def test_a_v1_that_would_drop_what_is_asked_is_not_chosen(hooks: ModuleType, asked: dict[str, Any]) -> None:
+    assert choose(hooks, True, "plain", **asked) is False
+    assert choose(hooks, True, "whole", **asked) is True
+    assert choose(hooks, True, "plain", blocksparse_vert_stride=1) is True
+    assert choose(hooks, True, "plain", blocksparse_vert_stride=None) is True
+
+
+def test_disabled_nothing_is_asked(hooks: ModuleType, answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers.supported = answers.preferred = True
+    monkeypatch.setenv("PAV2_DISABLE", "1")
+    assert choose(hooks, True, "none") is True
+    assert choose(hooks, False) is False
+    assert hooks.serve_v2(fallback=False, query=None) is False
+    hooks.check_layer(None, num_heads=1, num_kv_heads=1, head_size=1, alibi_slopes=None, cache_config=None)
+    assert answers.asked == answers.ran == []
+
+
+def call(**more: Any) -> dict[str, Any]:
+    query, key_cache = torch.empty(2, 24, 256, dtype=torch.float16), torch.empty(1, 4, 32, 16, 8)
+    return {
+        "query": query,
+        "key_cache": key_cache,
+        "kv_cache_dtype": "fp8",
+        "alibi_slopes": query,
+        "scale": 1.0,
+        **more,
+    }
+
+
+def test_a_call_is_served_where_a_kernel_serves_its_shape(hooks: ModuleType, answers: Answers) -> None:
+    answers.supported = True
+    given = call(blocksparse_vert_stride=2)
+    assert hooks.serve_v2(fallback=True, **given) is True
+    assert answers.ran == [given]
+    assert answers.asked == [
+        {
+            "num_heads": 24,
+            "num_kv_heads": 4,
+            "head_size": 256,
+            "block_size": 16,
+            "dtype": torch.float16,
+            "kv_cache_dtype": "fp8",
+            "alibi": True,
+            "blocksparse": True,
+        }
+    ]
+
+
+def test_a_call_is_left_to_vllm_where_none_does(
+    hooks: ModuleType, answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        assert hooks.serve_v2(fallback=True, **call()) is False
+    assert answers.ran == []
+    assert [record.getMessage() for record in caplog.records] == ["pav2: no kernel for that; vLLM's own V2 serves it"]
+
+
+def test_without_a_fallback_the_operator_answers(hooks: ModuleType, answers: Answers) -> None:
+    assert hooks.serve_v2(fallback=False, **call()) is True
+    assert len(answers.ran) == 1
+    assert answers.asked == []
+
+
+class Impl:
+    """A backend, of this module: whether it decodes by PagedAttention is seen by the module's names."""
+
+
+def check(hooks: ModuleType, **more: Any) -> None:
+    given = {
+        "num_heads": 24, "num_kv_heads": 4, "head_size": 256, "alibi_slopes": None,
+        "cache_config": SimpleNamespace(block_size=32, cache_dtype="fp8"), **more,
+    }  # fmt: skip
+    hooks.check_layer(Impl(), **given)
+
+
+def test_a_layer_without_a_kernel_is_told_once(
+    hooks: ModuleType, answers: Answers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "PagedAttention", object, raising=False)
+    for _ in range(16):
+        check(hooks, blocksparse_params={"vert_stride": 8})
+    assert [record.getMessage() for record in caplog.records] == [
+        "pav2: no kernel for that; decodes of these layers stay on vLLM's own path"
+    ]
+    assert len(answers.asked) == 1
+    assert answers.asked[0] == {
+        "num_heads": 24, "num_kv_heads": 4, "head_size": 256, "block_size": 32, "dtype": torch.float32,
+        "kv_cache_dtype": "fp8", "alibi": False, "blocksparse": True, "tp_size": 1,
+    }  # fmt: skip
+
+
+def test_a_layer_with_a_kernel_is_told_once_too(
+    hooks: ModuleType, answers: Answers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "PagedAttention", object, raising=False)
+    caplog.set_level(logging.INFO)
+    answers.supported = True
+    for _ in range(16):
+        check(hooks, num_kv_heads=None, cache_config=None, alibi_slopes=[0.5])
+    assert [record.getMessage() for record in caplog.records] == [
+        "pav2: generated kernels serve num_heads=24 num_kv_heads=24 head_size=256 block_size=16 dtype=torch.float32 "
+        "kv_cache_dtype=auto alibi=True blocksparse=False"
+    ]
+
+
+def test_a_library_that_was_installed_is_taken(
+    hooks: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "PagedAttention", object, raising=False)
+    monkeypatch.setattr(hooks, "__file__", str(tmp_path / "hooks.py"))
+    monkeypatch.setenv("PAV2_LIBRARY", "")
+    monkeypatch.delenv("PAV2_LIBRARY")
+    check(hooks)
+    assert "PAV2_LIBRARY" not in os.environ
+    (tmp_path / "prebuilt").mkdir()
+    (tmp_path / "prebuilt/libpav2.so").touch()
+    check(hooks, head_size=128)
+    assert os.environ["PAV2_LIBRARY"] == str(tmp_path / "prebuilt/libpav2.so")
+    monkeypatch.setenv("PAV2_LIBRARY", "mine")
+    check(hooks, head_size=64)
+    assert os.environ["PAV2_LIBRARY"] == "mine"
+
+
+def test_a_backend_that_decodes_otherwise_is_not_looked_at(hooks: ModuleType, answers: Answers) -> None:
+    check(hooks)
+    assert answers.asked == []
+
+
+def test_the_payload_is_what_travels() -> None:
+    assert {file.name for file in PAYLOAD.glob("*.py*")} == {"__init__.pyi", "hooks.py", "plugin.py", "structure.py"}
+    assert "pav2gen." not in Path(PAYLOAD, "hooks.py").read_text()

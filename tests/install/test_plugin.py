@@ -1,0 +1,121 @@
+"""The plugin's edits in memory, on small modules: what it replaces, and that it replaces all or nothing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pav2gen.install.contents import PAYLOAD
+
+OPS = """
+calls = []
+def paged_attention_v1(*args):
+    calls.append("v1")
+def paged_attention_v2(out, exp_sum, max_logits, tmp_out, query, key_cache, value_cache, num_kv_heads, scale,
+                       block_tables, seq_lens, block_size, max_seq_len, alibi_slopes, kv_cache_dtype, k_scale, v_scale,
+                       zero=0.0):
+    calls.append("v2")
+"""
+DECODE = """
+from __future__ import annotations
+import small_ops as ops
+class PagedAttention:
+    @staticmethod
+    def forward_decode(query: Undefined, key_cache, max_seq_len, kv_cache_dtype, alibi_slopes) -> Unknown:
+        if max_seq_len <= 8192:
+            ops.paged_attention_v1(query, kv_cache_dtype)
+        else:
+            ops.paged_attention_v2(*range(17))
+        return "done"
+"""
+LAYER = """
+class Attention:
+    def __init__(self, num_heads, head_size, num_kv_heads=None, alibi_slopes=None, cache_config=None):
+        self.impl = "impl"
+"""
+
+
+@pytest.fixture
+def plugin() -> Iterator[ModuleType]:
+    """The plugin, in a package without kernels whose hooks note what they are told."""
+    package = ModuleType("pav2_small")
+    package.__path__ = [str(PAYLOAD)]
+    told: list[Any] = []
+    hooks = SimpleNamespace(
+        __name__="pav2_small.hooks",
+        told=told,
+        choose_v1=lambda use_v1, **asked: told.append((use_v1, asked)) or not use_v1,
+        serve_v2=lambda **call: bool(told.append(call)),
+        check_layer=lambda impl, **asked: told.append((impl, asked)),
+        log_once=lambda level, message: None,
+    )
+    package.hooks = hooks  # type: ignore[attr-defined]
+    sys.modules["pav2_small"], sys.modules["pav2_small.hooks"] = package, hooks  # type: ignore[assignment]
+    yield importlib.import_module("pav2_small.plugin")
+    for name in [name for name in sys.modules if name.startswith(("pav2_small", "small_"))]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
+    monkeypatch.syspath_prepend(str(folder))
+    for name, text in (("ops", OPS), ("decode", DECODE), ("layer", LAYER)):
+        (folder / f"small_{name}.py").write_text(text)
+    return [importlib.import_module(f"small_{name}") for name in ("ops", "decode", "layer")]
+
+
+def test_the_choice_is_told_what_the_tree_would_do(plugin: ModuleType, modules: list[ModuleType]) -> None:
+    ops, decode, _ = modules
+    plugin.apply(*modules)
+    assert decode.PagedAttention.forward_decode("q", "k", 100, "auto", None) == "done"
+    asked = {"query": "q", "key_cache": "k", "max_seq_len": 100, "kv_cache_dtype": "auto", "alibi_slopes": None}
+    choice, call = plugin.hooks.told
+    assert choice == (True, {"v1": "whole", **asked})
+    assert call["fallback"] is True
+    assert (call["out"], call["exp_sums"], call["v_scale"]) == (0, 1, 16)
+    assert ops.calls == ["v2"]
+
+
+def test_a_parameter_that_is_not_known_goes_to_the_tree(plugin: ModuleType, modules: list[ModuleType]) -> None:
+    plugin.apply(*modules)
+    modules[0].paged_attention_v2(*range(17), zero=1.0)
+    assert plugin.hooks.told == []
+    modules[0].paged_attention_v2(*range(17), zero=0.0)
+    assert len(plugin.hooks.told) == 1
+    assert modules[0].calls == ["v2", "v2"]
+
+
+def test_a_layer_is_checked_when_it_is_made(plugin: ModuleType, modules: list[ModuleType]) -> None:
+    plugin.apply(*modules)
+    made = modules[2].Attention(24, head_size=256)
+    assert made.impl == "impl"
+    expected = {"num_heads": 24, "num_kv_heads": None, "head_size": 256, "alibi_slopes": None, "cache_config": None}
+    assert plugin.hooks.told == [("impl", expected)]
+
+
+def test_twice_is_once(plugin: ModuleType, modules: list[ModuleType]) -> None:
+    plugin.apply(*modules)
+    plugin.apply(*modules)
+    modules[2].Attention(24, 256)
+    assert len(plugin.hooks.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"), [(0, "exp_sum,", "sums,"), (1, "ops.paged_attention_v2(*range(17))", "raise X")]
+)
+def test_all_or_nothing(plugin: ModuleType, modules: list[ModuleType], module: int, old: str, new: str) -> None:
+    file = Path(str(modules[module].__file__))
+    file.write_text(file.read_text().replace(old, new))
+    importlib.invalidate_caches()
+    modules[module] = importlib.reload(modules[module])
+    before = [dict(vars(modules[0])), dict(vars(modules[1].PagedAttention)), dict(vars(modules[2].Attention))]
+    with pytest.raises(plugin.Unfit):
+        plugin.apply(*modules)
+    after = [dict(vars(modules[0])), dict(vars(modules[1].PagedAttention)), dict(vars(modules[2].Attention))]
+    assert before == after

@@ -1,0 +1,107 @@
+"""vLLM's own tests/kernels/test_attention.py, on the CPU, against an installed operator: its V2 cases.
+
+They run in a folder of their own, with vLLM's files as they are; ``attention_conftest`` says what is reduced. By
+default a sample of each backend, all cases of PyTorch under ``--full``. These tests are weak (an operator that ignores
+the query passes them): what is right is measured in ``test_decode`` and by the kernels' own tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pav2gen.install.apply import Options, install
+from pav2gen.install.contents import Choice
+
+from .conftest import make_package
+from .vllm_files import cached
+
+#: The shapes of vLLM's tests: heads (40, 40) and (64, 8), and of the other axes each of these values.
+SPEC = """\
+schema: 1
+name: vllm_tests
+target: bi-v100
+model: {{num_heads: 64, num_kv_heads: 8, max_seq_len: 32768}}
+axes:
+  head_size: {head_size}
+  gqa_ratio: [1, 8]
+  block_size: {block_size}
+  dtype: {dtype}
+  kv_cache_dtype: {kv_cache_dtype}
+features: {{alibi: [false, true]}}
+exclude: {exclude}
+backends: {backends}
+dispatch: {{min_seq_len: 0}}
+limits: {{max_variants: 400}}
+"""
+ALL = {
+    "head_size": "[64, 80, 96, 112, 120, 128, 192, 256]",
+    "block_size": "[16, 32]",
+    "dtype": "[float16, bfloat16, float32]",
+    "kv_cache_dtype": "[auto, fp8]",
+    "exclude": "[{when: {head_size: 120, kv_cache_dtype: fp8}, because: a grain holds 16 values; vLLM skips it too}]",
+    "backends": "[torch]",
+}
+#: What a compiler makes in seconds, and the host runtime executes: vLLM's cases of these shapes.
+FEW = {
+    "head_size": "[64]",
+    "block_size": "[16]",
+    "dtype": "float16",
+    "kv_cache_dtype": "auto",
+    "exclude": "[]",
+    "backends": "[torch, cuda]",
+}
+CASES = {"torch": 384, "cuda": 4}
+SKIPPED = 24  # vLLM's own: head size 120 with an fp8 cache
+EVERY = {"torch": 19, "cuda": 1}  # each so many-th case by default; no axis divides 19
+
+
+@pytest.mark.parametrize("backend", ["torch", "cuda"])
+def test_vllms_own_attention_tests_pass(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    every = 1 if request.config.getoption("--full", default=False) else EVERY[backend]
+    counts = run(tmp_path, backend, every)
+    print(f"vLLM's own attention tests, V2, {backend}: {counts}")
+    assert set(counts) <= {"passed", "skipped"}
+    assert sum(counts.values()) == len(range(0, CASES[backend], every))
+    assert counts.get("skipped", 0) <= (SKIPPED if every == 1 else 3)
+
+
+def run(folder: Path, backend: str, every: int) -> dict[str, int]:
+    """Install into a tree, run vLLM's tests against it, and count what came of them."""
+    source = cached("0.6.3.post1")
+    shutil.copytree(source / "vllm", folder / "tree/vllm")
+    package = make_package(folder, SPEC.format(**(ALL if backend == "torch" else FEW)))
+    install(folder / "tree", Options(package, Choice(tests=backend == "cuda"), python=""))
+    shutil.copytree(source / "tests/kernels", folder / "run/tests/kernels")
+    (folder / "run/tests/__init__.py").touch()
+    here = Path(__file__).parent
+    shutil.copy(here / "attention_conftest.py", folder / "run/conftest.py")
+    environment = {
+        **os.environ,
+        "STUBS": str(here),
+        "TREE": str(folder / "tree"),
+        "EVERY": str(every),
+        "PAV2_BACKEND": backend,
+        "OMP_NUM_THREADS": "1",  # threads that wait by spinning take ten times as long on a busy machine
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        ".",
+        "tests/kernels/test_attention.py",
+    ]
+    done = subprocess.run(command, cwd=folder / "run", env=environment, capture_output=True, text=True)
+    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    return {word: int(number) for number, word in re.findall(r"(\d+) (\w+)(?=,| in )", last)}
