@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 import pav2gen
 from pav2gen.errors import UserError
+from pav2gen.install import commands as install_commands
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -221,6 +222,61 @@ def init(config: Path, out: Path | None, force: bool) -> None:
     for feature in draft.uncovered:
         click.echo(f"not covered by any kernel: {feature}")
     click.echo(f"next: pav2gen build {shlex.quote(str(draft.path))}")
+
+
+@main.command("compile")
+@click.argument("package", type=PATH, default="generated")
+@click.option("--toolchain", type=click.Choice(["corex", "nvcc", "host"]), help="[default: corex if found, else nvcc]")
+@click.option("--arch", help="ivcore10 for a BI-V100, CoreX's default; sm_75 and the like for nvcc.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at the same time.  [default: one a processor]")
+@click.option("--warp-size", type=click.Choice(["32", "64"]), default="64", help="Of the host toolchain.")
+@click.option("--checked", is_flag=True, help="The host toolchain's build that checks and counts every access.")
+def compile_(
+    package: Path, toolchain: str | None, arch: str | None, jobs: int | None, warp_size: str, checked: bool
+) -> None:
+    """Compile the CUDA kernels of PACKAGE, a generated package, into one library, and print its path.
+
+    The library is kept in the platform's cache folder, by the content of all that goes into it. Inside a fork, where
+    there is no pav2gen: python .../pav2/runtime/library.py
+
+    \b
+    Example:
+      pav2gen compile --toolchain corex
+      pav2gen compile --toolchain nvcc --arch sm_75
+      pav2gen compile --toolchain host
+    """
+    from pav2gen.runtime.library import LibraryError, build, kernels_of, package_rows
+
+    try:
+        kernels = kernels_of(package_rows(package.resolve()), package.resolve())
+        path = build(kernels, toolchain, arch, jobs, int(warp_size), checked, verbose=True)
+    except LibraryError as error:
+        raise UserError(str(error)) from None
+    click.echo(path)
+
+
+@main.group()
+def simt() -> None:
+    """Run CUDA programs on the CPU, at warp size 64 or 32, and check and count what they read and write."""
+
+
+@simt.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(arguments: tuple[str, ...]) -> None:
+    """Compile a CUDA program with a main() of its own, run it, and print findings and counters.
+
+    \b
+    Example:
+      pav2gen simt run scale.cu
+      pav2gen simt run --help
+    """
+    from pav2gen.runtime.simt import main as run_program
+
+    sys.exit(run_program(arguments, prog="pav2gen simt run"))
+
+
+for command in (install_commands.install, install_commands.status, install_commands.uninstall, install_commands.wheel):
+    main.add_command(command)
 
 
 def _say_waiting() -> None:

@@ -21,7 +21,7 @@ def entries(selections: Iterable[Selection]) -> list[dict[str, Any]]:
             "symbol": v.symbol,
             **v.key._asdict(),
             "partition_size": v.partition_size,
-            "figures": p.figures(),
+            "figures": p.figures,
         }
         for chosen in selections
         for v, p in chosen.kernels

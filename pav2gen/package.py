@@ -8,9 +8,18 @@ from dataclasses import dataclass
 from pav2gen import manifest
 from pav2gen.fileset import FileSet
 from pav2gen.manifest import SHARED, Manifest
-from pav2gen.render import GENERATOR, SHARED_TEMPLATES, SPEC_TEMPLATES, kernel_templates, render_shared, render_spec
+from pav2gen.render import (
+    GENERATOR,
+    SHARED_TEMPLATES,
+    SPEC_TEMPLATES,
+    Kernel,
+    kernel_templates,
+    render_shared,
+    render_spec,
+)
 from pav2gen.selection import Selection
 from pav2gen.template import Templates
+from pav2gen.tuning import Tuning
 
 
 @dataclass(frozen=True)
@@ -49,11 +58,24 @@ def _entries(chosen: Selection, templates: Templates) -> dict[str, object]:
     spec = chosen.spec
     return {
         "generator": GENERATOR,
-        "spec": {"name": spec.name, "about": spec.about, "file": spec.file_name, "sha256": spec.sha256},
+        "spec": {
+            "name": spec.name,
+            "about": spec.about,
+            "file": spec.file_name,
+            "sha256": spec.sha256,
+            "tuning": {tuning.path: tuning.sha256 for tuning in chosen.tuned},
+        },
         "filter": chosen.filters,
         "templates": templates.record(*kernel_templates(spec), *SPEC_TEMPLATES),
-        "rows": tuple({**p.row(), "test": v.test_path, "figures": p.figures()} for v, p in chosen.kernels),
+        "rows": tuple(_row(kernel, chosen.tuned) for kernel in chosen.kernels),
     }
+
+
+def _row(kernel: Kernel, tuned: Iterable[Tuning]) -> dict[str, object]:
+    """What the manifest says of a kernel."""
+    v, p = kernel
+    measured = [entry for tuning in tuned for entry in tuning.of(v.key, v.partition_size)]
+    return {**p.row(), "tuned": measured, "test": v.test_path, "figures": p.figures}
 
 
 def _shared_entries(templates: Templates) -> dict[str, object]:

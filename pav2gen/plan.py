@@ -6,6 +6,7 @@ Templates hold these numbers as literals, `pav2gen list` shows them, and tests h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from pav2gen.cuda_plan import CudaPlan, plan_cuda
 from pav2gen.runtime.tiling import Budget
@@ -21,7 +22,11 @@ class Plan:
     variant: Variant
     spec: Spec
     torch: TorchPlan
-    cuda: CudaPlan
+
+    @cached_property
+    def cuda(self) -> CudaPlan:
+        """The figures of the CUDA kernel; made when they are asked for."""
+        return plan_cuda(self.variant, self.spec.target, {})
 
     @property
     def title(self) -> str:
@@ -75,6 +80,7 @@ class Plan:
         tilings = ((n, budget.fit(n, tokens, 1, self.variant.partition_size)) for n in (1, 2, 16, 256))
         return [(n, self.torch.calls(tiling)) for n, tiling in tilings]
 
+    @cached_property
     def figures(self) -> dict[str, int | float | str]:
         """What ``pav2gen list`` shows, for one sequence of the model's full length."""
         tokens = self.spec.model.max_seq_len
@@ -109,7 +115,7 @@ class Plan:
 
 def plan(variant: Variant, spec: Spec) -> Plan:
     """The figures of ``variant`` under the limits and the target of ``spec``."""
-    return Plan(variant, spec, TorchPlan(variant, spec.limits.workspace_mib * MIB), plan_cuda(variant, spec.target, {}))
+    return Plan(variant, spec, TorchPlan(variant, spec.limits.workspace_mib * MIB))
 
 
 def smallest_workspace_bytes(variant: Variant, num_kv_heads: int) -> int:

@@ -12,6 +12,7 @@ from pav2gen import spec
 from pav2gen.errors import UserError
 from pav2gen.render import Kernel, kernels
 from pav2gen.spec import Spec
+from pav2gen.tuning import Tuning, load_all
 from pav2gen.variant import AXES, KV_ALIASES, Variant
 from pav2gen.wording import did_you_mean, quoted, spelled
 
@@ -20,18 +21,19 @@ Condition = Callable[[Variant], bool]
 
 @dataclass(frozen=True)
 class Selection:
-    """A spec, where it was read, and its kernels: all of them, unless ``filters`` say which."""
+    """A spec, where it was read, and its kernels: all of them, unless ``filters`` say which; and what was tuned."""
 
     spec: Spec
     path: Path
     kernels: tuple[Kernel, ...]
     filters: tuple[str, ...]
+    tuned: tuple[Tuning, ...] = ()
 
 
-def load(paths: Iterable[Path], filters: Sequence[str] = ()) -> list[Selection]:
+def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True) -> list[Selection]:
     """What ``filters`` select of the specs at ``paths``, sorted by name; specs of which they select none are left out.
 
-    Raises UserError for a bad spec, a name that two specs have, and a filter that selects nothing.
+    ``tuned`` says whether their tuning files are read too. Raises UserError for a bad spec or tuning file, a name that two specs have, and a filter that selects nothing.
     """
     specs: dict[str, tuple[Spec, Path]] = {}
     for path in paths:
@@ -44,7 +46,12 @@ def load(paths: Iterable[Path], filters: Sequence[str] = ()) -> list[Selection]:
     for variant in select(points, filters):
         chosen.setdefault(variant.spec, []).append(variant)
     return [
-        Selection(specs[name][0], specs[name][1], kernels(specs[name][0], variants), tuple(filters))
+        Selection(
+            *specs[name],
+            kernels(specs[name][0], variants),
+            tuple(filters),
+            load_all(specs[name][1], specs[name][0]) if tuned else (),
+        )
         for name, variants in chosen.items()
     ]
 

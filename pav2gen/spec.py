@@ -68,7 +68,12 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _NOT_IN_COMMENTS = ('"', "\\", "/*", "*/")
 _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
 #: Names that the generated package has for itself, and names that Windows keeps for devices.
-RESERVED_NAMES = frozenset(("runtime", "dispatch", "test", "tests", "conftest", "generated", "pav2gen", *_DEVICES))
+RESERVED_NAMES = frozenset(
+    (
+        *("runtime", "dispatch", "test", "tests", "conftest", "generated", "pav2gen", *_DEVICES),
+        *("hooks", "plugin", "structure", "prebuilt"),  # what an installation puts beside the specs
+    )
+)
 
 
 def load(path: str | os.PathLike[str]) -> Spec:

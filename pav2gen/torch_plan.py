@@ -100,13 +100,13 @@ class TorchPlan:
         """Bytes of the masks of an item, for any number of KV heads."""
         return self.variant.pages_per_partition * self.mask_words * 8
 
-    @property
+    @cached_property
     def cpu(self) -> Budget:
         """The workspace on a CPU: small, for its caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         return self._budget(chunk, min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk))
 
-    @property
+    @cached_property
     def gpu(self) -> Budget:
         """The workspace on a GPU: all that the spec allows."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)

@@ -123,7 +123,7 @@ class TestManifest:
         """Rows that were just planned and rows that were read back must make the same table."""
         for chosen in load([write_spec()]):
             for _, p in chosen.kernels:
-                for entry in (p.row(), p.figures()):
+                for entry in (p.row(), p.figures):
                     assert json.loads(json.dumps(entry)) == entry
 
     @pytest.mark.parametrize(

@@ -145,18 +145,22 @@ class Operator:
 
         toolchain: "corex", "nvcc" or "host" (the CPU, at ``warp_size``, ``checked`` or fast); by default the one of
         this machine's device, and None is returned where there is no device, or no CUDA kernel in the package.
-        library: one that is already compiled; PAV2_LIBRARY names one too. Raises LibraryError if it can't be had; by
-        default the reason is logged, and the PyTorch kernels serve.
+        library: one that is already compiled; PAV2_LIBRARY names one too, and prebuilt/*.so in the package is one. A
+        default that is loaded already is not loaded again. Raises LibraryError if a library can't be had; by default
+        the reason is logged, and the PyTorch kernels serve.
         """
-        given = library or (os.environ.get("PAV2_LIBRARY") if toolchain is None else None)
+        by_default = toolchain is None and library is None
+        if by_default and True in self.libraries:
+            return str(self.libraries[True].path)
+        given = library or (compiled_library(self.root) if by_default else None)
         kernels = kernels_of(self.table.rows, self.root)
-        if toolchain is None and not given and (not kernels or not torch.cuda.is_available()):
+        if by_default and not given and not (kernels and torch.cuda.is_available()):
             return None
         try:
             path = Path(given) if given else build(kernels, toolchain, arch, warp_size=warp_size, checked=checked)
             self.libraries[toolchain != "host"] = Library(path, toolchain != "host")
         except LibraryError as error:
-            if toolchain is not None or library is not None:
+            if not by_default:
                 raise
             logger.warning("the PyTorch kernels serve, because the CUDA kernels could not be loaded: %s", error)
             return None
@@ -167,6 +171,12 @@ class Operator:
 def device_name(device: torch.device) -> str:
     """What the tuned table calls a device: the card's name as torch gives it, or ``cpu``. Reads nothing on the device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def compiled_library(root: Path) -> str | None:
+    """The library that came with a package or its environment: PAV2_LIBRARY, or the first of prebuilt/*.so."""
+    prebuilt = sorted(str(path) for path in (root / "prebuilt").glob("*.so"))
+    return os.environ.get("PAV2_LIBRARY") or next(iter(prebuilt), None)
 
 
 def launch(kernel: Callable[[Call], None], call: Call, partition_size: int) -> None:

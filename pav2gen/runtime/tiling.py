@@ -65,13 +65,15 @@ class Tiling:
 
     def counts(self) -> tuple[int, int, int]:
         """(rows of segments, segments, chunks) of the call: what its number of launches is made of."""
-        rows = [tile.stop - tile.start for tile in self.row_tiles()]
-        parts = [tile.stop - tile.start for tile in self.part_tiles()]
-        full, last = (
-            sum(_ceil(rows[0] * n, self.chunk) for n in parts),
-            sum(_ceil(rows[-1] * n, self.chunk) for n in parts),
-        )
-        return len(rows), len(rows) * len(parts), full * (len(rows) - 1) + last
+        rows, parts = _sizes(self.num_seqs, self.rows), _sizes(self.partitions, self.parts)
+        chunks = sum(r * p * _ceil(row * part, self.chunk) for row, r in rows for part, p in parts)
+        count = sum(r for _, r in rows)
+        return count, count * sum(p for _, p in parts), chunks
+
+
+def _sizes(total: int, step: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(size, how many) of the slices of ``step`` that cover ``total``: the full ones, and the rest."""
+    return (step, total // step), (total % step, int(total % step > 0))
 
 
 def _ceil(total: int, step: int) -> int:
