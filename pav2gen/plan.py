@@ -94,6 +94,7 @@ class Plan:
             "workspace_mib": self.spec.limits.workspace_mib,
             "torch_calls": self.torch_calls(1, tokens, self.torch.gpu),
             "floor_ms": round(kv_bytes / bandwidth / 1e6, 2) if bandwidth else "",
+            **(self.cuda.figures() if "cuda" in self.spec.backends else {}),
         }
 
     def row(self) -> dict[str, object]:

@@ -42,6 +42,11 @@ TEMPLATES = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--full``: the slow matrices too."""
+    parser.addoption("--full", action="store_true", help="run the slow matrices too")
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder, the current one, with its own folder for temporary files."""

@@ -20,7 +20,10 @@ from pav2gen.errors import UserError
 Write = Callable[..., Path]
 Run = Callable[..., Result]
 OUT = Path("generated")
-COMMANDS = ("build", "remove", "check", "list", "explain", "init")
+COMMANDS = (
+    *("build", "remove", "check", "list", "explain", "init"),
+    *("compile", "install", "status", "uninstall", "wheel"),
+)
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -65,7 +68,7 @@ class TestHelp:
         assert max(map(len, result.output.splitlines())) <= 100
 
     def test_it_lists_every_command(self, run: Run) -> None:
-        assert set(COMMANDS) == set(main.commands)
+        assert {*COMMANDS, "simt"} == set(main.commands)
         assert all(f"\n  {command} " in run("--help").output for command in COMMANDS)
 
     def test_version(self, run: Run) -> None:

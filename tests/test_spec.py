@@ -315,7 +315,7 @@ def test_the_committed_specs_are_small_and_serve_their_ranks_by_default() -> Non
         spec = load(path)
         family = variants(spec)
         counts[spec.name] = len(family)
-        assert (spec.target.name, spec.backends) == ("bi-v100", ("torch",))
+        assert (spec.target.name, spec.backends) == ("bi-v100", ("torch", "cuda"))
         plain = {
             v.gqa_ratio for v in family if v.block_size == 16 and v.dtype == "float16" and v.kv_cache_dtype == "auto"
         }

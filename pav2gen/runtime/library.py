@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # run as a file: stand in a package, without importing what the package imports
+    sys.path.pop(0)  # this folder, whose modules bear names of the standard library
     _package = types.ModuleType("pav2_package")
     _package.__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.modules["pav2_package"] = _package

@@ -102,7 +102,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(package, name):
     changes, options, sentence = REFUSED[name]
-    with pytest.raises(ValueError, match="^paged_attention_v2: ") as raised:
+    with pytest.raises(ValueError, match=r"^paged_attention_v2: ") as raised:
         call_with(package, options, **changes)
     assert sentence in str(raised.value) and "\n" not in str(raised.value)
     assert call_with.unchanged, "something was written"
@@ -110,7 +110,7 @@ def test_refused(package, name):
 
 def test_tensors_of_two_devices_are_refused(package):
     call = good._replace(seq_lens=good.seq_lens.to("meta"))  # past the dispatcher, which would go by the meta tensor
-    with pytest.raises(ValueError, match="seq_lens is on meta, query on cpu"):
+    with pytest.raises(ValueError, match=r"seq_lens is on meta, query on cpu"):
         package.runtime.check.check_devices(call)
 
 
@@ -121,10 +121,10 @@ def misaligned(cache):
 
 
 def test_pages_that_start_between_grains_are_refused(package):
-    with pytest.raises(ValueError, match="pages of key_cache must start at multiples of 16 bytes"):
+    with pytest.raises(ValueError, match=r"pages of key_cache must start at multiples of 16 bytes"):
         call_with(package, key_cache=misaligned(k))
     gap = torch.zeros(k.shape[0], k[0].numel() + 4).half()[:, : k[0].numel()].view(k.shape)
-    with pytest.raises(ValueError, match="pages of key_cache must start at multiples of 16 bytes"):
+    with pytest.raises(ValueError, match=r"pages of key_cache must start at multiples of 16 bytes"):
         call_with(package, key_cache=gap)
 
 

@@ -123,14 +123,14 @@ def test_offsets_pass_two_to_the_31(package):
 
 def test_a_miss_comes_before_anything_is_written(package):
     call = make(Case(KEY._replace(gqa_ratio=11), 512, (5,)))
-    with pytest.raises(package.NoKernelError, match="gqa_ratio 11 .*Nearest: .*pav2gen build specs/"):
+    with pytest.raises(package.NoKernelError, match=r"gqa_ratio 11 .*Nearest: .*pav2gen build specs/"):
         package.operator.op(*arguments(call))
     assert call.out.isnan().all() and call.scratch.max_logits.isnan().all()
 
 
 def test_backend_of_the_environment(package, monkeypatch):
     monkeypatch.setenv("PAV2_BACKEND", "opencl")
-    with pytest.raises(ValueError, match="backend 'opencl' is neither 'torch' nor 'cuda'"):
+    with pytest.raises(ValueError, match=r"backend 'opencl' is neither 'torch' nor 'cuda'"):
         package.operator.op(*arguments(make(Case(KEY, 512, (5,)))))
 
 
@@ -149,9 +149,9 @@ def test_check_model_takes_what_vllm_shards(package, tp_size):
 
 
 def test_check_model_refuses_at_load(package):
-    with pytest.raises(package.NoKernelError, match="gqa_ratio 24"):
+    with pytest.raises(package.NoKernelError, match=r"gqa_ratio 24"):
         package.check_model(24, 1, 256, 16, torch.float16, "auto", 1)
-    with pytest.raises(ValueError, match="24 query and 4 KV heads cannot be shared out among 5 ranks"):
+    with pytest.raises(ValueError, match=r"24 query and 4 KV heads cannot be shared out among 5 ranks"):
         package.check_model(24, 4, 256, 16, torch.float16, "auto", 5)
 
 

@@ -53,7 +53,7 @@ def test_partitions_combine_to_the_whole():
 
 
 def test_the_block_sparse_pattern_by_hand():
-    # 8 blocks of 16 tokens, stride 4, one local block, no sliding: blocks 3 and 7 by stride (k + 1) % 4, 7 as local too.
+    # 8 blocks of 16 tokens, stride 4, one local block, no sliding: 3 and 7 by stride, (k + 1) % 4, and 7 as local.
     call = make(Case(key(), 64, (128,)))
     pattern = BlockSparse(local_blocks=1, vert_stride=4, block_size=16, head_sliding_step=0, tp_rank=0)
     attended = sorted({position // 16 for position in range(128) if attends(pattern, call, 0, 0, position, 128)})

@@ -35,7 +35,7 @@ def test_a_partition_size_is_taken_at_its_word():
     table = Table([row(partition=256), row(partition=512)])
     for partition in (256, 512):
         assert table.choose(QWEN, "torch", 1, 100_000, 4, partition).partition_size == partition
-    with pytest.raises(NoKernelError, match="with partition_size=1024; built: 256 .torch., 512 .torch."):
+    with pytest.raises(NoKernelError, match=r"with partition_size=1024; built: 256 .torch., 512 .torch."):
         table.choose(QWEN, "torch", 1, 100, 4, 1024)
 
 
@@ -48,7 +48,7 @@ def test_a_fixed_partition_is_kept_for_every_call():
 
 def test_a_backend_that_is_not_built_is_a_miss():
     table = Table([row()])
-    with pytest.raises(NoKernelError, match="no cuda kernel for head_size=256 .*; built: 512 .torch."):
+    with pytest.raises(NoKernelError, match=r"no cuda kernel for head_size=256 .*; built: 512 .torch."):
         table.choose(QWEN, "cuda", 1, 100, 4)
 
 
@@ -90,7 +90,7 @@ def test_a_miss_names_features_as_yaml_does():
 
 
 def test_an_empty_table_says_so():
-    with pytest.raises(NoKernelError, match="the package holds none"):
+    with pytest.raises(NoKernelError, match=r"the package holds none"):
         Table([]).serving(QWEN)
 
 

@@ -1,0 +1,65 @@
+"""The choice of a partition size: the wave model is a schedule carried out, and its best is what is chosen."""
+
+import heapq
+import math
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pav2gen.runtime.select import PARTITION_OVERHEAD, Key, Row, Table, cost
+
+KEY = Key(256, 6, 16, "float16", "auto", False, False)
+SIZES = (64, 128, 256, 512, 1024, 2048)
+WORKERS = (0, 1, 16, 40, 80, 108, 132)
+
+
+def row(partition, workers):
+    return Row(f"p{partition}", "a", KEY, partition, "m", "", 0, 0, workers, 64)
+
+
+def schedule(row, num_seqs, max_seq_len, kv_heads):
+    """When the last worker ends, if each takes the next block as soon as it is free, in the order of the grid."""
+    partitions = math.ceil(max_seq_len / row.partition_size)
+    lengths = [min(row.partition_size, max_seq_len - p * row.partition_size) for p in range(partitions)]
+    free = [0] * max(1, row.multiprocessors)
+    for length in lengths:  # partitions vary slowest in the grid
+        for _ in range(num_seqs * kv_heads):
+            heapq.heapreplace(free, free[0] + length + PARTITION_OVERHEAD)
+    return max(free) + partitions
+
+
+@given(st.sampled_from(SIZES), st.sampled_from(WORKERS), st.integers(1, 64), st.integers(1, 8192), st.integers(1, 16))
+def test_the_model_is_what_a_schedule_takes(partition, workers, num_seqs, max_seq_len, kv_heads):
+    held = row(max(partition, max_seq_len // 32), workers)
+    assert cost(held, num_seqs, max_seq_len, kv_heads) == schedule(held, num_seqs, max_seq_len, kv_heads)
+
+
+def problems(count):
+    """Random problems: partition sizes, workers, sequences, length, KV heads."""
+    generator = random.Random(20)
+    for _ in range(count):
+        sizes = generator.sample(SIZES, generator.randint(2, len(SIZES)))
+        num_seqs = generator.choice([1, 2, 8, 32, generator.randint(1, 256)])
+        length = round(2 ** generator.uniform(0, 18))
+        yield sizes, generator.choice(WORKERS), num_seqs, length, generator.choice([1, 2, 4, 8, 16, 32])
+
+
+def test_the_choice_is_the_best_of_all_for_10000_problems():
+    for sizes, workers, num_seqs, length, kv_heads in problems(10_000):
+        rows = [row(size, workers) for size in sizes]
+        chosen = Table(rows).choose(KEY, "torch", num_seqs, length, kv_heads)
+        best = min(cost(each, num_seqs, length, kv_heads) for each in rows)
+        assert cost(chosen, num_seqs, length, kv_heads) <= 1.05 * best
+
+
+def test_the_choice_is_the_best_of_schedules_that_are_carried_out():
+    tried = 0
+    for sizes, workers, num_seqs, length, kv_heads in problems(600):
+        if num_seqs * kv_heads * length / min(sizes) < 3000:
+            rows = [row(size, workers) for size in sizes]
+            taken = {each.partition_size: schedule(each, num_seqs, length, kv_heads) for each in rows}
+            chosen = Table(rows).choose(KEY, "torch", num_seqs, length, kv_heads)
+            assert taken[chosen.partition_size] == min(taken.values())
+            tried += 1
+    assert tried > 200

@@ -1,0 +1,48 @@
+"""The test kernels, built once for each warp size and kind of build."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pav2gen.runtime import simt
+
+HERE = Path(__file__).parent
+CHECKED = [HERE / name for name in ("storage.cu", "patterns.cu", "faults.cu", "races.cu")]
+FAST = [HERE / "builtins.cu", *CHECKED]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for this run; SIMT_CACHE keeps what is compiled for the next."""
+    return Path(os.environ.get("SIMT_CACHE") or tmp_path_factory.mktemp("simt"))
+
+
+@pytest.fixture(scope="session")
+def library(cache: Path) -> Callable[..., simt.Program]:
+    """`library(warp_size, checked)`: the test kernels."""
+
+    @functools.cache
+    def build(warp_size: int, checked: bool) -> simt.Program:
+        return simt.build(CHECKED if checked else FAST, warp_size=warp_size, checked=checked, cache_dir=cache)
+
+    return build
+
+
+@pytest.fixture(params=[64, 32], ids=["warp64", "warp32"])
+def warp(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture
+def fast(library: Callable[..., simt.Program], warp: int) -> simt.Program:
+    return library(warp, False)
+
+
+@pytest.fixture
+def checked(library: Callable[..., simt.Program], warp: int) -> simt.Program:
+    return library(warp, True)
