@@ -1,0 +1,161 @@
+"""The inputs of tests and benches: lengths at the boundaries, block tables in disorder, poison where nobody may look.
+
+Made on the CPU, from a seed, in vLLM's layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .call import BlockSparse, Call, Scratch
+from .oracle import fp8_value
+from .select import Key
+
+#: What stands in a block table past a sequence's last page: following it is an error that shows.
+GARBAGE = 0x7FFF7FFF
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem for a kernel. ``seq_lens`` gives the number of sequences; blocks are drawn at random without repeats.
+
+    query_gap: elements between the rows of the query (it is a slice of a fused projection). block_gap: pages between
+    the blocks of the cache. spare_partitions: partitions of scratch beyond those needed. poison: NaN wherever no kernel
+    may look, garbage past the end of the block table. shared_blocks: if not 0, a cache of so many blocks, from which
+    the pages are drawn with repetition, for long contexts in little memory; without poison.
+    """
+
+    key: Key
+    partition_size: int
+    seq_lens: Sequence[int]
+    kv_heads: int = 2
+    max_seq_len: int | None = None
+    seed: int = 0
+    query_gap: int = 0
+    block_gap: int = 0
+    spare_partitions: int = 0
+    poison: bool = True
+    shared_blocks: int = 0
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    sparse: BlockSparse | None = None
+
+
+def make(case: Case) -> Call:
+    """The call of a case, on the CPU: N(0, 1) query, keys and values; out and scratch full of NaN."""
+    generator = torch.Generator().manual_seed(case.seed)
+    key, seqs = case.key, len(case.seq_lens)
+    heads = case.kv_heads * key.gqa_ratio
+    dtype = getattr(torch, key.dtype)
+    longest = max(case.seq_lens, default=0) if case.max_seq_len is None else case.max_seq_len
+    tables, blocks = block_tables(case, longest, generator)
+    k, v = caches(case, blocks, generator)
+    if case.poison and not case.shared_blocks:
+        poison(case, k, v, tables)
+    partitions = -(-longest // case.partition_size) + case.spare_partitions
+    row = torch.randn(seqs, heads * key.head_size + case.query_gap, generator=generator).to(dtype)
+    nan = float("nan")
+    slopes = 2.0 ** (torch.arange(1, heads + 1) * (-8.0 / heads)) if key.alibi else None  # of the ALiBi paper
+    return Call(
+        out=torch.full((seqs, heads, key.head_size), nan, dtype=dtype),
+        scratch=Scratch(
+            exp_sums=torch.full((seqs, heads, partitions), nan),
+            max_logits=torch.full((seqs, heads, partitions), nan),
+            tmp_out=torch.full((seqs, heads, partitions, key.head_size), nan, dtype=dtype),
+        ),
+        query=row[:, : heads * key.head_size].unflatten(1, (heads, key.head_size)),
+        key_cache=k,
+        value_cache=v,
+        scale=key.head_size**-0.5,
+        block_tables=tables,
+        seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32),
+        max_seq_len=longest,
+        alibi_slopes=slopes,
+        k_scale=case.k_scale,
+        v_scale=case.v_scale,
+        sparse=case.sparse,
+    )
+
+
+def block_tables(case: Case, longest: int, generator: torch.Generator) -> tuple[torch.Tensor, int]:
+    """([seqs, max blocks] int32 with every page its own block, number of blocks). Some blocks stay unused."""
+    page = case.key.block_size
+    if case.shared_blocks:
+        shape = (len(case.seq_lens), -(-longest // page))
+        return torch.randint(0, case.shared_blocks, shape, generator=generator).int(), case.shared_blocks
+    pages = [max(0, -(-length // page)) for length in case.seq_lens]
+    blocks = sum(pages) + 3
+    order = torch.randperm(blocks, generator=generator).int()
+    tables = torch.full((len(pages), max(1, -(-longest // page))), GARBAGE if case.poison else 0, dtype=torch.int32)
+    start = 0
+    for s, count in enumerate(pages):
+        count = min(count, tables.shape[1])
+        tables[s, :count] = order[start : start + count]
+        start += count
+    return tables, blocks
+
+
+def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """key_cache [blocks, kv heads, head size / x, block, x] and value_cache [blocks, kv heads, head size, block]."""
+    key = case.key
+    size = case.kv_heads * key.head_size * key.block_size
+    rows = torch.randn(2, blocks, size + case.block_gap * key.head_size * key.block_size, generator=generator)
+    if key.kv_cache_dtype == "auto":
+        cache = rows.to(getattr(torch, key.dtype))
+    else:
+        rows[0].div_(case.k_scale), rows[1].div_(case.v_scale)
+        cache = fp8_codes(rows, key.kv_cache_dtype)
+    x = 16 // cache.element_size()
+    k, v = cache[:, :, :size]
+    return (
+        k.unflatten(1, (case.kv_heads, key.head_size // x, key.block_size, x)),
+        v.unflatten(1, (case.kv_heads, key.head_size, key.block_size)),
+    )
+
+
+def fp8_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
+    """The nearest finite code of each value, uint8; what vLLM's ``reshape_and_cache`` stores of value / scale."""
+    codes = range(0x7F if kv_cache_dtype == "fp8_e4m3" else 0x7C)  # the finite, non-negative ones, in rising order
+    magnitudes = torch.tensor([fp8_value(code, kv_cache_dtype) for code in codes])
+    nearest = torch.bucketize(values.abs(), (magnitudes[1:] + magnitudes[:-1]) / 2)
+    return torch.where(values < 0, nearest + 128, nearest).to(torch.uint8)
+
+
+def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, tables: torch.Tensor) -> None:
+    """NaN in every slot that holds no token: the rest of each last page, and all blocks that no sequence owns."""
+    page = case.key.block_size
+    nan = float("nan") if case.key.kv_cache_dtype == "auto" else 0x7F  # a NaN in both fp8 formats
+    owned = set()
+    for s, length in enumerate(case.seq_lens):
+        pages = max(0, min(-(-length // page), tables.shape[1]))
+        owned.update(tables[s, :pages].tolist())
+        if length > 0 and length % page and pages == -(-length // page):
+            block = int(tables[s, pages - 1])
+            key_cache[block, :, :, length % page :] = nan
+            value_cache[block, :, :, length % page :] = nan
+    for block in set(range(key_cache.shape[0])) - owned:
+        key_cache[block] = nan
+        value_cache[block] = nan
+
+
+def to(call: Call, device: torch.device) -> Call:
+    """The same call on another device; strides of the query are kept."""
+
+    def move(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        return moved.copy_(value)
+
+    moved = {name: move(value) for name, value in call._asdict().items()}
+    assert call.scratch is not None
+    return Call(**moved)._replace(scratch=Scratch(*map(move, call.scratch)))  # type: ignore[arg-type]
+
+
+def copy_outputs(call: Call) -> Call:
+    """The same call with outputs of its own, as they were."""
+    assert call.scratch is not None
+    return call._replace(out=call.out.clone(), scratch=Scratch(*(tensor.clone() for tensor in call.scratch)))

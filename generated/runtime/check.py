@@ -1,0 +1,176 @@
+"""The checks of a call: everything that a kernel relies on, refused in one sentence before anything is written."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from .call import BlockSparse, Call, Scratch
+from .select import KV_ALIASES, Key
+
+DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+
+
+def fail(sentence: str) -> NoReturn:
+    """Raise ValueError in the name of the operator."""
+    raise ValueError(f"paged_attention_v2: {sentence}")
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    """A tensor's dtype and shape, for a message."""
+    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+
+
+def dtype_name(dtype: torch.dtype | str) -> str:
+    """float16 for torch.float16, and for its name; the same for every dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+def kv_dtype(name: str) -> str:
+    """The canonical name of a KV cache dtype: fp8 means fp8_e4m3. Raises ValueError for an unknown one."""
+    if name not in KV_DTYPES:
+        fail(f"kv_cache_dtype {name!r} is none of {', '.join(KV_DTYPES)}")
+    return KV_ALIASES.get(name, name)
+
+
+def check(call: Call, kv_cache_dtype: str) -> Key:
+    """Check all of a call and return its key. Raises ValueError, one sentence, for the first thing that is wrong."""
+    name = kv_dtype(kv_cache_dtype)
+    check_query(call.query, call.out)
+    check_cache(call.query, call.key_cache, call.value_cache, name)
+    check_tables(call.query, call.block_tables, call.seq_lens, call.max_seq_len)
+    check_scratch(call.out, call.scratch)
+    check_alibi(call.query, call.alibi_slopes)
+    check_sparse(call.sparse, call.key_cache.shape[3])
+    check_devices(call)
+    return Key(
+        head_size=call.query.shape[2],
+        gqa_ratio=call.query.shape[1] // call.key_cache.shape[1],
+        block_size=call.key_cache.shape[3],
+        dtype=dtype_name(call.query.dtype),
+        kv_cache_dtype=name,
+        alibi=call.alibi_slopes is not None,
+        blocksparse=call.sparse is not None,
+    )
+
+
+def check_declared(key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, block_size: int) -> None:
+    """What the caller says of the cache is what the cache is. A tensor of KV heads (``head_mapping``) says nothing."""
+    if key_cache.dim() != 5:
+        fail(f"key_cache must be [blocks, kv heads, head size / x, block size, x], got {shape_of(key_cache)}")
+    if not isinstance(num_kv_heads, torch.Tensor) and num_kv_heads != key_cache.shape[1]:
+        fail(f"num_kv_heads is {num_kv_heads}, but key_cache is {shape_of(key_cache)}")
+    if block_size != key_cache.shape[3]:
+        fail(f"block_size is {block_size}, but key_cache is {shape_of(key_cache)}")
+
+
+def check_query(query: torch.Tensor, out: torch.Tensor) -> None:
+    """query [seqs, heads, head size], heads contiguous, any stride between sequences; out alike, contiguous."""
+    if query.dim() != 3 or query.dtype not in DTYPES:
+        fail(f"query must be [seqs, heads, head size] in {', '.join(DTYPES.values())}, got {shape_of(query)}")
+    if query.numel() and (query.stride(2) != 1 or query.stride(1) != query.shape[2]):
+        fail(f"the heads of a row of query must be contiguous, got strides {query.stride()}")
+    if out.shape != query.shape or out.dtype != query.dtype:
+        fail(f"out must be like query, {shape_of(query)}, got {shape_of(out)}")
+    if not out.is_contiguous():
+        fail(f"out must be contiguous, got strides {out.stride()}")
+
+
+def check_cache(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, kv_cache_dtype: str) -> None:
+    """key_cache [blocks, kv heads, head size / x, block, x] and value_cache [blocks, kv heads, head size, block].
+
+    x elements are 16 bytes. The page of a head is contiguous; blocks and heads may have any stride.
+    """
+    stored = query.dtype if kv_cache_dtype == "auto" else torch.uint8
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        if cache.dtype != stored:
+            fail(
+                f"{name} must be {dtype_name(stored)} for a {dtype_name(query.dtype)} query and kv_cache_dtype "
+                f"{kv_cache_dtype}, got {shape_of(cache)}"
+            )
+    x, head_size, heads = 16 // key_cache.element_size(), query.shape[2], query.shape[1]
+    if key_cache.dim() != 5 or key_cache.shape[4] != x or key_cache.shape[2] * x != head_size:
+        fail(f"key_cache must be [blocks, kv heads, {head_size} / {x}, block size, {x}], got {shape_of(key_cache)}")
+    blocks, kv_heads, _, block, _ = key_cache.shape
+    if value_cache.shape != (blocks, kv_heads, head_size, block):
+        fail(f"value_cache must be {[blocks, kv_heads, head_size, block]}, got {shape_of(value_cache)}")
+    if not blocks or not kv_heads or not heads or heads % kv_heads:
+        fail(f"{heads} query heads cannot be shared out among {kv_heads} KV heads in {blocks} blocks")
+    check_pages("key_cache", key_cache, x)
+    check_pages("value_cache", value_cache, x)
+
+
+def check_pages(name: str, cache: torch.Tensor, x: int) -> None:
+    """The page of a head is contiguous, and starts at a multiple of 16 bytes, or x elements."""
+    if not cache[0, 0].is_contiguous():
+        fail(f"the page of a head must be contiguous in {name}, got strides {cache.stride()}")
+    strides = [stride for size, stride in zip(cache.shape[:2], cache.stride()) if size > 1]
+    if any(stride % x for stride in strides) or cache.data_ptr() % 16:
+        fail(f"pages of {name} must start at multiples of 16 bytes, got strides {cache.stride()}")
+
+
+def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int) -> None:
+    """block_tables [seqs, max blocks] int32, rows contiguous; seq_lens [seqs] int32."""
+    seqs = query.shape[0]
+    if block_tables.dim() != 2 or block_tables.shape[0] != seqs or block_tables.dtype != torch.int32:
+        fail(f"block_tables must be int32 [{seqs}, max blocks], got {shape_of(block_tables)}")
+    if block_tables.shape[1] > 1 and block_tables.stride(1) != 1:
+        fail(f"a row of block_tables must be contiguous, got strides {block_tables.stride()}")
+    if seq_lens.shape != (seqs,) or seq_lens.dtype != torch.int32 or not seq_lens.is_contiguous():
+        fail(f"seq_lens must be contiguous int32 [{seqs}], got {shape_of(seq_lens)} with strides {seq_lens.stride()}")
+    if max_seq_len < 0:
+        fail(f"max_seq_len must not be negative, got {max_seq_len}")
+
+
+def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
+    """exp_sums, max_logits float32 [seqs, heads, P]; tmp_out like out, [seqs, heads, P, head size]; any strides."""
+    if scratch is None:
+        return
+    seqs, heads, head_size = out.shape
+    for name, tensor in (("exp_sums", scratch.exp_sums), ("max_logits", scratch.max_logits)):
+        if tensor.dim() != 3 or tensor.shape[:2] != (seqs, heads) or tensor.dtype != torch.float32:
+            fail(f"{name} must be float32 [{seqs}, {heads}, partitions], got {shape_of(tensor)}")
+    tmp_out = scratch.tmp_out
+    fits = tmp_out.dim() == 4 and (*tmp_out.shape[:2], tmp_out.shape[3]) == (seqs, heads, head_size)
+    if not fits or tmp_out.dtype != out.dtype:
+        wanted = f"{dtype_name(out.dtype)} [{seqs}, {heads}, partitions, {head_size}]"
+        fail(f"tmp_out must be {wanted}, got {shape_of(tmp_out)}")
+
+
+def check_scale(name: str, scale: torch.Tensor) -> None:
+    """One float32 element."""
+    if scale.numel() != 1 or scale.dtype != torch.float32:
+        fail(f"{name} must be a float or one float32 element, got {shape_of(scale)}")
+
+
+def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None) -> None:
+    """None, or [heads] float32."""
+    if slopes is None:
+        return
+    if slopes.shape != (query.shape[1],) or slopes.dtype != torch.float32 or not slopes.is_contiguous():
+        fail(f"alibi_slopes must be contiguous float32 [{query.shape[1]}], got {shape_of(slopes)}")
+
+
+def check_sparse(sparse: BlockSparse | None, page: int) -> None:
+    """Blocks of the sparse pattern consist of whole pages (vLLM asserts the same)."""
+    if sparse is None:
+        return
+    if sparse.block_size <= 0 or sparse.block_size % page:
+        fail(f"blocksparse_block_size must be a positive multiple of block_size {page}, got {sparse.block_size}")
+    if sparse.tp_rank < 0:
+        fail(f"tp_rank must not be negative, got {sparse.tp_rank}")
+
+
+def check_devices(call: Call) -> None:
+    """All tensors are on the device of the query."""
+    for owner in (call, call.scratch or ()):
+        for name, value in zip(getattr(owner, "_fields", ()), owner):
+            if isinstance(value, torch.Tensor) and value.device != call.query.device:
+                fail(f"{name} is on {value.device}, query on {call.query.device}")
+
+
+def usable_scratch(scratch: Scratch | None, partitions: int) -> Scratch | None:
+    """The caller's scratch if each tensor has room for ``partitions`` partitions, else None."""
+    return scratch if scratch and min(tensor.shape[2] for tensor in scratch) >= partitions else None

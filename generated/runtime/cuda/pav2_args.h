@@ -1,0 +1,52 @@
+// The C interface of a kernel: one struct, passed by pointer to each entry function. Plain C types; no torch, no C++ ABI.
+#pragma once
+
+#include <stdint.h>
+
+#define PAV2_ARGS_VERSION 1
+
+#define PAV2_EXPORT __attribute__((visibility("default")))
+
+// What an entry function returns, where it is not a cudaError_t (all positive).
+#define PAV2_OK 0
+#define PAV2_WRONG_VERSION (-1)  // the struct is of another version or size than this library was compiled with
+
+// Strides are in elements. Scratch pointers are null where the caller's scratch has no room.
+typedef struct Pav2Args {
+    int32_t version;  // PAV2_ARGS_VERSION
+    int32_t size;  // sizeof(Pav2Args)
+
+    void* out;  // [seqs, heads, head size], contiguous
+    const void* query;  // [seqs, heads, head size], heads contiguous
+    const void* key_cache;  // [blocks, kv heads, head size / x, block size, x]
+    const void* value_cache;  // [blocks, kv heads, head size, block size]
+    const int32_t* block_tables;  // [seqs, max blocks]
+    const int32_t* seq_lens;  // [seqs]
+    const float* alibi_slopes;  // [heads], or null
+    const float* k_scale_ptr;  // one element; where null, k_scale holds it
+    const float* v_scale_ptr;
+
+    float* partial_out;  // workspace: [seqs, heads, partitions, head size], not divided by z
+    float* partial_m;  // workspace: [seqs, heads, partitions], the maxima
+    float* partial_z;  // workspace: [seqs, heads, partitions], the sums of exp(score - m)
+
+    float* exp_sums;  // scratch: [seqs, heads, partitions]
+    float* max_logits;  // scratch: [seqs, heads, partitions]
+    void* tmp_out;  // scratch: [seqs, heads, partitions, head size]
+
+    int64_t query_stride;
+    int64_t key_block_stride, key_head_stride;
+    int64_t value_block_stride, value_head_stride;
+    int64_t table_stride;
+    int64_t sums_seq_stride, sums_head_stride, sums_part_stride;
+    int64_t maxima_seq_stride, maxima_head_stride, maxima_part_stride;
+    int64_t tmp_seq_stride, tmp_head_stride, tmp_part_stride, tmp_dim_stride;
+
+    int32_t num_seqs, num_heads, num_kv_heads;
+    int32_t max_blocks;  // columns of a block table
+    int32_t max_seq_len;  // positive
+    int32_t partitions;  // ceil(max_seq_len / partition size)
+    float scale, k_scale, v_scale;
+
+    int32_t tp_rank, local_blocks, vert_stride, sparse_block_size, head_sliding_step;
+} Pav2Args;

@@ -1,0 +1,181 @@
+// Device helpers that every kernel shares: loads of 4, 8 and 16 bytes, conversion of cache elements to float, reductions
+// over a warp. The warp size is a constant of the compilation: 64 on BI-V100, 32 on NVIDIA.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdint.h>
+
+#ifndef PAV2_WARP_SIZE
+#error "define PAV2_WARP_SIZE: 64 for BI-V100 and its kin, 32 for NVIDIA"
+#endif
+
+namespace pav2 {
+
+constexpr int kWarp = PAV2_WARP_SIZE;
+static_assert(kWarp == 32 || kWarp == 64, "a warp has 32 or 64 lanes");
+
+// All lanes. CoreX takes 32 bits for all 64 lanes, as CUDA's signature does.
+constexpr unsigned kFullMask = 0xffffffffu;
+
+// Stands in for a maximum of -inf where a difference is taken: exp(-inf - kLowest) is 0.
+constexpr float kLowest = -3.402823466e+38f;
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Sum and maximum over all lanes; every lane has the result.
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(kFullMask, x, lanes, kWarp);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(kFullMask, x, lanes, kWarp));
+    return x;
+}
+
+// Sum over the lanes that differ in the bits First, 2 * First, ... below End.
+template <int First, int End>
+__device__ __forceinline__ float lane_sum(float x) {
+#pragma unroll
+    for (int lanes = First; lanes < End; lanes *= 2) x += __shfl_xor_sync(kFullMask, x, lanes, kWarp);
+    return x;
+}
+
+// What a load of 4, 8 or 16 bytes brings.
+template <int N>
+struct Words {
+    unsigned word[N];
+};
+
+template <int N>
+__device__ __forceinline__ Words<N> load(const char* address);
+
+template <>
+__device__ __forceinline__ Words<1> load<1>(const char* address) {
+    return {{*reinterpret_cast<const unsigned*>(address)}};
+}
+
+template <>
+__device__ __forceinline__ Words<2> load<2>(const char* address) {
+    const uint2 v = *reinterpret_cast<const uint2*>(address);
+    return {{v.x, v.y}};
+}
+
+template <>
+__device__ __forceinline__ Words<4> load<4>(const char* address) {
+    const uint4 v = *reinterpret_cast<const uint4*>(address);
+    return {{v.x, v.y, v.z, v.w}};
+}
+
+// N floats of shared memory, in the widest reads that N allows.
+template <int N>
+__device__ __forceinline__ void read_floats(const float* from, float* x) {
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const float4 v = *reinterpret_cast<const float4*>(from + i);
+            x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+        }
+    } else if constexpr (N % 2 == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            const float2 v = *reinterpret_cast<const float2*>(from + i);
+            x[i] = v.x, x[i + 1] = v.y;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] = from[i];
+    }
+}
+
+// How a cache stores its elements: kPerWord of them in 32 bits, unpack() makes floats of a word. The values of an e4m3
+// cache come out kCodeScale times too small, exactly; the caller's scale makes up for it.
+struct Float32 {
+    static constexpr int kPerWord = 1;
+    static constexpr float kCodeScale = 1.0f;
+    static __device__ __forceinline__ void unpack(unsigned word, float* x) { x[0] = __uint_as_float(word); }
+};
+
+struct Float16 {
+    static constexpr int kPerWord = 2;
+    static constexpr float kCodeScale = 1.0f;
+    static __device__ __forceinline__ void unpack(unsigned word, float* x) {
+        x[0] = __half2float(__ushort_as_half(static_cast<unsigned short>(word & 0xffffu)));
+        x[1] = __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
+    }
+};
+
+struct BFloat16 {
+    static constexpr int kPerWord = 2;
+    static constexpr float kCodeScale = 1.0f;
+    static __device__ __forceinline__ void unpack(unsigned word, float* x) {
+        x[0] = __uint_as_float(word << 16);  // a bfloat16 is the upper half of a float
+        x[1] = __uint_as_float(word & 0xffff0000u);
+    }
+};
+
+// OCP E5M2: the upper byte of a float16.
+struct E5M2 {
+    static constexpr int kPerWord = 4;
+    static constexpr float kCodeScale = 1.0f;
+    static __device__ __forceinline__ void unpack(unsigned word, float* x) {
+        Float16::unpack((word & 0x000000ffu) << 8 | (word & 0x0000ff00u) << 16, x);
+        Float16::unpack((word & 0x00ff0000u) >> 8 | (word & 0xff000000u), x + 2);
+    }
+};
+
+// OCP E4M3: exponent and fraction fit a float16's places, 2^8 too small for its bias is 15, not 7. All magnitude bits
+// set is NaN: adding 0x80 there, and there alone, carries into bit 14, which makes the exponent all ones.
+struct E4M3 {
+    static constexpr int kPerWord = 4;
+    static constexpr float kCodeScale = 256.0f;
+    static __device__ __forceinline__ unsigned to_half2(unsigned low, unsigned high) {
+        const unsigned codes = low | high << 16;
+        const unsigned magnitude = (codes & 0x007f007fu) << 7;
+        const unsigned nan = (magnitude + 0x00800080u) & 0x40004000u;
+        return magnitude | nan | (codes & 0x00800080u) << 8;
+    }
+    static __device__ __forceinline__ void unpack(unsigned word, float* x) {
+        Float16::unpack(to_half2(word & 0xffu, word >> 8 & 0xffu), x);
+        Float16::unpack(to_half2(word >> 16 & 0xffu, word >> 24), x + 2);
+    }
+};
+
+template <class Stored, int N>
+__device__ __forceinline__ void unpack(const Words<N>& loaded, float* x) {
+#pragma unroll
+    for (int w = 0; w < N; ++w) Stored::unpack(loaded.word[w], x + w * Stored::kPerWord);
+}
+
+// The address of an element of the cache, from where the cache or a page starts.
+template <class Stored>
+__device__ __forceinline__ const char* address_of(const void* cache, int64_t element) {
+    return static_cast<const char*>(cache) + element * 4 / Stored::kPerWord;
+}
+
+// Elements of query, out and tmp_out.
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <class T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) {
+    return x;
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) {
+    return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+
+}  // namespace pav2

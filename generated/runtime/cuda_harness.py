@@ -1,0 +1,156 @@
+"""CUDA kernels under test: on a GPU where there is one, else on the CPU, where accesses are checked and counted too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from . import cases, library
+from .call import Call, Scratch
+from .cases import Case, make
+from .harness import Harness
+from .oracle import attends
+from .select import Row
+from .simt import Report
+
+#: Where a CUDA kernel can be run; a checked build runs on the CPU only.
+HOSTS = ("warp64", "warp32")
+
+_libraries: dict[tuple[str, str, bool], library.Library] = {}
+
+
+def machines() -> Sequence[str]:
+    """The GPU if there is one, else the CPU at both warp sizes."""
+    return ("gpu",) if torch.cuda.is_available() else HOSTS
+
+
+def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool) -> library.Library:
+    """The library of ``rows`` for a machine, built once in a session: all of it in parallel, at the first need."""
+    key = (package.__name__, machine, checked)
+    if key not in _libraries or not {row.symbol for row in rows} <= _libraries[key].kernels:
+        kernels = library.kernels_of(rows, package.operator.root)
+        toolchain = None if machine == "gpu" else "host"
+        warp_size = 32 if machine == "warp32" else 64
+        path = library.build(kernels, toolchain, warp_size=warp_size, checked=checked, jobs=os.cpu_count())
+        _libraries[key] = library.Library(path, machine == "gpu")
+    return _libraries[key]
+
+
+class CudaKernel(Harness):
+    """A CUDA kernel under test, on one machine."""
+
+    backend = "cuda"
+
+    def __init__(self, package: ModuleType, row: Row, machine: str, rows: Sequence[Row]) -> None:
+        super().__init__(package, row)
+        self.machine = machine
+        self.library = loaded(package, rows, machine, checked=False)
+
+    def launch(self, call: Call) -> None:
+        """Run the kernel on a checked call; on the CPU, lanes and blocks in a random order."""
+        if self.library.program is None:
+            self.launch_on_gpu(call)
+            return
+        with self.library.program.session(lane_order="random", block_order="random", seed=len(call.seq_lens)):
+            self.library.launch(self.row, call)
+
+    def launch_on_gpu(self, call: Call) -> None:
+        """Run the kernel on a copy of the call on the GPU, and bring its outputs back."""
+        moved = cases.to(call, torch.device("cuda"))
+        self.library.launch(self.row, moved)
+        call.out.copy_(moved.out)
+        for here, there in zip(call.scratch or (), moved.scratch or ()):
+            here.copy_(there)
+
+    def check_table(self, case: Case) -> None:
+        """The package's operator runs this kernel, once its library is loaded."""
+        if self.machine == "gpu":
+            return  # the operator takes tensors of the GPU; test_gpu.py of the project does that
+        self.package.operator.libraries[False] = self.library
+        super().check_table(case)
+
+
+class CheckedKernel(CudaKernel):
+    """A CUDA kernel in a checked build: each launch must be free of findings, and leaves its counters in ``report``.
+
+    Nothing but ``__syncthreads`` counts as a fence (on this card ``__syncwarp`` is none).
+    """
+
+    report: Report
+
+    def __init__(self, package: ModuleType, row: Row, machine: str, rows: Sequence[Row]) -> None:
+        Harness.__init__(self, package, row)
+        self.machine = machine
+        self.library = loaded(package, rows, machine, checked=True)
+
+    def launch(self, call: Call) -> None:
+        """Run the kernel with every buffer registered; raises for a finding."""
+        assert self.library.program is not None
+        with self.library.program.session(warp_order="syncthreads") as session:
+
+            def allocate(count: int, device: torch.device) -> torch.Tensor:
+                partials = torch.empty(count, dtype=torch.float32)
+                session.buffer("partials", partials, initialised=False)
+                return partials
+
+            for name, tensor, writable in buffers(call):
+                address, size = extent(tensor)
+                session.buffer(name, address, size, writable=writable, initialised=not writable)
+            try:
+                self.library.launch(self.row, call, allocate=allocate)
+            finally:  # a finding can stop a launch, which then fails
+                self.report = session.report
+                self.report.raise_for_findings()
+
+    def check_counters(self, seq_lens: Sequence[int], page_bytes: int, shared_bytes: int, blocks: int) -> None:
+        """Bytes and sectors that a call of whole pages requests, and shared memory, are the plan's.
+
+        page_bytes: of K and V in a page of one KV head. blocks: thread blocks that share a group, each of which reads.
+        """
+        case = self.case(seq_lens, poison=False, query_gap=0)
+        call = make(case)
+        self.run(call)
+        pages = pages_read(call)
+        loads = [self.report.buffers[name].loads for name in ("key_cache", "value_cache")]
+        requested = sum(load.bytes for load in loads)
+        assert requested == pages * page_bytes * blocks, "bytes requested of the cache"
+        assert 32 * sum(load.sectors_32 for load in loads) == requested, "whole sectors"
+        unique = sum(self.report.buffers[name].bytes_read for name in ("key_cache", "value_cache"))
+        assert unique * blocks == requested, "each byte of the cache once for each block of a group"
+        table = self.report.buffers["block_tables"].loads.bytes
+        assert table == 4 * pages * blocks and (table < requested / 100 or page_bytes < 400), "block table"
+        kernel = next(kernel for kernel in self.report.kernels if "partial_kernel" in kernel.name)
+        assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
+
+
+def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:
+    """(name, tensor, whether a kernel writes it) of every tensor of a call."""
+    named: dict[str, Any] = {**call._asdict(), **(call.scratch._asdict() if call.scratch else {})}
+    written = {"out", *Scratch._fields}
+    return [(name, value, name in written) for name, value in named.items() if isinstance(value, torch.Tensor)]
+
+
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """(address, bytes) from a tensor's first element to its last, gaps included."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), (last + 1) * tensor.element_size() if tensor.numel() else 0
+
+
+def pages_read(call: Call) -> int:
+    """Pages that a kernel needs, over all KV heads: those of which some query head attends a token."""
+    kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
+    group = call.query.shape[1] // kv_heads
+    count = 0
+    for length in call.seq_lens.tolist():
+        for kv_head in range(kv_heads):
+            heads = range(kv_head * group, (kv_head + 1) * group)
+            for start in range(0, length, page):
+                needed = call.sparse is None or any(
+                    attends(call.sparse, call, h, kv_head, start, length) for h in heads
+                )
+                count += needed
+    return count

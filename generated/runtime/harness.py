@@ -1,0 +1,184 @@
+"""What a generated test does with its kernel: make inputs, run, and compare with float64."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from . import check, op, probe
+from .call import BlockSparse, Call
+from .cases import Case, copy_outputs, make
+from .oracle import NOISE, Reference, excess, reference
+from .select import Key, Row
+from .tiling import Budget
+
+#: The pattern of a case that names none: two local blocks of two pages, every fifth block, sliding with the head.
+LOCAL_BLOCKS, VERT_STRIDE, SPARSE_PAGES, SLIDING_STEP, TP_RANK = 2, 5, 2, 1, 1
+
+
+class Harness:
+    """A kernel under test, whatever its backend: subclasses say how it is launched.
+
+    package: the loaded package. row: the kernel's row in its table.
+    """
+
+    backend = "torch"
+
+    def __init__(self, package: ModuleType, row: Row) -> None:
+        self.package = package
+        self.row = row
+        self.key: Key = row.key
+        self.partition_size = row.partition_size
+
+    def launch(self, call: Call) -> None:
+        """Run the kernel on a checked call whose scratch has room, or is None."""
+        raise NotImplementedError
+
+    def case(self, seq_lens: Sequence[int], **options: Any) -> Case:
+        """A case of this kernel's key. Options: fields of ``cases.Case``; scales and pattern have defaults."""
+        if self.key.kv_cache_dtype != "auto":
+            options = {"k_scale": 0.3, "v_scale": 0.7, **options}
+        if self.key.blocksparse:
+            page = self.key.block_size
+            pattern = self.pattern(LOCAL_BLOCKS, VERT_STRIDE, SPARSE_PAGES * page, SLIDING_STEP, TP_RANK)
+            options = {"sparse": pattern, **options}
+        return Case(self.key, self.partition_size, tuple(seq_lens), **options)
+
+    def pattern(self, *fields: int) -> BlockSparse:
+        """A block-sparse pattern: local blocks, vertical stride, block size, head sliding step, rank."""
+        return BlockSparse(*fields)
+
+    def run(self, call: Call) -> Call:
+        """Run the kernel itself, past the table, on outputs of its own; returns the call with them."""
+        call = copy_outputs(call)
+        found = check.check(call, self.key.kv_cache_dtype)
+        assert found == self.key, f"the inputs are of {found}, the kernel is of {self.key}"
+        op.launch(self.launch, call, self.partition_size)
+        return call
+
+    def check(self, case: Case) -> None:
+        """Run a case and hold out and scratch to float64."""
+        self.compare(make(case))
+
+    def compare(self, call: Call) -> Call:
+        """Run a call, hold out and scratch to float64, and return the call with its outputs."""
+        truth = reference(call, self.key.kv_cache_dtype, self.partition_size)
+        done = self.run(call)
+        worst = excess(done.out, truth.out)
+        assert worst <= 1, f"out is off by {worst:.3g} times what is allowed"
+        check_scratch(done, truth)
+        return done
+
+    def check_small_scratch(self, case: Case) -> None:
+        """A scratch with too few partitions is left as it was, and the result is right all the same."""
+        call = make(case)
+        done = self.run(call)
+        assert excess(done.out, reference(call, self.key.kv_cache_dtype, self.partition_size).out) <= 1
+        assert call.scratch is not None and done.scratch is not None
+        for before, after in zip(call.scratch, done.scratch):
+            assert torch.equal(before.isnan(), after.isnan()) and before.isnan().all()
+
+    def check_table(self, case: Case) -> None:
+        """The package's operator, called as vLLM and its BI-V100 fork call it, gives this kernel's bits."""
+        call = make(case)
+        direct = self.run(call)
+        mapping = torch.arange(case.kv_heads, dtype=torch.int32).repeat_interleave(self.key.gqa_ratio)
+        on_device = call._replace(k_scale=torch.tensor([call.k_scale]), v_scale=torch.tensor([call.v_scale]))
+        for variation, options in ((call, {}), (on_device, {"num_kv_heads": mapping})):
+            done = self.run_by_table(variation, **options)
+            assert torch.equal(done.out, direct.out)
+            assert done.scratch is not None and direct.scratch is not None
+            assert torch.equal(done.scratch.exp_sums, direct.scratch.exp_sums)
+
+    def run_by_table(self, call: Call, **options: Any) -> Call:
+        """Run a call through the package's operator, with this kernel's backend and partition size."""
+        call = copy_outputs(call)
+        assert call.scratch is not None
+        scratch, sparse = call.scratch, call.sparse
+        self.package.paged_attention_v2(
+            *(call.out, scratch.exp_sums, scratch.max_logits, scratch.tmp_out, call.query),
+            *(call.key_cache, call.value_cache, options.pop("num_kv_heads", call.key_cache.shape[1]), call.scale),
+            *(call.block_tables, call.seq_lens, self.key.block_size, call.max_seq_len, call.alibi_slopes),
+            *(self.key.kv_cache_dtype, call.k_scale, call.v_scale),
+            *((sparse.tp_rank, sparse.local_blocks, sparse.vert_stride) if sparse else ()),
+            *((sparse.block_size, sparse.head_sliding_step) if sparse else ()),
+            **{"backend": self.backend, "partition_size": self.partition_size, **options},
+        )
+        return call
+
+    def check_codes(self) -> None:
+        """Every finite fp8 code, in K and in V, is decoded to its value."""
+        page, head_size = self.key.block_size, self.key.head_size
+        call = make(self.case([-(-256 // page) * page], poison=False))
+        codes = torch.arange(256, dtype=torch.uint8)
+        finite = codes[(codes & 0x7F) < (0x7F if self.key.kv_cache_dtype == "fp8_e4m3" else 0x7C)]
+        for cache in (call.key_cache, call.value_cache):
+            flat = torch.arange(cache.numel()) * 7 % len(finite)
+            cache.copy_(finite[flat].view(cache.shape))
+        self.compare(call._replace(scale=1e-3 / head_size))
+
+    def check_zero_slopes(self, case: Case) -> None:
+        """ALiBi slopes of zero leave the scores as they are."""
+        call = make(case)
+        assert call.alibi_slopes is not None
+        self.compare(call._replace(alibi_slopes=torch.zeros_like(call.alibi_slopes)))
+
+
+class TorchKernel(Harness):
+    """A PyTorch kernel under test."""
+
+    def __init__(self, package: ModuleType, row: Row) -> None:
+        super().__init__(package, row)
+        self.module: Any = importlib.import_module(f"{package.__name__}.{row.torch}")
+
+    def launch(self, call: Call) -> None:
+        """Run the kernel on a checked call."""
+        self.module.paged_attention(call)
+
+    def count_calls(self, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
+        """ATen calls of the kernel that are no views; fails if any reads a device value on the host."""
+        case = self.case([1] * num_seqs, max_seq_len=max_seq_len, kv_heads=kv_heads)
+        call = make(case)
+        counts = probe.count_calls(lambda: self.module.paged_attention(call))
+        reads = [name for name in probe.HOST_READS if counts[name]]
+        assert not reads, f"the kernel reads device values on the host: {reads}"
+        return sum(counts.values())
+
+    def room_for(self, chunk_items: int, rows: int, parts: int, kv_heads: int = 2) -> dict[str, int]:
+        """The workspace for just so many items in a chunk and in a segment."""
+        cpu: Budget = self.module.CPU
+        item = kv_heads * cpu.segment_item + cpu.item
+        return {"chunk": chunk_items * kv_heads * cpu.chunk_item, "segment": rows * (parts * item + kv_heads * cpu.row)}
+
+    def with_budget(self, monkeypatch: Any, chunk: int, segment: int) -> None:
+        """Give the kernel another workspace on the CPU for the duration of a test."""
+        cpu: Budget = self.module.CPU
+        budget = Budget(chunk, segment, cpu.chunk_item, cpu.segment_item, cpu.item, cpu.row)
+        monkeypatch.setattr(self.module, "CPU", budget)
+
+
+def score_noise(m: Any) -> Any:
+    """The relative error of a weight whose score is of size ``m`` (ALiBi's are large far back)."""
+    return NOISE + 4e-7 * abs(m)
+
+
+def check_scratch(call: Call, truth: Reference) -> None:
+    """The scratch as promised: m, z and the partition's own output; -inf and 0 where a partition has no tokens."""
+    assert call.scratch is not None
+    exp_sums, max_logits, tmp_out = call.scratch
+    m = torch.full_like(max_logits, -math.inf, dtype=torch.float64)
+    z = torch.zeros_like(exp_sums, dtype=torch.float64)
+    for s, heads in enumerate(truth.partitions):
+        for h, parts in enumerate(heads):
+            for p, part in enumerate(parts):
+                m[s, h, p], z[s, h, p] = part.m, part.z
+                worst = excess(tmp_out[s, h, p], part.o, score_noise(part.m)) if part.z else 0.0
+                assert worst <= 1, f"tmp_out[{s}, {h}, {p}] is off by {worst:.3g} times what is allowed"
+    torch.testing.assert_close(max_logits.double(), m, rtol=1e-5, atol=1e-5)
+    off = (exp_sums.double() - z).abs() > (1e-5 + score_noise(torch.where(m.isinf(), torch.zeros_like(m), m))) * z
+    assert not (off | exp_sums.isnan()).any(), f"exp_sums is off at {off.nonzero().tolist()[:5]}"

@@ -1,0 +1,174 @@
+"""A compiled library of CUDA kernels: built or taken as it is, loaded with ctypes, launched on torch's stream.
+
+Run as a file, it compiles the package that it stands in, without torch:
+
+    python runtime/library.py --toolchain corex
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import os
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __package__ in (None, ""):  # run as a file: stand in a package, without importing what the package imports
+    sys.path.pop(0)  # this folder, whose modules bear names of the standard library
+    _package = types.ModuleType("pav2_package")
+    _package.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["pav2_package"] = _package
+    sys.exit(importlib.import_module("pav2_package.runtime.library").main())
+
+from . import simt
+from .compiling import Kernels, build_gpu, build_host, on_stderr, quiet
+from .select import Row
+from .toolchain import TOOLCHAINS, CompilerMissingError, Toolchain, corex, nvcc
+
+if TYPE_CHECKING:
+    from .call import Call
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MIB = 1 << 20
+
+
+class LibraryError(RuntimeError):
+    """A library that can't be built, loaded or used; one message, with what would work."""
+
+
+class Library:
+    """A loaded library: the names of its kernels, and a way to launch them."""
+
+    def __init__(self, path: Path, on_gpu: bool) -> None:
+        self.path = path
+        self.on_gpu = on_gpu
+        try:
+            self.handle = ctypes.CDLL(str(path))
+            self.handle.pav2_kernels.restype = ctypes.c_char_p
+            self.kernels = frozenset(self.handle.pav2_kernels().decode().split())
+        except (OSError, AttributeError) as error:
+            raise LibraryError(f"{path} is no library of pav2 kernels: {error}") from None
+        self.program = None if on_gpu else simt.attach(self.handle)
+
+    def launch(self, row: Row, call: Call, **options: Any) -> None:
+        """Run the kernel of a row on a checked call; options: those of ``launch.launch``.
+
+        Raises LibraryError if the library does not have it, RuntimeError if the launch fails.
+        """
+        from .launch import launch
+
+        if row.symbol not in self.kernels:
+            raise LibraryError(f"{self.path.name} lacks {row.symbol}: it was built from another package; load() again")
+        function = self.handle[row.symbol]
+        launch(function, call, row.partition_size, row.workspace_mib * MIB, self.explain, **options)
+
+    def explain(self, code: int) -> str:
+        """What a launch's error code means."""
+        if self.program is not None:
+            return self.program.message or f"error {code} on the CPU"
+        text = getattr(self.handle, "cudaGetErrorString", None)
+        if text is None:
+            return f"CUDA error {code}"
+        text.restype = ctypes.c_char_p
+        return f"CUDA error {code}: {text(code).decode()}"
+
+
+def kernels_of(rows: Iterable[Row], root: Path = ROOT) -> Kernels:
+    """The CUDA sources of the rows that have one, by the names of their entry functions."""
+    return {row.symbol: root / row.cuda for row in rows if row.cuda}
+
+
+def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
+    """A GPU toolchain: the one named, else CoreX where it is found, else nvcc.
+
+    ``arch`` defaults to ivcore10 (BI-V100) for CoreX; for nvcc it is that of the current device.
+    Raises CompilerMissingError where there is no compiler, LibraryError where the architecture is not known.
+    """
+    if name in (None, "corex"):
+        try:
+            return corex(arch or "ivcore10")
+        except CompilerMissingError:
+            if name == "corex":
+                raise
+    return nvcc(arch or device_arch())
+
+
+def device_arch() -> str:
+    """sm_75 and the like, of the current CUDA device. Raises LibraryError where there is none."""
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            return "sm_{}{}".format(*torch.cuda.get_device_capability())
+    except ImportError:
+        pass
+    raise LibraryError("no CUDA device to take the architecture of; name it: --arch sm_75")
+
+
+def build(
+    kernels: Kernels,
+    toolchain: str | None = None,
+    arch: str | None = None,
+    jobs: int | None = None,
+    warp_size: int = 64,
+    checked: bool = False,
+    verbose: bool = False,
+) -> Path:
+    """The library of ``kernels``, built or found in the cache. warp_size and checked are for the host.
+
+    Raises LibraryError with the compiler's words and the command to repeat.
+    """
+    jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
+    if not kernels:
+        raise LibraryError("the package holds no CUDA kernels: add cuda to the spec's backends and build it again")
+    try:
+        if toolchain == "host":
+            return build_host(kernels, warp_size, checked, jobs, progress)
+        return build_gpu(kernels, find_toolchain(toolchain, arch), jobs, progress)
+    except (CompilerMissingError, simt.ToolchainError, simt.CompileError) as error:
+        raise LibraryError(str(error)) from None
+    except OSError as error:
+        raise LibraryError(f"{error.filename}: {error.strerror}") from None
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Compile the package at ``root``; prints the library's path. 0, or 2 with the reason on stderr."""
+    parser = argparse.ArgumentParser(description="Compile the CUDA kernels of this package into one library.")
+    parser.add_argument("--toolchain", choices=TOOLCHAINS, help="default: corex where it is found, else nvcc")
+    parser.add_argument("--arch", help="ivcore10 for BI-V100 (CoreX's default); sm_75 and the like for nvcc")
+    parser.add_argument("--jobs", type=int, help="compilers at the same time; default: as many as processors")
+    parser.add_argument("--warp-size", type=int, choices=(32, 64), default=64, help="of the host toolchain")
+    parser.add_argument("--checked", action="store_true", help="the host toolchain's checked build")
+    options = parser.parse_args(arguments)
+    try:
+        path = build(
+            kernels_of(package_rows(root), root),
+            options.toolchain,
+            options.arch,
+            options.jobs,
+            options.warp_size,
+            options.checked,
+            verbose=True,
+        )
+    except LibraryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(path)
+    return 0
+
+
+def package_rows(root: Path) -> Sequence[Row]:
+    """The rows of the dispatch table at ``root``, read without importing the package (which needs torch)."""
+    name = f"pav2_rows_of_{abs(hash(str(root)))}"
+    package = types.ModuleType(name)
+    package.__path__ = [str(root)]
+    sys.modules[name] = package
+    try:
+        return importlib.import_module(f"{name}.dispatch").ROWS  # type: ignore[no-any-return]
+    except ModuleNotFoundError:
+        raise LibraryError(f"{root} is no generated package: it has no dispatch.py") from None

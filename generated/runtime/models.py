@@ -1,0 +1,119 @@
+"""What a fork asks about a model, when it loads it and at each decode."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from . import check
+from .select import Key, NoKernelError, Table
+
+
+class Models:
+    """The answers of a table. ``load`` compiles and loads its CUDA kernels."""
+
+    def __init__(self, table: Table, load: Callable[[], object]) -> None:
+        self._table = table
+        self._load = load
+
+    def supports(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        block_size: int,
+        dtype: torch.dtype | str,
+        kv_cache_dtype: str = "auto",
+        alibi: bool = False,
+        blocksparse: bool = False,
+    ) -> bool:
+        """Whether a kernel serves a rank with these heads (of the rank, not of the model). Never raises."""
+        try:
+            self._table.serving(
+                rank_key(num_heads, num_kv_heads, head_size, block_size, dtype, kv_cache_dtype, alibi, blocksparse)
+            )
+        except (ValueError, NoKernelError):
+            return False
+        return True
+
+    def check_model(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        block_size: int,
+        dtype: torch.dtype | str,
+        kv_cache_dtype: str = "auto",
+        tp_size: int = 1,
+        alibi: bool = False,
+        blocksparse: bool = False,
+    ) -> None:
+        """To be called when a model is loaded: the heads of the whole model and its tensor-parallel size.
+
+        Raises NoKernelError if no kernel serves a rank, ValueError if the heads cannot be shared out; then loads the
+        CUDA kernels, so that no compiler runs at the first long decode.
+        """
+        heads, kv_heads = shard(num_heads, num_kv_heads, tp_size)
+        self._table.serving(rank_key(heads, kv_heads, head_size, block_size, dtype, kv_cache_dtype, alibi, blocksparse))
+        self._load()
+
+    def prefer_v2(
+        self,
+        max_seq_len: int,
+        num_seqs: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        block_size: int,
+        dtype: torch.dtype | str,
+        kv_cache_dtype: str = "auto",
+        alibi: bool = False,
+        blocksparse: bool = False,
+    ) -> bool:
+        """Whether a decode should take V2: it is served, and longer than the spec's ``dispatch.min_seq_len``.
+
+        Shorter ones take V2 too where the V1 of the BI-V100 fork would drop what is asked: an fp8 cache, or the
+        block-sparse pattern. False under PAV2_DISABLE=1. Depends on host values alone; never raises.
+        """
+        if os.environ.get("PAV2_DISABLE", "") == "1" or num_seqs == 0:
+            return False
+        try:
+            key = rank_key(num_heads, num_kv_heads, head_size, block_size, dtype, kv_cache_dtype, alibi, blocksparse)
+            row = self._table.serving(key)[0]
+        except (ValueError, NoKernelError):
+            return False
+        return max_seq_len > row.min_seq_len or blocksparse or key.kv_cache_dtype != "auto"
+
+
+def shard(num_heads: int, num_kv_heads: int, tp_size: int) -> tuple[int, int]:
+    """(query heads, KV heads) of one rank, as vLLM shards them: KV heads are replicated beyond their number."""
+    whole = tp_size > 0 and num_heads % tp_size == 0 and (num_kv_heads % tp_size == 0 or tp_size % num_kv_heads == 0)
+    if not whole:
+        check.fail(f"{num_heads} query and {num_kv_heads} KV heads cannot be shared out among {tp_size} ranks")
+    return num_heads // tp_size, max(1, num_kv_heads // tp_size)
+
+
+def rank_key(
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    block_size: int,
+    dtype: torch.dtype | str,
+    kv_cache_dtype: str,
+    alibi: bool,
+    blocksparse: bool,
+) -> Key:
+    """The key of the attention layers of one rank. Raises ValueError for what no kernel takes."""
+    if num_kv_heads <= 0 or num_heads % num_kv_heads:
+        check.fail(f"{num_heads} query heads cannot be shared out among {num_kv_heads} KV heads")
+    return Key(
+        head_size=head_size,
+        gqa_ratio=num_heads // num_kv_heads,
+        block_size=block_size,
+        dtype=check.dtype_name(dtype),
+        kv_cache_dtype=check.kv_dtype(kv_cache_dtype),
+        alibi=alibi,
+        blocksparse=blocksparse,
+    )

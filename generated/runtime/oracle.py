@@ -1,0 +1,136 @@
+"""The float64 reference, in plain loops over sequences and heads, and the measure that kernels are held to.
+
+Everything here runs on the CPU: float64 is not to be trusted on every card (a BI-V100 gets it grossly wrong).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from .call import BlockSparse, Call
+
+#: ||out - t|| <= ROUNDINGS * ||round(t) - t|| + NOISE * ||t||: one rounding to the output dtype, and float32's noise.
+ROUNDINGS, NOISE = 1.25, 2e-6
+
+
+class Partition(NamedTuple):
+    """What one head of one sequence knows of one partition: m = max score, z = sum exp(s - m), o = its own output."""
+
+    m: float
+    z: float
+    o: torch.Tensor  # [head size] float64
+
+
+class Reference(NamedTuple):
+    """The float64 result of a call. partitions[s][h] lists the partitions that have tokens."""
+
+    out: torch.Tensor  # [seqs, heads, head size] float64
+    partitions: list[list[list[Partition]]]
+
+
+def fp8_value(code: int, kv_cache_dtype: str) -> float:
+    """The value of one code, by the definition of the format: sign, exponent, fraction; subnormals, NaN, infinity."""
+    exponent_bits, fraction_bits, bias = (4, 3, 7) if kv_cache_dtype == "fp8_e4m3" else (5, 2, 15)
+    sign = -1.0 if code >> 7 else 1.0
+    exponent = code >> fraction_bits & (1 << exponent_bits) - 1
+    fraction = code & (1 << fraction_bits) - 1
+    if kv_cache_dtype == "fp8_e4m3" and code & 0x7F == 0x7F:
+        return math.nan
+    if kv_cache_dtype == "fp8_e5m2" and exponent == 31:
+        return math.nan if fraction else sign * math.inf
+    if exponent == 0:
+        return sign * math.ldexp(fraction, 1 - bias - fraction_bits)
+    return sign * math.ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits)
+
+
+def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float) -> torch.Tensor:
+    """A piece of the cache in float64: as it is for ``auto``; the codes' values times ``scale`` for fp8."""
+    if kv_cache_dtype == "auto":
+        return cache.double()
+    table = torch.tensor([fp8_value(code, kv_cache_dtype) for code in range(256)], dtype=torch.float64)
+    return table[cache.long()] * scale
+
+
+def reference(call: Call, kv_cache_dtype: str, partition_size: int) -> Reference:
+    """The result of a call whose tensors are on the CPU. Lengths are clamped as the operator clamps them."""
+    seqs, heads, head_size = call.query.shape
+    out = torch.zeros(seqs, heads, head_size, dtype=torch.float64)
+    partitions: list[list[list[Partition]]] = []
+    for s in range(seqs):
+        keys, values = gather(call, s, kv_cache_dtype)  # [kv heads, tokens, head size] float64
+        partitions.append([])
+        for h in range(heads):
+            kv_head = h // (heads // keys.shape[0])
+            scores = score(call, s, h, keys[kv_head])
+            parts = [part(scores[i : i + partition_size], values[kv_head, i : i + partition_size])
+                     for i in range(0, len(scores), partition_size)]  # fmt: skip
+            partitions[s].append(parts)
+            if torch.any(scores > -math.inf):
+                out[s, h] = torch.softmax(scores, 0) @ values[kv_head]
+    return Reference(out, partitions)
+
+
+def gather(call: Call, s: int, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of one sequence, page by page: [kv heads, tokens, head size] float64 each."""
+    _, kv_heads, _, page, _ = call.key_cache.shape
+    head_size = call.query.shape[2]
+    limit = min(call.max_seq_len, call.block_tables.shape[1] * page)
+    length = max(0, min(int(call.seq_lens[s]), limit))
+    k_scale, v_scale = float(call.k_scale), float(call.v_scale)
+    keys = torch.zeros(kv_heads, length, head_size, dtype=torch.float64)
+    values = torch.zeros_like(keys)
+    for start in range(0, length, page):
+        block = int(call.block_tables[s, start // page])
+        n = min(page, length - start)
+        k = call.key_cache[block].permute(0, 2, 1, 3).reshape(kv_heads, page, head_size)[:, :n]
+        v = call.value_cache[block].transpose(1, 2)[:, :n]
+        keys[:, start : start + n] = decode(k, kv_cache_dtype, k_scale)
+        values[:, start : start + n] = decode(v, kv_cache_dtype, v_scale)
+    return keys, values
+
+
+def score(call: Call, s: int, h: int, keys: torch.Tensor) -> torch.Tensor:
+    """Scores of one head over the tokens of its sequence, -inf where block-sparse skips: [tokens] float64."""
+    tokens = keys.shape[0]
+    scores = keys @ call.query[s, h].double() * call.scale
+    if call.alibi_slopes is not None:
+        scores += float(call.alibi_slopes[h]) * torch.arange(1 - tokens, 1, dtype=torch.float64)
+    if call.sparse is not None:
+        kv_head = h // (call.query.shape[1] // call.key_cache.shape[1])
+        attended = [attends(call.sparse, call, h, kv_head, position, tokens) for position in range(tokens)]
+        scores[~torch.tensor(attended, dtype=torch.bool)] = -math.inf
+    return scores
+
+
+def attends(sparse: BlockSparse, call: Call, h: int, kv_head: int, position: int, tokens: int) -> bool:
+    """vLLM's block-sparse rule for one token (paged_attention_kernel, vLLM 0.6.3)."""
+    heads, kv_heads = call.query.shape[1], call.key_cache.shape[1]
+    if sparse.head_sliding_step >= 0:
+        offset = (sparse.tp_rank * heads + h) * sparse.head_sliding_step + 1
+    else:
+        offset = (sparse.tp_rank * kv_heads + kv_head) * -sparse.head_sliding_step + 1
+    block, last = position // sparse.block_size, (tokens - 1) // sparse.block_size
+    return (block + offset) % sparse.vert_stride == 0 or block > last - sparse.local_blocks
+
+
+def part(scores: torch.Tensor, values: torch.Tensor) -> Partition:
+    """The state of one partition: scores [tokens], values [tokens, head size]."""
+    m = float(scores.max())
+    if m == -math.inf:
+        return Partition(m, 0.0, torch.zeros(values.shape[1], dtype=torch.float64))
+    weights = torch.exp(scores - m)
+    return Partition(m, float(weights.sum()), weights @ values / weights.sum())
+
+
+def excess(out: torch.Tensor, truth: torch.Tensor, noise: float = NOISE) -> float:
+    """The largest error over all rows, as a multiple of what is allowed: right if at most 1; NaN counts as infinite.
+
+    out, truth: [..., head size]; truth float64. Rows whose truth is zero must be zero.
+    """
+    error = (out.double() - truth).norm(dim=-1)
+    allowed = ROUNDINGS * (truth.to(out.dtype).double() - truth).norm(dim=-1) + noise * truth.norm(dim=-1)
+    ratio = torch.where(error == 0, torch.zeros_like(error), error / allowed)
+    return float(torch.nan_to_num(ratio, nan=math.inf, posinf=math.inf).max()) if ratio.numel() else 0.0

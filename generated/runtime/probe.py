@@ -1,0 +1,50 @@
+"""What a call costs, as PyTorch sees it: the ATen calls that are no views, and the bytes allocated at the peak."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: The ATen calls that read a device value on the host.
+HOST_READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "_unique2", "masked_select")
+
+
+class CallCounter(TorchDispatchMode):
+    """Counts the ATen calls under it by name; ``counts`` leaves out views."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returns = func._schema.returns
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        if func.namespace == "aten" and not is_view:
+            self.counts[func._schema.name.removeprefix("aten::")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_calls(run: Callable[[], Any]) -> Counter[str]:
+    """The ATen calls of ``run`` that are no views, by name."""
+    counter = CallCounter()
+    with counter:
+        run()
+    return counter.counts
+
+
+def peak_bytes(run: Callable[[], Any]) -> int:
+    """The most bytes that ``run`` holds at once of what it allocates itself, on the CPU; a first run warms it up."""
+    run()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    assert recorded.profiler is not None
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns() if hasattr(event, "start_ns") else event.start_us()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak

@@ -1,0 +1,191 @@
+"""The choice of a kernel from the table, by host values alone, and the message when there is none.
+
+Pure Python: the generator uses it too, and a captured CUDA graph stays valid because no device value has a say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+logger = logging.getLogger("pav2")
+
+
+class Key(NamedTuple):
+    """What a call asks for. Several partition sizes may serve one key."""
+
+    head_size: int
+    gqa_ratio: int
+    block_size: int
+    dtype: str
+    kv_cache_dtype: str
+    alibi: bool
+    blocksparse: bool
+
+    def __str__(self) -> str:
+        return " ".join(f"{axis}={str(value).lower()}" for axis, value in self._asdict().items())
+
+
+KV_ALIASES = {"fp8": "fp8_e4m3"}
+
+
+class Row(NamedTuple):
+    """One kernel of the table: its key, its partition size, where it lives, and what its plan says of it.
+
+    torch, cuda: the PyTorch kernel's module and the CUDA source's path, below the package; empty if not built.
+    min_seq_len: longer calls prefer V2. fixed_partition: the spec's partition size for every call, 0 where free.
+    multiprocessors: of the spec's target, 0 where unknown. workspace_mib: the spec's bound.
+    """
+
+    symbol: str
+    spec: str
+    key: Key
+    partition_size: int
+    torch: str
+    cuda: str
+    min_seq_len: int
+    fixed_partition: int
+    multiprocessors: int
+    workspace_mib: int
+
+
+class Tuned(NamedTuple):
+    """A measured choice: of the partition sizes of its key, the row ``symbol`` was the fastest in calls like these.
+
+    backend, device, kv_heads: as they were measured; another device's figures never serve. A device is what
+    ``op.device_name`` calls it. num_seqs, max_seq_len: of the call measured, which stands for calls of the same size or
+    less, down to half of each.
+    """
+
+    symbol: str
+    backend: str
+    device: str
+    kv_heads: int
+    num_seqs: int
+    max_seq_len: int
+
+    def covers(self, num_seqs: int, max_seq_len: int) -> bool:
+        """Whether it stands for a call of this size."""
+        return num_seqs <= self.num_seqs < 2 * num_seqs and max_seq_len <= self.max_seq_len < 2 * max_seq_len
+
+
+class NoKernelError(LookupError):
+    """No row of the table serves a key; the message says which axis stands against it and how to add one."""
+
+
+#: What a partition costs beside its tokens, in tokens: the start of a block, and its share of the reduction.
+PARTITION_OVERHEAD = 32
+
+
+class Table:
+    """All rows of a package by key, and what was measured of them. Of two specs with a key the first by name serves."""
+
+    def __init__(self, rows: Iterable[Row], tuned: Iterable[Tuned] = ()) -> None:
+        self.rows = tuple(rows)
+        self._by_key: dict[Key, list[Row]] = {}
+        for row in sorted(self.rows, key=lambda row: (row.spec, row.key, row.partition_size)):
+            served = self._by_key.setdefault(row.key, [])
+            if not served or served[0].spec == row.spec:
+                served.append(row)
+        serving = {row.symbol: row for rows in self._by_key.values() for row in rows}
+        self._tuned: dict[tuple[Key, str, str, int], list[Tuned]] = {}
+        for entry in sorted(tuned, key=lambda entry: (entry.max_seq_len, entry.num_seqs)):
+            if entry.symbol in serving:
+                measured = (serving[entry.symbol].key, entry.backend, entry.device, entry.kv_heads)
+                self._tuned.setdefault(measured, []).append(entry)
+
+    def serving(self, key: Key) -> Sequence[Row]:
+        """The rows of ``key``, by partition size; NoKernelError if there are none."""
+        rows = self._by_key.get(key)
+        if rows is None:
+            raise NoKernelError(miss(key, {key: rows[0].spec for key, rows in self._by_key.items()}))
+        return rows
+
+    def choose(
+        self,
+        key: Key,
+        backend: str,
+        num_seqs: int,
+        max_seq_len: int,
+        kv_heads: int,
+        partition_size: int | None = None,
+        device: str = "",
+    ) -> Row:
+        """The row for a call: of ``partition_size`` if given, else the spec's fixed one, else what was measured.
+
+        Where nothing was measured on ``device`` for calls of this size, it is the cheapest by ``cost``.
+        Raises NoKernelError when no row serves the key, or none of it has that partition size or backend.
+        """
+        rows = [row for row in self.serving(key) if getattr(row, backend)]
+        wanted = partition_size or (rows[0].fixed_partition if rows else 0)
+        if wanted:
+            rows = [row for row in rows if row.partition_size == wanted]
+        if not rows:
+            built = ", ".join(f"{row.partition_size} ({_backends(row)})" for row in self.serving(key))
+            asked = f" with partition_size={wanted}" if wanted else ""
+            raise NoKernelError(f"no {backend} kernel for {key}{asked}; built: {built}")
+        for entry in () if wanted else self._tuned.get((key, backend, device, kv_heads), ()):
+            if entry.covers(num_seqs, max_seq_len):
+                rows = [row for row in rows if row.symbol == entry.symbol] or rows
+                break  # the first is the nearest in size
+        return min(rows, key=lambda row: cost(row, num_seqs, max_seq_len, kv_heads))
+
+
+def _backends(row: Row) -> str:
+    return " and ".join(name for name in ("torch", "cuda") if getattr(row, name))
+
+
+def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
+    """The time of a call, in tokens of one worker, by a wave model.
+
+    Each of the target's multiprocessors works on one (sequence, KV head, partition) at a time, and takes the next when
+    it is free: the whole partitions first, as the grid has them, then the last one of each sequence, which is shorter.
+    In the end the partitions of a sequence are reduced.
+    """
+    workers, partitions = max(1, row.multiprocessors), -(-max_seq_len // row.partition_size)
+    tails = num_seqs * kv_heads
+    whole = row.partition_size + PARTITION_OVERHEAD
+    tail = max_seq_len - (partitions - 1) * row.partition_size + PARTITION_OVERHEAD
+    waves, busy = divmod(tails * (partitions - 1), workers)
+    end = whole if busy else 0  # of the last wave of whole partitions, which not all workers have a share in
+    meanwhile = end // tail  # tails that each of the others works on until then
+    later, rest = divmod(max(0, tails - (workers - busy) * meanwhile), workers)
+    last = 0 if not rest else (meanwhile + later + 1) * tail if rest <= workers - busy else end + (later + 1) * tail
+    return waves * whole + max(end + later * tail, last) + partitions
+
+
+def miss(key: Key, specs: Mapping[Key, str]) -> str:
+    """Why none of the keys in ``specs`` (key: spec) serves ``key``: the axis, what is nearest, and how to add it."""
+    if not specs:
+        return f"no kernel for {key}: the package holds none; pav2gen build specs/NAME.yaml makes some"
+    near = nearest(key, specs)
+    spec = specs[near]
+    axes = [axis for axis in Key._fields if getattr(near, axis) != getattr(key, axis)]
+    reasons = "; ".join(f"{axis} {_yaml(getattr(key, axis))} (built: {_values(axis, specs)})" for axis in axes)
+    wider = [*(other for other in specs if specs[other] == spec), key]
+    lines = ", ".join(f"{axis}: [{_values(axis, wider)}]" for axis in axes)
+    return (
+        f"no kernel for {key}: against it stands {reasons}. Nearest: {near} of {spec}. "
+        f"To add it: in specs/{spec}.yaml write {lines}, then: pav2gen build specs/{spec}.yaml"
+    )
+
+
+def _values(axis: str, keys: Iterable[Key]) -> str:
+    """The values of an axis over some keys, in order, as YAML writes them."""
+    return ", ".join(map(_yaml, sorted({getattr(key, axis) for key in keys})))
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def nearest(key: Key, keys: Iterable[Key]) -> Key:
+    """The key with the fewest axes that differ from ``key``, then the smallest relative differences, then the first."""
+    return min(keys, key=lambda other: (*_distance(key, other), other))
+
+
+def _distance(a: Key, b: Key) -> tuple[int, float]:
+    pairs = [(x, y) for x, y in zip(a, b) if x != y]
+    numbers = [(x, y) for x, y in pairs if isinstance(x, int) and isinstance(y, int) and x and y]
+    return len(pairs), sum(abs(x - y) / max(x, y) for x, y in numbers)

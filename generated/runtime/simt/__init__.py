@@ -1,0 +1,53 @@
+"""Runs unmodified CUDA kernels on the CPU, at warp size 64 or 32; counts and checks every memory access.
+
+A *fast* build is for numbers. A *checked* build finds races, wild and misaligned accesses, reads of what was never
+written, and counts bytes, sectors and bank conflicts, by buffer and by line. Both find barriers and shuffles that not
+all threads reach, and both survive a kernel that crashes.
+
+    from pav2gen.runtime import simt
+
+    program = simt.build(["scale.cu"], warp_size=64, checked=True)
+    with program.session(lane_order="random", seed=1) as run:
+        run.buffer("input", x, writable=False)
+        run.buffer("output", y, initialised=False)
+        program.fn("launch_scale")(x.data_ptr(), y.data_ptr(), n)
+    run.report.raise_for_findings()
+    print(run.report.table())
+
+A program of its own, with `main` and `<<<>>>`, is run by `python -m pav2gen.runtime.simt program.cu`.
+"""
+
+from .build import CompileError, build, compile_commands, run_command, run_plan
+from .cli import main
+from .policy import Policy
+from .program import Program, Session, attach
+from .report import Buffer, Finding, FindingsError, Kernel, Line, Place, Report, Totals, Traffic
+from .symbols import Location
+from .toolchain import Command, Plan, ToolchainError, find_compiler
+
+__all__ = [
+    "Buffer",
+    "Command",
+    "CompileError",
+    "Finding",
+    "FindingsError",
+    "Kernel",
+    "Line",
+    "Location",
+    "Place",
+    "Plan",
+    "Policy",
+    "Program",
+    "Report",
+    "Session",
+    "ToolchainError",
+    "Totals",
+    "Traffic",
+    "attach",
+    "build",
+    "compile_commands",
+    "find_compiler",
+    "main",
+    "run_command",
+    "run_plan",
+]

@@ -1,0 +1,54 @@
+"""Compiles one checked source, with a gap after every shared array. Run as a file, in front of a compiler's command.
+
+    python assemble.py g++ -O1 … -c kernel.cu -o kernel.o
+
+Shared arrays lie side by side in the library's TLS segment, so that a pointer that leaves one would find the next.
+The compiler's assembly is given some unused bytes after each; no symbol covers them, and an access to them is found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+
+GAP = 256
+_SECTION = re.compile(r"\s*\.(section\s+(?P<name>[^\s,]+)|text|data|bss)\b")
+_ZEROS = re.compile(r"\s*\.(zero|space)\s+\d+\s*$")
+
+
+def with_gaps(lines: Iterable[str]) -> Iterator[str]:
+    """The lines of an assembly file, with `GAP` bytes after each piece of zeros in a TLS section."""
+    shared = False
+    for line in lines:
+        section = _SECTION.match(line)
+        if section:
+            shared = (section["name"] or "").startswith((".tbss", ".tdata"))
+        yield line
+        if shared and _ZEROS.match(line):
+            yield f"\t.zero\t{GAP}\n"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the compiler to assembly, add the gaps, assemble; the exit code of what failed."""
+    words = list(argv)
+    out = words[words.index("-o") + 1]
+    with tempfile.TemporaryDirectory() as folder:
+        assembly = os.path.join(folder, "kernel.s")
+        words[words.index("-c")] = "-S"
+        words[words.index("-o") + 1] = assembly
+        code = subprocess.run(words).returncode
+        if code != 0:
+            return code
+        with open(assembly) as file:
+            lines = list(with_gaps(file))
+        with open(assembly, "w") as file:
+            file.writelines(lines)
+        return subprocess.run([words[0], "-c", assembly, "-o", out]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,196 @@
+"""Building a library from CUDA sources, with a cache addressed by content."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .program import Program, attach
+from .rewrite import RewriteError, rewrite_launches
+from .toolchain import (
+    ASSEMBLE,
+    INCLUDE,
+    Command,
+    Compiler,
+    Plan,
+    base_flags,
+    find_compiler,
+    kernel_flags,
+    runtime_command,
+)
+
+StrPath = str | os.PathLike[str]
+_INCLUDE_LINE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
+
+
+class CompileError(Exception):
+    """A compiler failed: its own words, and the command to repeat."""
+
+    def __init__(self, command: Command | None, output: str) -> None:
+        self.command = command
+        self.output = output.strip()
+        repeat = f"\nto repeat: {command}" if command else ""
+        super().__init__(f"{self.output}{repeat}")
+
+
+def default_cache() -> Path:
+    """SIMT_CACHE, or a folder of the platform's cache."""
+    if os.environ.get("SIMT_CACHE"):
+        return Path(os.environ["SIMT_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "simt"
+
+
+def build(
+    sources: Iterable[StrPath], *, warp_size: int = 64, checked: bool = False, include: Iterable[StrPath] = (),
+    defines: Mapping[str, object] | None = None, flags: Iterable[str] = (), cache_dir: StrPath | None = None,
+    compiler: str | None = None, native: bool = True, runtime_flags: Iterable[str] = (), jobs: int = 2,
+) -> Program:  # fmt: skip
+    """Compile CUDA sources for the CPU and load the library.
+
+    :param sources: `.cu` files, linked into one library
+    :param warp_size: 32 or 64; kernels see it as `warpSize` and as the macro PAV2_WARP_SIZE
+    :param checked: count and check every access, many times slower
+    :param include: folders searched for headers
+    :param defines: macros; a value of None defines the bare name
+    :param flags: further compiler flags for the sources
+    :param cache_dir: where objects and libraries are kept, by the hash of all that goes into them
+    :param compiler: instead of the one that is found (SIMT_CXX, g++, clang++)
+    :param native: use the half precision instructions of this machine, where it has them
+    :param runtime_flags: further flags for the runtime, such as -DSIMT_UCONTEXT
+    :param jobs: compilers at the same time
+    :raises CompileError: a source does not compile; the compiler's own words and the command are in it
+    :raises ToolchainError: there is no compiler
+    """
+    plan = compile_commands(
+        sources, None, warp_size=warp_size, checked=checked, include=include, defines=defines, flags=flags,
+        cache_dir=cache_dir, compiler=compiler, native=native, runtime_flags=runtime_flags,
+    )  # fmt: skip
+    return attach(run_plan(plan, jobs))
+
+
+def compile_commands(
+    sources: Iterable[StrPath], out: StrPath | None, *, warp_size: int = 64, checked: bool = False,
+    include: Iterable[StrPath] = (), defines: Mapping[str, object] | None = None, flags: Iterable[str] = (),
+    cache_dir: StrPath | None = None, compiler: str | None = None, native: bool = True,
+    runtime_flags: Iterable[str] = (), program: bool = False,
+) -> Plan:  # fmt: skip
+    """The commands that `build` would run, for a builder of one's own.
+
+    Objects are named by a hash of all they are made from: one that exists need not be made again. With `out` None
+    the library is named so too. A source that has `kernel<<<…>>>` is rewritten here, into the cache.
+    """
+    cache = Path(cache_dir) if cache_dir else default_cache()
+    cache.mkdir(parents=True, exist_ok=True)
+    tool = find_compiler(checked, compiler)
+    folders = [Path(p).resolve() for p in include]
+    words = kernel_flags(tool, warp_size, checked, native, folders, defines, flags)
+    ours = _own_digest()
+    workshop = _Workshop(tool, words, checked, folders, cache, ours)
+    commands = [workshop.command(Path(s).resolve()) for s in sources]
+    runtime = runtime_command(tool, Path("runtime.o"), warp_size, checked, native, list(runtime_flags))
+    digest = _digest(tool.version, runtime.argv, ours)
+    object_path = cache / f"runtime-{digest}.o"
+    commands.insert(0, Command((*runtime.argv[:-1], str(object_path)), object_path))
+    suffix = "" if program else ".so"
+    name = f"simt-{_digest([c.output.name for c in commands], program)}{suffix}"
+    target = Path(out) if out is not None else cache / name
+    base = base_flags(tool, warp_size, checked, native)
+    return Plan(tuple(commands), target, tool, warp_size, checked, program, base)
+
+
+def run_plan(plan: Plan, jobs: int = 2) -> Path:
+    """Run what has not been made yet.
+
+    :raises CompileError: a command failed
+    """
+    plan.out.parent.mkdir(parents=True, exist_ok=True)
+    todo = {c.output: c for c in plan.compile if not c.output.exists()}
+    with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
+        list(pool.map(run_command, todo.values()))
+    if todo or not plan.out.exists():
+        run_command(plan.link())
+    return plan.out
+
+
+def run_command(command: Command) -> None:
+    """Run one command into a temporary file, and rename that when it is complete."""
+    with tempfile.TemporaryDirectory(dir=command.output.parent, prefix=".making-") as folder:
+        made = Path(folder) / command.output.name
+        argv = [str(made) if word == str(command.output) else word for word in command.argv]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise CompileError(command, done.stderr + done.stdout)
+        os.replace(made, command.output)
+
+
+@dataclass(frozen=True)
+class _Workshop:
+    """What the sources of a library have in common."""
+
+    tool: Compiler
+    words: tuple[str, ...]
+    checked: bool
+    folders: list[Path]
+    cache: Path
+    ours: str
+
+    def command(self, source: Path) -> Command:
+        """How one source is compiled; it is rewritten if it has launches."""
+        try:
+            texts = _closure(source, self.folders)
+        except OSError as error:
+            raise CompileError(None, f"{source}: {error.strerror}") from None
+        project = [(str(p), t) for p, t in texts.items()]
+        name = f"{source.stem}-{_digest(self.tool.version, self.words, self.checked, self.ours, project)}"
+        compiled, extra = source, list[str]()
+        if "<<<" in texts[source]:
+            compiled, extra = self.cache / f"{name}.cu", [f"-iquote{source.parent}"]
+            try:
+                _write(compiled, rewrite_launches(texts[source], str(source)))
+            except RewriteError as error:
+                raise CompileError(None, str(error)) from None
+        out = self.cache / f"{name}.o"
+        front = (sys.executable, str(ASSEMBLE)) if self.checked else ()
+        return Command((*front, self.tool.path, *extra, *self.words, "-c", str(compiled), "-o", str(out)), out)
+
+
+def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
+    """The source and the headers of the project that it includes, found by reading (conditions are ignored)."""
+    texts: dict[Path, str] = {}
+    queue = [source]
+    while queue:
+        path = queue.pop()
+        if path in texts:
+            continue
+        texts[path] = path.read_text(encoding="utf-8", errors="surrogateescape")
+        for name in _INCLUDE_LINE.findall(texts[path]):
+            found = next((p for f in (path.parent, *folders) if (p := (f / name)).is_file()), None)
+            if found and INCLUDE not in found.resolve().parents:
+                queue.append(found.resolve())
+    return texts
+
+
+def _own_digest() -> str:
+    """Of the runtime and of what is done to assembly."""
+    files = [ASSEMBLE, *sorted(p for p in INCLUDE.rglob("*") if p.is_file())]
+    return _digest([(p.name, p.read_text()) for p in files])
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()[:20]
+
+
+def _write(path: Path, text: str) -> None:
+    if path.exists():
+        return
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+    os.replace(temporary, path)

@@ -1,0 +1,97 @@
+// Who runs next, and what the checks make of the points where threads meet.
+#pragma once
+#include "findings.h"
+#if SIMT_CHECKED
+#include "shadow.h"
+#endif
+
+namespace simt {
+inline namespace SIMT_ABI {
+
+#if SIMT_CHECKED
+inline void warp_together(Warp& warp, unsigned index) {
+    settle(index);
+    warp.epoch = warp.epoch + 1;
+}
+// All lanes of `mask` have met. Policy says whether that orders their accesses.
+inline void lanes_met(Warp& warp, unsigned index, Mask mask, Collective kind) {
+    if (mask == warp.live) warp_together(warp, index);
+    const WarpOrder order = machine.policy.warp_order;
+    if (order == WarpOrder::syncthreads || (order == WarpOrder::syncwarp && kind != Collective::sync)) return;
+    const uint32_t tick = ++timekeeper.now;
+    if (mask == warp.present) {
+        warp.sync_tick = tick;
+        return;
+    }
+    if (warp.heard.empty()) warp.heard.resize(64 * 64);
+    uint32_t joined[64] = {};
+    for (Mask m = mask; m; m &= m - 1) {
+        const uint32_t* row = &warp.heard[(size_t)__builtin_ctzll(m) * 64];
+        for (int b = 0; b < 64; b++) joined[b] = std::max(joined[b], row[b]);
+    }
+    for (Mask m = mask; m; m &= m - 1) joined[__builtin_ctzll(m)] = tick;
+    for (Mask m = mask; m; m &= m - 1)
+        std::copy(joined, joined + 64, &warp.heard[(size_t)__builtin_ctzll(m) * 64]);
+}
+inline void block_together() {
+    for (unsigned w = 0; w < machine.warps; w++) warp_together(machine.warp[w], w);
+    timekeeper.barrier = ++timekeeper.now;
+}
+#else
+inline void lanes_met(Warp&, unsigned, Mask, Collective) {}
+inline void block_together() {}
+#endif
+
+inline unsigned pick(Mask ready) {
+    switch (machine.policy.lane_order) {
+        case Order::ascending: return (unsigned)__builtin_ctzll(ready);
+        case Order::descending: return 63 - (unsigned)__builtin_clzll(ready);
+        case Order::random: break;
+    }
+    for (unsigned skip = (unsigned)(random_bits() % (unsigned)__builtin_popcountll(ready)); skip; skip--)
+        ready &= ready - 1;
+    return (unsigned)__builtin_ctzll(ready);
+}
+
+inline Lane* next_lane(unsigned warp) {
+    const unsigned n = machine.warps;
+    const bool down = machine.policy.lane_order == Order::descending;
+    if (machine.policy.lane_order == Order::random) warp = (unsigned)(random_bits() % n);
+    for (unsigned k = 0; k < n; k++) {
+        const unsigned w = (down ? warp + n - k : warp + k) % n;
+        if (machine.warp[w].ready) return &machine.lanes[w * SIMT_WARP_SIZE + pick(machine.warp[w].ready)];
+    }
+    return nullptr;
+}
+
+inline void switch_to(Lane& lane) {
+    Lane& from = *current;
+    machine.totals.switches++;
+    current = &lane;
+    switch_fiber(from.fiber, lane.fiber);
+}
+
+// Leaves the launch for good. The threads' stacks are dropped as they are.
+[[noreturn]] inline void stop_launch(int error) {
+    machine.error = error;
+    machine.fibers = 0;
+    Lane& from = *current;
+    current = nullptr;
+    switch_fiber(from.fiber, machine.host);
+    __builtin_unreachable();
+}
+
+void report_deadlock();
+
+// Gives way until somebody makes this thread ready again.
+inline void give_way() {
+    Lane* next = next_lane(current->warp);
+    if (!next) {
+        report_deadlock();
+        stop_launch(cudaErrorLaunchTimeout);
+    }
+    if (next != current) switch_to(*next);
+}
+
+}  // namespace SIMT_ABI
+}  // namespace simt

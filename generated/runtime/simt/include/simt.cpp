@@ -1,0 +1,20 @@
+// The runtime that executes CUDA kernels on the CPU: compiled once for a warp size and a kind of build (fast or
+// checked), and linked to the objects of the kernels. See docs/simt.md.
+#define SIMT_RUNTIME 1
+#include "runtime/control.h"
+#if SIMT_CHECKED
+#include "runtime/hooks.h"
+#endif
+
+// assert() in a kernel ends the launch, in the host's code the process.
+extern "C" __attribute__((visibility("hidden"), noreturn)) void __assert_fail(const char* expression, const char* file,
+                                                                             unsigned line, const char* function) {
+    if (simt::current) simt::fail_assertion(expression, file, (int)line);
+    fprintf(stderr, "%s:%u: %s: Assertion `%s' failed.\n", file, line, function, expression);
+    abort();
+}
+
+// The last object of this file: made when all others are, and its exit handler runs before they go.
+static const struct Start {
+    Start() { simt::read_environment(); }
+} start;

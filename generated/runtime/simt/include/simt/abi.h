@@ -1,0 +1,110 @@
+// What a kernel's translation unit and the runtime agree on.
+//
+// A kernel calls these functions and nothing else of the runtime. They live in an inline namespace named after the
+// warp size and the build, so that objects of two kinds cannot be linked together by mistake.
+#pragma once
+#include <cstddef>
+
+#ifndef SIMT_WARP_SIZE
+#ifdef PAV2_WARP_SIZE
+#define SIMT_WARP_SIZE PAV2_WARP_SIZE
+#else
+#define SIMT_WARP_SIZE 32
+#endif
+#endif
+#if SIMT_WARP_SIZE != 32 && SIMT_WARP_SIZE != 64
+#error "SIMT_WARP_SIZE is 32 or 64"
+#endif
+#if defined(PAV2_WARP_SIZE) && PAV2_WARP_SIZE + 0 != SIMT_WARP_SIZE
+#error "PAV2_WARP_SIZE and SIMT_WARP_SIZE differ"
+#endif
+#ifndef SIMT_CHECKED
+#define SIMT_CHECKED 0
+#endif
+
+#define SIMT_JOIN_(a, b, c) a##b##c
+#define SIMT_JOIN(a, b, c) SIMT_JOIN_(a, b, c)
+#if SIMT_CHECKED
+#define SIMT_ABI SIMT_JOIN(warp, SIMT_WARP_SIZE, _checked)
+#else
+#define SIMT_ABI SIMT_JOIN(warp, SIMT_WARP_SIZE, _fast)
+#endif
+
+// The place of a call in the kernel's source, as default arguments of the callee.
+#define SIMT_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+// For code of ours that is compiled with the kernel: no access hooks inside.
+#if defined(__SANITIZE_THREAD__)
+#define SIMT_UNSEEN __attribute__((no_sanitize("thread"), noinline))
+#else
+#define SIMT_UNSEEN
+#endif
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+    constexpr operator uint3() const { return {x, y, z}; }
+};
+
+namespace simt {
+inline namespace SIMT_ABI {
+
+using u64 = unsigned long long;
+using Mask = u64;  // one bit a lane
+template <class To, class From>
+inline __attribute__((always_inline)) To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+    To to;
+    __builtin_memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
+constexpr Mask all_lanes = SIMT_WARP_SIZE == 64 ? ~0ull : 0xffffffffull;
+
+// What a warp-wide call does with the values its lanes bring.
+enum class Collective : int { sync, shuffle, ballot, match, add, minimum, maximum, bit_and, bit_or, bit_xor };
+enum class BarrierResult : int { none, count, conjunction, disjunction };
+
+// Coordinates never change while a thread runs: the compiler may keep what it has read (and no hook sees the reading).
+__attribute__((const)) uint3 thread_index();
+__attribute__((const)) uint3 block_index();
+__attribute__((const)) dim3 block_dimensions();
+__attribute__((const)) dim3 grid_dimensions();
+
+int barrier(BarrierResult want, int predicate, const char* file, int line);
+// Brings `value`, waits for all lanes of `mask`, gives this lane's result. `source` matters to shuffles,
+// `width_or_signed` is the width of a shuffle or whether minimum and maximum compare as signed.
+u64 collective(Collective kind, Mask mask, u64 value, int source, int width_or_signed, const char* file, int line);
+Mask active_lanes();
+void fence();
+void atomic_access(const volatile void* address, unsigned bytes, const void* site);
+void checked_copy(void* to, const void* from, size_t bytes, const void* site);
+void checked_fill(void* to, int byte, size_t bytes, const void* site);
+[[noreturn]] void trap(const char* file, int line);
+u64 ticks();
+
+struct Launch {
+    const void* kernel;
+    void (*invoke)(void* context);  // runs the kernel's body for the thread that calls it
+    void* context;
+    dim3 grid, block;
+    size_t dynamic_shared;
+    const char* file;
+    int line;
+    const char* name;  // as written in the source, where there is no function pointer
+};
+int launch(const Launch& launch);  // gives a cudaError_t
+
+void note_allocation(void* base, size_t bytes, bool initialised, const char* file, int line);
+bool note_release(void* base);
+bool host_access(const void* base, size_t bytes, bool write, const char* file, int line);
+size_t set_dynamic_limit(const void* kernel, size_t bytes);
+size_t static_shared_of(const void* kernel);
+size_t shared_limit();
+int take_error(bool clear);
+
+}  // namespace SIMT_ABI
+}  // namespace simt

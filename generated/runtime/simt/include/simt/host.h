@@ -1,0 +1,215 @@
+// The part of CUDA's host API that a kernel's launcher, or a small program around a kernel, uses.
+//
+// There is one device, whose memory is the host's. Every call is finished when it returns: streams, events and
+// synchronization are accepted and have nothing to do. cudaMalloc registers its buffer with the checks.
+#pragma once
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include "errors.h"
+#include "launch.h"
+
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost = 0,
+    cudaMemcpyHostToDevice = 1,
+    cudaMemcpyDeviceToHost = 2,
+    cudaMemcpyDeviceToDevice = 3,
+    cudaMemcpyDefault = 4
+};
+
+// ---- errors
+inline cudaError_t cudaGetLastError() { return (cudaError_t)simt::take_error(true); }
+inline cudaError_t cudaPeekAtLastError() { return (cudaError_t)simt::take_error(false); }
+
+// ---- the device
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxBlockDimX = 2,
+    cudaDevAttrMaxBlockDimY = 3,
+    cudaDevAttrMaxBlockDimZ = 4,
+    cudaDevAttrMaxGridDimX = 5,
+    cudaDevAttrMaxGridDimY = 6,
+    cudaDevAttrMaxGridDimZ = 7,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrWarpSize = 10,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+};
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerMultiprocessor, sharedMemPerBlockOptin;
+    int warpSize, maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3], major, minor, multiProcessorCount;
+    int maxThreadsPerMultiProcessor;
+};
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    if (device != 0) return cudaErrorInvalidDevice;
+    switch (attribute) {
+        case cudaDevAttrMaxThreadsPerBlock:
+        case cudaDevAttrMaxBlockDimX:
+        case cudaDevAttrMaxBlockDimY: *value = 1024; break;
+        case cudaDevAttrMaxBlockDimZ: *value = 64; break;
+        case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
+        case cudaDevAttrMaxGridDimY:
+        case cudaDevAttrMaxGridDimZ: *value = 65535; break;
+        case cudaDevAttrMaxSharedMemoryPerBlock: *value = 48 << 10; break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)simt::shared_limit(); break;
+        case cudaDevAttrWarpSize: *value = SIMT_WARP_SIZE; break;
+        case cudaDevAttrMultiProcessorCount: *value = 16; break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = 7; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+        default: return cudaErrorInvalidValue;
+    }
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
+    if (device != 0) return cudaErrorInvalidDevice;
+    *p = {"CPU (simt)", (size_t)16 << 30, 48 << 10, simt::shared_limit(), simt::shared_limit(), SIMT_WARP_SIZE,
+          1024, {1024, 1024, 64}, {0x7fffffff, 65535, 65535}, 7, 0, 16, 2048};
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaPeekAtLastError(); }
+inline cudaError_t cudaDeviceReset() { return cudaSuccess; }
+
+// ---- functions
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+enum cudaFuncCache {
+    cudaFuncCachePreferNone,
+    cudaFuncCachePreferShared,
+    cudaFuncCachePreferL1,
+    cudaFuncCachePreferEqual
+};
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+    int maxThreadsPerBlock, numRegs, maxDynamicSharedSizeBytes;
+};
+template <class... P>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || (size_t)value > simt::shared_limit()) return cudaErrorInvalidValue;
+    simt::set_dynamic_limit(reinterpret_cast<const void*>(kernel), (size_t)value);
+    return cudaSuccess;
+}
+template <class... P>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(P...)) {
+    *attributes = {simt::static_shared_of(reinterpret_cast<const void*>(kernel)), 0, 0, 1024, 0, 48 << 10};
+    return cudaSuccess;
+}
+template <class... P>
+cudaError_t cudaFuncSetCacheConfig(void (*)(P...), cudaFuncCache) {
+    return cudaSuccess;
+}
+template <class... P>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*)(P...), int threads, size_t) {
+    *blocks = threads > 0 ? 2048 / threads : 0;
+    return cudaSuccess;
+}
+
+// ---- memory
+inline cudaError_t simt_allocate(void** pointer, size_t bytes, bool initialised, const char* file, int line) {
+    *pointer = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    *pointer = ::aligned_alloc(256, (bytes + 511) & ~(size_t)255);
+    if (!*pointer) return cudaErrorMemoryAllocation;
+    simt::note_allocation(*pointer, bytes, initialised, file, line);
+    return cudaSuccess;
+}
+template <class T>
+cudaError_t cudaMalloc(T** pointer, size_t bytes, SIMT_HERE) {
+    return simt_allocate((void**)pointer, bytes, false, file, line);
+}
+template <class T>
+cudaError_t cudaMallocAsync(T** pointer, size_t bytes, cudaStream_t, SIMT_HERE) {
+    return simt_allocate((void**)pointer, bytes, false, file, line);
+}
+// The host writes to these without saying so: they count as initialised.
+template <class T>
+cudaError_t cudaMallocManaged(T** pointer, size_t bytes, unsigned = 1, SIMT_HERE) {
+    return simt_allocate((void**)pointer, bytes, true, file, line);
+}
+template <class T>
+cudaError_t cudaMallocHost(T** pointer, size_t bytes, SIMT_HERE) {
+    return simt_allocate((void**)pointer, bytes, true, file, line);
+}
+inline cudaError_t cudaFree(void* pointer) {
+    return !pointer || simt::note_release(pointer) ? cudaSuccess : cudaErrorInvalidValue;
+}
+inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
+inline cudaError_t cudaFreeHost(void* pointer) { return cudaFree(pointer); }
+
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, SIMT_HERE) {
+    if (bytes == 0) return cudaSuccess;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    if (from_device && !simt::host_access(from, bytes, false, file, line)) return cudaErrorInvalidValue;
+    if (to_device && !simt::host_access(to, bytes, true, file, line)) return cudaErrorInvalidValue;
+    __builtin_memmove(to, from, bytes);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t = nullptr, SIMT_HERE) {
+    return cudaMemcpy(to, from, bytes, kind, file, line);
+}
+inline cudaError_t cudaMemset(void* to, int byte, size_t bytes, SIMT_HERE) {
+    if (bytes == 0) return cudaSuccess;
+    if (!simt::host_access(to, bytes, true, file, line)) return cudaErrorInvalidValue;
+    __builtin_memset(to, byte, bytes);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t = nullptr, SIMT_HERE) {
+    return cudaMemset(to, byte, bytes, file, line);
+}
+template <class T>
+cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0,
+                               cudaMemcpyKind = cudaMemcpyHostToDevice) {
+    if (offset + bytes > sizeof(T)) return cudaErrorInvalidValue;
+    __builtin_memcpy((char*)&symbol + offset, from, bytes);
+    return cudaSuccess;
+}
+template <class T>
+cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t offset = 0,
+                                 cudaMemcpyKind = cudaMemcpyDeviceToHost) {
+    if (offset + bytes > sizeof(T)) return cudaErrorInvalidValue;
+    __builtin_memcpy(to, (const char*)&symbol + offset, bytes);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+    *free = *total = (size_t)16 << 30;
+    return cudaSuccess;
+}
+
+// ---- streams and events
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream) { return *stream = nullptr, cudaSuccess; }
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaPeekAtLastError(); }
+inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+
+struct CUevent_st {
+    std::chrono::steady_clock::time_point time;
+};
+inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new CUevent_st(), cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr) {
+    event->time = std::chrono::steady_clock::now();
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+    *milliseconds = std::chrono::duration<float, std::milli>(to->time - from->time).count();
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }

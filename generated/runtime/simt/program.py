@@ -1,0 +1,168 @@
+"""A loaded library, and sessions that steer and observe what it runs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .policy import Policy
+from .report import Report, read_report
+
+_FORMAT = 1
+
+
+class Program:
+    """A library of kernels with its runtime. Made by `build` or `attach`."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.path = Path(library._name or "the process")
+        try:
+            found = library.simt_format()
+        except AttributeError:
+            raise ValueError(f"{self.path} was not built with the simt runtime") from None
+        if found != _FORMAT:
+            raise ValueError(
+                f"{self.path} speaks format {found} of the simt runtime, this module {_FORMAT}: rebuild it"
+            )
+        self.warp_size: int = library.simt_warp_size()
+        self.checked = bool(library.simt_checked())
+        library.simt_set.argtypes = [ctypes.c_char_p, ctypes.c_longlong]
+        library.simt_buffer.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+        library.simt_buffer.restype = ctypes.c_char_p
+        library.simt_report.restype = ctypes.c_char_p
+        library.simt_message.restype = ctypes.c_char_p
+
+    def __repr__(self) -> str:
+        return f"<simt {'checked' if self.checked else 'fast'} library, warp size {self.warp_size}: {self.path.name}>"
+
+    def fn(self, name: str) -> Any:
+        """An `extern "C"` function of the sources, as a ctypes function that gives an int.
+
+        :raises AttributeError: the library exports no such function
+        """
+        try:
+            return self.library[name]
+        except AttributeError:
+            raise AttributeError(
+                f'{self.path.name} exports no {name!r}: declare it extern "C" __attribute__((visibility("default")))'
+            ) from None
+
+    @contextmanager
+    def session(self, **policy: Any) -> Iterator[Session]:
+        """A stretch of launches with one policy and one report. Keywords are the fields of `Policy`.
+
+        Sessions of one library do not nest and do not run side by side.
+        """
+        session = Session(self, Policy(**policy))
+        try:
+            yield session
+        finally:
+            session.close()
+
+    @property
+    def message(self) -> str:
+        """What stopped the last launch that failed, or an empty string."""
+        return str(self.library.simt_message().decode("utf-8", "replace"))
+
+
+def attach(library: ctypes.CDLL | str | os.PathLike[str]) -> Program:
+    """A program around a library that was built elsewhere with the runtime (see `compile_commands`)."""
+    return Program(library if isinstance(library, ctypes.CDLL) else ctypes.CDLL(os.fspath(library)))
+
+
+class Session:
+    """Registers buffers and gathers the report of the launches made while it is open."""
+
+    def __init__(self, program: Program, policy: Policy) -> None:
+        self.program = program
+        self._raw: bytes | None = None
+        self._report: Report | None = None
+        self._keep: list[Any] = []
+        self._names: set[str] = set()
+        program.library.simt_reset()
+        for name, value in policy.settings():
+            if program.library.simt_set(name.encode(), value) != 0:
+                raise ValueError(f"the runtime of {program.path} does not know the policy {name!r}")
+
+    def buffer(self, name: str, memory: Any, nbytes: int | None = None, *, writable: bool = True,
+               initialised: bool = True) -> None:  # fmt: skip
+        """Register memory that kernels may touch.
+
+        :param memory: a torch tensor, a numpy array, anything with the buffer protocol, or an address
+        :param nbytes: for an address its size; for others, instead of their own size
+        :param writable: a kernel's write to it is a finding if not
+        :param initialised: if not, reading a byte before it is written is a finding
+        :raises ValueError: the name is taken, or the memory overlaps that of another buffer
+        """
+        if self._raw is not None:
+            raise ValueError("the session is closed")
+        if name in self._names:
+            raise ValueError(f"a buffer named {name!r} is registered already")
+        address, size = address_of(memory)
+        size = size if nbytes is None else nbytes
+        if size is None:
+            raise ValueError(f"buffer {name!r}: an address needs its size, nbytes=")
+        if size > 0:
+            other = self.program.library.simt_buffer(address, size, name.encode(), writable, initialised)
+            if other is not None:
+                raise ValueError(f"buffer {name!r} overlaps buffer {other.decode()!r}")
+        self._names.add(name)
+        self._keep.append(memory)
+
+    @property
+    def report(self) -> Report:
+        """What has been found and counted so far; when the session is closed, its last state."""
+        if self._raw is None:
+            return read_report(self.program.library.simt_report())
+        if self._report is None:
+            self._report = read_report(self._raw)
+        return self._report
+
+    def close(self) -> None:
+        """Fetch the report, and forget buffers, findings and counters in the library."""
+        if self._raw is None:
+            self._raw = self.program.library.simt_report()
+            self.program.library.simt_reset()
+            self._keep.clear()
+
+
+def address_of(memory: Any) -> tuple[int, int | None]:
+    """The address and size of a contiguous piece of memory.
+
+    :raises TypeError: it is nothing of that kind
+    :raises ValueError: it is not contiguous
+    """
+    if isinstance(memory, int):
+        return memory, None
+    if hasattr(memory, "data_ptr"):  # a torch tensor
+        if not memory.is_contiguous():
+            raise ValueError("the tensor is not contiguous; register the tensor it is a view of, or give nbytes")
+        return memory.data_ptr(), memory.numel() * memory.element_size()
+    if isinstance(memory, ctypes.Array | ctypes.Structure):
+        return ctypes.addressof(memory), ctypes.sizeof(memory)
+    interface = getattr(memory, "__array_interface__", None)
+    if interface is not None:
+        if interface.get("strides") is not None:
+            raise ValueError("the array is not contiguous; register the array it is a view of")
+        size = int(interface["typestr"][2:])
+        for n in interface["shape"]:
+            size *= n
+        return interface["data"][0], size
+    return _buffer_address(memory)
+
+
+def _buffer_address(memory: Any) -> tuple[int, int]:
+    try:
+        view = memoryview(memory)
+    except TypeError:
+        raise TypeError(f"a tensor, an array, a buffer or an address, not {type(memory).__name__}") from None
+    if not view.contiguous:
+        raise ValueError("the buffer is not contiguous")
+    if view.readonly:
+        raise ValueError("the buffer is read-only for Python; give its address and nbytes")
+    return ctypes.addressof((ctypes.c_char * view.nbytes).from_buffer(view.cast("B"))), view.nbytes

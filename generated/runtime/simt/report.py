@@ -1,0 +1,257 @@
+"""What a session has found and counted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .symbols import Location, locate
+from .table import render_report
+
+
+class FindingsError(AssertionError):
+    """A report has findings; the text lists them."""
+
+    def __init__(self, findings: tuple[Finding, ...]) -> None:
+        self.findings = findings
+        super().__init__("\n".join(str(f) for f in findings))
+
+
+@dataclass(frozen=True)
+class Place:
+    """One side of a finding."""
+
+    role: str
+    location: Location | None
+    block: tuple[int, int, int] | None
+    threads: str
+
+    def __str__(self) -> str:
+        who = [f"block ({','.join(map(str, self.block))})"] if self.block else []
+        who += [self.threads] if self.threads else []
+        where = f"  {self.location}" if self.location else ""
+        return f"{self.role}{' by ' if who else ''}{', '.join(who)}{where}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: what, at which places, in which buffer, and what would be right."""
+
+    kind: str
+    what: str
+    expected: str
+    places: tuple[Place, ...]
+    kernel: str
+    buffer: str | None
+    offset: int | None
+    count: int
+    stopped: bool
+
+    @property
+    def locations(self) -> tuple[Location, ...]:
+        """The lines of its places."""
+        return tuple(p.location for p in self.places if p.location)
+
+    def __str__(self) -> str:
+        lines = [f"{self.kind}: {self.what}" + (f"  (in {self.kernel})" if self.kernel else "")]
+        lines += [f"    {p}" for p in self.places]
+        if self.buffer is not None:
+            lines.append(f"    in: '{self.buffer}', byte {self.offset}")
+        lines.append(f"    expected: {self.expected}")
+        if self.count > 1:
+            lines.append(f"    seen {self.count} times")
+        if self.stopped:
+            lines.append("    the launch was stopped here")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Memory accesses: of warps, of lanes, their bytes, the sectors of global memory, the passes of shared memory."""
+
+    accesses: int = 0
+    lanes: int = 0
+    bytes: int = 0
+    sectors_32: int = 0
+    sectors_64: int = 0
+    sectors_128: int = 0
+    passes_ideal: int = 0
+    passes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Line:
+    """The traffic of one line of source to one buffer, by operation and width."""
+
+    location: Location
+    operation: str
+    buffer: str
+    shared: bool
+    width: int
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer, a shared array or a global variable. Atomics count as loads and as stores.
+
+    `bytes_read` and `bytes_written` count each byte of global memory once, however often it was touched.
+    """
+
+    name: str
+    bytes: int
+    shared: bool
+    loads: Traffic
+    stores: Traffic
+    load_widths: dict[int, int]
+    store_widths: dict[int, int]
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def reread(self) -> float:
+        """Bytes requested by loads, for each byte that was loaded at all."""
+        return self.loads.bytes / self.bytes_read if self.bytes_read else 0.0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel's launches did, and the shared memory of one block."""
+
+    name: str
+    launches: int
+    blocks: int
+    threads: int
+    barriers: int
+    collectives: int
+    static_shared: int
+    dynamic_shared: int
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over a session; `approximate` if warps went so long without meeting that counting had to cut in."""
+
+    launches: int
+    blocks: int
+    threads: int
+    barriers: int
+    collectives: int
+    switches: int
+    local_bytes: int
+    approximate: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """Findings and counters of a session. `str()` gives it as text, `table()` only the counters."""
+
+    warp_size: int
+    checked: bool
+    totals: Totals
+    kernels: tuple[Kernel, ...]
+    buffers: dict[str, Buffer]
+    lines: tuple[Line, ...]
+    findings: tuple[Finding, ...]
+
+    def raise_for_findings(self) -> None:
+        """:raises FindingsError: there are findings"""
+        if self.findings:
+            raise FindingsError(self.findings)
+
+    def table(self) -> str:
+        """The counters as text."""
+        return render_report(self)
+
+    def __str__(self) -> str:
+        found = "\n".join(str(f) for f in self.findings) or "no findings"
+        return f"{found}\n\n{self.table()}"
+
+
+def read_report(text: bytes, library: str | None = None) -> Report:
+    """The runtime's JSON as a Report; `library` is the file it came from, if that has another name here."""
+    raw: dict[str, Any] = json.loads(text.decode("utf-8", "replace"))
+    places = [p for f in raw["findings"] for p in f["places"] if not p["file"]]
+    offsets = [c["pc"] for c in raw["counters"]] + [p["pc"] for p in places if p["pc"]]
+    where = locate(library or raw["library"], offsets)
+    _tell_apart(raw)
+    lines = _lines(raw, where)
+    return Report(
+        raw["warp_size"], bool(raw["checked"]), _totals(raw["totals"]),
+        tuple(Kernel(**k) for k in raw["kernels"]), _buffers(raw, lines), lines,
+        tuple(_finding(f, where) for f in raw["findings"]),
+    )  # fmt: skip
+
+
+def _totals(raw: dict[str, int]) -> Totals:
+    return Totals(**{**raw, "approximate": bool(raw["approximate"])})  # type: ignore[arg-type]
+
+
+def _tell_apart(raw: dict[str, Any]) -> None:
+    """Variables of the same name, of which each is used, are named with their function: `reduce::sums`."""
+    used = {c["region"] for c in raw["counters"]}
+    regions = [r for r in raw["regions"] if r["id"] in used or r["registered"]]
+    names = Counter(r["name"] for r in regions)
+    for r in regions:
+        if names[r["name"]] > 1 and r["scope"]:
+            r["name"] = f"{r['scope']}::{r['name']}"
+
+
+def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
+    """Counters of the same line, operation, buffer and width are one: the compiler may have copied the code."""
+    regions = {r["id"]: r for r in raw["regions"]}
+    sums: dict[tuple[Location, str, int, int], Traffic] = defaultdict(Traffic)
+    names = [f.name for f in fields(Traffic)]
+    for c in raw["counters"]:
+        key = (where[c["pc"]], c["operation"], c["region"], c["width"])
+        sums[key] += Traffic(**{n: c[n] for n in names})
+    return tuple(
+        Line(place, operation, regions[region]["name"], bool(regions[region]["shared"]), width, traffic)
+        for (place, operation, region, width), traffic in sorted(sums.items(), key=lambda item: item[0])
+    )
+
+
+def _buffers(raw: dict[str, Any], lines: tuple[Line, ...]) -> dict[str, Buffer]:
+    """Registered buffers, used or not, and whatever else was used; arrays of the same name are one."""
+    used = {line.buffer for line in lines}
+    found: dict[str, Buffer] = {}
+    for r in raw["regions"]:
+        name = r["name"]
+        if name in found or not (r["registered"] or name in used):
+            continue
+        mine = [line for line in lines if line.buffer == name]
+        loads = [line for line in mine if line.operation != "store"]
+        stores = [line for line in mine if line.operation != "load"]
+        found[name] = Buffer(
+            name, r["bytes"], bool(r["shared"]), _sum(loads), _sum(stores), _widths(loads), _widths(stores),
+            r["bytes_read"], r["bytes_written"],
+        )  # fmt: skip
+    return found
+
+
+def _sum(lines: Iterable[Line]) -> Traffic:
+    return sum((line.traffic for line in lines), Traffic())
+
+
+def _widths(lines: Iterable[Line]) -> dict[int, int]:
+    widths: dict[int, int] = defaultdict(int)
+    for line in lines:
+        widths[line.width] += line.traffic.accesses
+    return dict(sorted(widths.items()))
+
+
+def _finding(raw: dict[str, Any], where: dict[int, Location]) -> Finding:
+    places = []
+    for p in raw["places"]:
+        given = Location(p["file"], p["line"]) if p["file"] else where.get(p["pc"])
+        places.append(Place(p["role"], given, tuple(p["block"]) if "block" in p else None, p["threads"]))
+    return Finding(
+        raw["kind"], raw["what"], raw["expected"], tuple(places), raw["kernel"], raw["buffer"] or None,
+        raw["offset"] if raw["offset"] >= 0 else None, raw["count"], bool(raw["stopped"]),
+    )  # fmt: skip

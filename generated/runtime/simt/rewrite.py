@@ -1,0 +1,105 @@
+"""`kernel<<<grid, block>>>(arguments)` is no C++: it becomes a call of `SIMT_LAUNCH`, on the same lines.
+
+Nothing else of a source is changed, and a source without `<<<` is compiled as it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PASSIVE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+class RewriteError(Exception):
+    """A launch that could not be understood."""
+
+
+def rewrite_launches(text: str, name: str) -> str:
+    """`text` with its launches rewritten, headed by a `#line` that names the original file.
+
+    :raises RewriteError: a `<<<` without its `>>>`, or without a kernel before it
+    """
+    code = _PASSIVE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)  # comments and strings blanked out
+    pieces, done = [], 0
+    at = code.find("<<<")
+    while at >= 0:
+        start = _kernel_start(code, at, done)
+        if start is None:
+            raise RewriteError(f"{name}:{code.count(chr(10), 0, at) + 1}: no kernel before <<<")
+        end = _configuration_end(code, at + 3)
+        if end is None:
+            raise RewriteError(f"{name}:{code.count(chr(10), 0, at) + 1}: <<< without >>>")
+        kernel, configuration = text[start:at].rstrip(), text[at + 3 : end]
+        gap = text[start + len(kernel) : at]
+        pieces += [text[done:start], f"SIMT_LAUNCH(({kernel}){gap}, {configuration})"]
+        done = end + 3
+        at = code.find("<<<", done)
+    body = "".join(pieces) + text[done:]
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'#line 1 "{quoted}"\n{body}'
+
+
+def _kernel_start(code: str, at: int, floor: int) -> int | None:
+    """Where the expression that ends before `at` begins: `name`, `a::b<c, 4>`, `(expression)`, `table[i]`."""
+    i = _skip_back(code, at, floor)
+    start = None
+    while i > floor:
+        last = code[i - 1]
+        if last in ">)]":
+            i = _skip_back(code, _matching_open(code, i - 1, floor), floor)
+            start = i
+            if last == ")":
+                continue
+        word = re.search(r"[A-Za-z_]\w*$", code[floor:i])
+        if not word:
+            break
+        start = i = i - len(word.group())
+        before = _skip_back(code, i, floor)
+        qualifier = next((q for q in ("::", "->", ".") if code[:before].endswith(q)), None)
+        if qualifier is None:
+            break
+        start = i = before - len(qualifier)
+        i = _skip_back(code, i, floor)
+    return start
+
+
+def _skip_back(code: str, i: int, floor: int) -> int:
+    while i > floor and code[i - 1].isspace():
+        i -= 1
+    return i
+
+
+def _matching_open(code: str, close: int, floor: int) -> int:
+    """The position of the bracket that `code[close]` closes; angle brackets count only where they enclose it."""
+    pairs = {">": "<", ")": "(", "]": "["}
+    opening, depth = pairs[code[close]], 0
+    nested = 0
+    for i in range(close, floor - 1, -1):
+        c = code[i]
+        if opening == "<" and c in ")]}":
+            nested += 1
+        elif opening == "<" and c in "([{":
+            nested -= 1
+        elif nested == 0 and c == code[close]:
+            depth += 1
+        elif nested == 0 and c == opening:
+            depth -= 1
+            if depth == 0:
+                return i
+    return floor
+
+
+def _configuration_end(code: str, i: int) -> int | None:
+    depth = 0
+    while i < len(code):
+        if code[i] in _OPEN:
+            depth += 1
+        elif code[i] in _CLOSE:
+            depth -= 1
+        elif depth == 0 and code.startswith(">>>", i):
+            return i
+        elif code[i] == ";" and depth <= 0:
+            return None
+        i += 1
+    return None

@@ -1,0 +1,70 @@
+"""From addresses of code to lines of source, by addr2line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .toolchain import INCLUDE
+
+
+@dataclass(frozen=True, order=True)
+class Location:
+    """A line of source, and the lines that called the function it is in, where that was inlined."""
+
+    file: str
+    line: int
+    callers: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        here = f"{_shown(self.file)}:{self.line}" if self.line else self.file
+        return here + "".join(f" < {_shown(f)}:{n}" for f, n in self.callers)
+
+
+def _shown(path: str) -> str:
+    inside = os.path.relpath(path)
+    return path if inside.startswith("..") else inside
+
+
+# What has been asked before, by library file and the time it was written.
+_known: dict[tuple[str, int], dict[int, Location]] = {}
+
+
+def locate(library: str, offsets: Iterable[int]) -> dict[int, Location]:
+    """The source lines of code at these offsets of a library's file; without addr2line, the offsets as text."""
+    wanted = set(offsets)
+    if not wanted:
+        return {}
+    known = _known.setdefault((library, os.stat(library).st_mtime_ns), {})
+    tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
+    if tool and wanted - known.keys():
+        known.update(_ask(tool, library, sorted(wanted - known.keys())))
+    return {o: known.get(o) or _nameless(library, o) for o in wanted}
+
+
+def _nameless(library: str, offset: int) -> Location:
+    return Location(f"{os.path.basename(library)}+{offset:#x}", 0)
+
+
+def _ask(tool: str, library: str, wanted: list[int]) -> dict[int, Location]:
+    question = "\n".join(f"{o:#x}" for o in wanted)
+    answer = subprocess.run([tool, "-a", "-i", "-e", library], input=question, capture_output=True, text=True)
+    frames: dict[int, list[tuple[str, int]]] = {}
+    offset = 0
+    for word in answer.stdout.splitlines():
+        if word.startswith("0x"):
+            offset = int(word, 16)
+        else:
+            path, _, line = word.partition(" ")[0].rpartition(":")
+            frames.setdefault(offset, []).append((os.path.normpath(path), int(line) if line.isdigit() else 0))
+    return {o: _location(chain) or _nameless(library, o) for o, chain in frames.items()}
+
+
+def _location(frames: list[tuple[str, int]]) -> Location | None:
+    """The innermost frame that is not of our own headers, and its callers that are not."""
+    ours = str(INCLUDE) + os.sep
+    theirs = [f for f in frames if f[1] and not os.path.realpath(f[0]).startswith(ours)]
+    return Location(*theirs[0], tuple(theirs[1:])) if theirs else None

@@ -1,0 +1,179 @@
+"""The compiler, and the exact command lines by which CUDA sources become a library that runs on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .elf import undefined_thread_locals
+
+#: The headers that stand in for CUDA's, and the runtime's source.
+INCLUDE = Path(__file__).resolve().parent / "include"
+RUNTIME_SOURCE = INCLUDE / "simt.cpp"
+#: The step between compiler and assembler in a checked build.
+ASSEMBLE = Path(__file__).resolve().with_name("assemble.py")
+#: Bytes of dynamic shared memory a launch can have at most.
+DYNAMIC_SHARED_CAPACITY = 128 << 10
+
+_COMMON = (
+    "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off",
+    "-Wno-unknown-pragmas", "-Wno-attributes",
+)  # fmt: skip
+# Lines for findings and counters. In DWARF 5 addr2line takes #line for the file that was compiled.
+_DEBUG = ("-g1", "-gdwarf-4")
+_FAST = ("-O2", "-fwrapv")
+# Hooks at accesses, blocks and undefined arithmetic; code in the order of the source; vector accesses in one piece.
+_CHECKED = (
+    "-O1", "-finline-functions", "-finline-small-functions", "-findirect-inlining", "-fpartial-inlining",
+    "-fno-tree-sra", "-fno-ipa-sra", "-fno-reorder-blocks", "-fno-reorder-blocks-and-partition",
+    "-fno-crossjumping", "-fno-tree-tail-merge", "-fno-thread-jumps",
+    "-fsanitize=thread", "-fsanitize-coverage=trace-pc",
+    "-fsanitize=bounds,signed-integer-overflow,integer-divide-by-zero",
+)  # fmt: skip
+
+
+class ToolchainError(Exception):
+    """There is no compiler for what was asked."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler and the first line of its `--version`."""
+
+    path: str
+    version: str
+
+    @property
+    def is_clang(self) -> bool:
+        """Clang takes other flags, and can't make checked builds."""
+        return "clang" in self.version
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line and the file it makes."""
+
+    argv: tuple[str, ...]
+    output: Path
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a library is built: `compile` in any order or in parallel, then what `link()` gives."""
+
+    compile: tuple[Command, ...]
+    out: Path
+    compiler: Compiler
+    warp_size: int
+    checked: bool
+    program: bool = False
+    flags: tuple[str, ...] = field(default=(), repr=False)
+
+    def link(self) -> Command:
+        """The last command. The objects must exist: their `extern __shared__` arrays are defined by it."""
+        objects = [str(c.output) for c in self.compile]
+        names = sorted({n for c in self.compile for n in undefined_thread_locals(c.output)})
+        extra = [str(_write_dynamic_shared(self.out, names))] if names else []
+        kind = ["-pie"] if self.program else ["-shared"]
+        argv = [self.compiler.path, *self.flags, *kind, *objects, *extra, "-o", str(self.out)]
+        return Command((*argv, "-Wl,-z,defs", "-Wl,-z,noexecstack", "-lm", "-ldl", "-lpthread", "-lrt"), self.out)
+
+
+@functools.cache
+def _identify(path: str) -> Compiler:
+    out = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    return Compiler(path, out.splitlines()[0] if out else path)
+
+
+def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
+    """`path`, or the environment's SIMT_CXX, or the first of g++, c++ and clang++ that there is.
+
+    :raises ToolchainError: there is none, or only clang for a checked build
+    """
+    asked = path or os.environ.get("SIMT_CXX")
+    for name in [asked] if asked else ["g++", "c++", "clang++"]:
+        found = shutil.which(name)
+        if not found:
+            continue
+        compiler = _identify(found)
+        if not (checked and compiler.is_clang):
+            return compiler
+        if asked:
+            raise ToolchainError(f"{asked} is clang; the checked build needs g++ (clang splits vector accesses)")
+    raise ToolchainError(f"no C++ compiler: looked for {asked or 'g++, c++, clang++'}; install g++ or set SIMT_CXX")
+
+
+@functools.cache
+def machine_flags() -> tuple[str, ...]:
+    """Half precision conversions and fused multiply-add in hardware, where this machine has them."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    try:
+        words = Path("/proc/cpuinfo").read_text().split("flags", 2)[1].split("\n", 1)[0].split()
+    except (OSError, IndexError):
+        return ()
+    return tuple(f"-m{f}" for f in ("f16c", "fma") if f in words)
+
+
+def base_flags(compiler: Compiler, warp_size: int, checked: bool, native: bool = True) -> tuple[str, ...]:
+    """What the runtime and every kernel are compiled with."""
+    if warp_size not in (32, 64):
+        raise ValueError(f"warp_size is 32 or 64, not {warp_size}")
+    defines = (f"-DSIMT_WARP_SIZE={warp_size}", f"-DSIMT_CHECKED={int(checked)}")
+    unique = () if compiler.is_clang else ("-fno-gnu-unique",)
+    return (*_COMMON, *unique, *(machine_flags() if native else ()), *defines, f"-I{INCLUDE}")
+
+
+def kernel_flags(
+    compiler: Compiler, warp_size: int, checked: bool, native: bool = True,
+    include: Iterable[str | os.PathLike[str]] = (), defines: Mapping[str, object] | None = None,
+    flags: Iterable[str] = (),
+) -> tuple[str, ...]:  # fmt: skip
+    """What a CUDA source is compiled with; `flags` are added last."""
+    macros = {"PAV2_WARP_SIZE": warp_size, **(defines or {})}
+    words = [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in macros.items()]
+    words += [f"-I{os.fspath(p)}" for p in include]
+    kind = () if compiler.is_clang else ("-fno-extern-tls-init", "-fno-ipa-icf")
+    return (
+        *base_flags(compiler, warp_size, checked, native), *_DEBUG, *(_CHECKED if checked else _FAST), *kind,
+        "-include", "cuda_runtime.h", *words, *flags, "-x", "c++",
+    )  # fmt: skip
+
+
+def runtime_command(compiler: Compiler, out: Path, warp_size: int, checked: bool, native: bool = True,
+                    flags: Sequence[str] = ()) -> Command:  # fmt: skip
+    """Compiles the runtime itself."""
+    words = (*base_flags(compiler, warp_size, checked, native), "-O2", *flags)
+    return Command((compiler.path, *words, "-c", str(RUNTIME_SOURCE), "-o", str(out)), out)
+
+
+def _write_dynamic_shared(out: Path, names: Sequence[str]) -> Path:
+    """A source that lays all dynamic shared arrays of a library over one piece of memory."""
+    lines = [
+        "// The memory behind the `extern __shared__` arrays of this library: all begin at the same place.",
+        "#include <cstddef>",
+        'extern "C" {',
+        f"thread_local char simt_dynamic_shared[{DYNAMIC_SHARED_CAPACITY}] __attribute__((aligned(1024)));",
+        *(f"extern thread_local char {n}[{DYNAMIC_SHARED_CAPACITY}] "
+          '__attribute__((alias("simt_dynamic_shared")));' for n in names),
+        "void* simt_dynamic_base(size_t* capacity) {",
+        "    *capacity = sizeof simt_dynamic_shared;",
+        "    return simt_dynamic_shared;",
+        "}",
+        "}",
+    ]  # fmt: skip
+    path = out.with_name(out.name + ".shared.cpp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text("\n".join(lines) + "\n")
+    os.replace(temporary, path)
+    return path

@@ -1,0 +1,39 @@
+"""vLLM's block-sparse pattern (paged_attention_kernel of vLLM 0.6.3): which pages a query head skips."""
+
+from __future__ import annotations
+
+import torch
+
+from .call import Call, Segment
+
+
+def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
+    """[items, kv_heads, group, pages] bool: the pages that each query head does not attend.
+
+    A page in block k is attended if (k + offset) % vert_stride == 0, or if k > q - local_blocks, q being the block of
+    the last token. The offset slides with the query head for a step >= 0, with the KV head for a step < 0.
+    """
+    sparse, device = call.sparse, call.query.device
+    assert sparse is not None
+    rows = part.seq_lens.shape[0]
+    starts = part.past.view(rows, -1)[:, ::page] + part.seq_lens.unsqueeze(1)  # [rows, pages]: their first positions
+    block = torch.div(starts, sparse.block_size, rounding_mode="floor")
+    last = torch.div(part.seq_lens - 1, sparse.block_size, rounding_mode="floor")
+    distant = block <= last.unsqueeze(1) - sparse.local_blocks
+    offsets = _offsets(call, device).unsqueeze(-1)  # [kv_heads, group, 1]
+    items, pages = part.pages.shape
+    strided = (block.view(items, 1, 1, pages) + offsets).remainder(sparse.vert_stride) == 0
+    return distant.view(items, 1, 1, pages) & ~strided
+
+
+def _offsets(call: Call, device: torch.device) -> torch.Tensor:
+    """[kv_heads, group] int32: where the strided blocks of each query head start."""
+    assert call.sparse is not None
+    kv_heads, heads = call.key_cache.shape[1], call.query.shape[1]
+    step, rank = call.sparse.head_sliding_step, call.sparse.tp_rank
+    if step >= 0:
+        return (
+            (torch.arange(heads, dtype=torch.int32, device=device) + rank * heads).mul_(step).add_(1).view(kv_heads, -1)
+        )
+    slots = (torch.arange(kv_heads, dtype=torch.int32, device=device) + rank * kv_heads).mul_(-step).add_(1)
+    return slots.unsqueeze(1).expand(kv_heads, heads // kv_heads)

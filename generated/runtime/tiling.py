@@ -1,0 +1,85 @@
+"""How a call is cut so that its workspace stays within a bound, whatever the lengths and the number of sequences.
+
+An *item* is one partition of one sequence, for all KV heads. A *segment* is a rectangle of items, ``rows`` sequences by
+``parts`` partitions, whose scores are held at once; a *chunk* is a run of a segment's items whose keys or values are
+held at once. All of it follows from host values, so the number of calls is known before the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The workspace on one kind of device, and what its pieces cost; all in bytes.
+
+    chunk, segment: the two shares of the workspace.
+    chunk_item, segment_item: what an item costs in each, for each KV head.
+    item: what an item costs beside that. row: what the state of a sequence costs, for each KV head.
+    """
+
+    chunk: int
+    segment: int
+    chunk_item: int
+    segment_item: int
+    item: int
+    row: int
+
+    def fit(self, num_seqs: int, max_seq_len: int, kv_heads: int, partition_size: int) -> Tiling:
+        """The tiling of a call: all sequences at once while the budget allows it, then as many partitions as it holds.
+
+        Takes positive counts. A budget too small for one item is exceeded by that one item.
+        """
+        item, row = kv_heads * self.segment_item + self.item, kv_heads * self.row
+        partitions = -(-max_seq_len // partition_size)
+        rows = max(1, min(num_seqs, self.segment // (item + row)))
+        parts = max(1, min(partitions, (self.segment // rows - row) // item))
+        parts = -(-partitions // -(-partitions // parts))  # the same number of segments, of even size
+        chunk = max(1, min(rows * parts, self.chunk // (kv_heads * self.chunk_item)))
+        return Tiling(num_seqs, partitions, rows, parts, chunk)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The cut of one call. All counts are of sequences, partitions or items."""
+
+    num_seqs: int
+    partitions: int
+    rows: int
+    parts: int
+    chunk: int
+
+    def row_tiles(self) -> Iterator[slice]:
+        """The sequences of each row of segments."""
+        return _slices(self.num_seqs, self.rows)
+
+    def part_tiles(self) -> Iterator[slice]:
+        """The partitions of each segment in a row of segments."""
+        return _slices(self.partitions, self.parts)
+
+    def chunks(self, items: int) -> Iterator[slice]:
+        """The items of each chunk in a segment of ``items`` items."""
+        return _slices(items, self.chunk)
+
+    def counts(self) -> tuple[int, int, int]:
+        """(rows of segments, segments, chunks) of the call: what its number of launches is made of."""
+        rows, parts = _sizes(self.num_seqs, self.rows), _sizes(self.partitions, self.parts)
+        chunks = sum(r * p * _ceil(row * part, self.chunk) for row, r in rows for part, p in parts)
+        count = sum(r for _, r in rows)
+        return count, count * sum(p for _, p in parts), chunks
+
+
+def _sizes(total: int, step: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(size, how many) of the slices of ``step`` that cover ``total``: the full ones, and the rest."""
+    return (step, total // step), (total % step, int(total % step > 0))
+
+
+def _ceil(total: int, step: int) -> int:
+    return -(-total // step)
+
+
+def _slices(total: int, step: int) -> Iterator[slice]:
+    """Consecutive slices of at most ``step`` that cover ``total``."""
+    return (slice(start, min(start + step, total)) for start in range(0, total, step))

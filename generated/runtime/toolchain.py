@@ -1,0 +1,72 @@
+"""The compilers that make a library of a package's CUDA sources: CoreX clang++, nvcc, or g++ for the CPU.
+
+Command lines follow what is known to work on a BI-V100 (CoreX 3.2.3: clang++ with --cuda-gpu-arch=ivcore10; its nvcc is
+a script that prints a version, not a compiler). The sources use plain C and CUDA, so no torch header and no ABI enters.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .simt import Command
+
+COREX_PLACES = ("/usr/local/corex", "/usr/local/corex-3.2.3")
+TOOLCHAINS = ("corex", "nvcc", "host")
+
+
+class CompilerMissingError(Exception):
+    """There is no compiler for a toolchain; the message says where it was looked for, and what would work."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """One GPU compiler: how it compiles a source and links objects. ``warp_size`` is that of the cards of ``arch``."""
+
+    name: str
+    compiler: str
+    version: str
+    arch: str
+    warp_size: int
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+
+    def compile(self, source: Path, out: Path) -> Command:
+        """The command that makes an object of a source."""
+        return Command((self.compiler, *self.compile_flags, "-c", str(source), "-o", str(out)), out)
+
+    def link(self, objects: Sequence[Path], out: Path) -> Command:
+        """The command that makes the library of all objects."""
+        return Command((self.compiler, "-shared", *map(str, objects), *self.link_flags, "-o", str(out)), out)
+
+
+def corex(arch: str = "ivcore10") -> Toolchain:
+    """CoreX's clang++, below COREX_HOME or in its usual place. Raises CompilerMissingError where it is not."""
+    places = (os.environ["COREX_HOME"],) if os.environ.get("COREX_HOME") else COREX_PLACES
+    home = next((place for place in places if Path(place, "bin", "clang++").exists()), None)
+    if home is None:
+        raise CompilerMissingError(f"no CoreX compiler: looked for bin/clang++ in {', '.join(places)}; set COREX_HOME")
+    compiler = str(Path(home, "bin", "clang++"))
+    libraries = str(Path(home, "lib64"))
+    flags = ("-std=c++17", "-O3", "-fPIC", f"--cuda-path={home}", f"--cuda-gpu-arch={arch}", "--no-cuda-version-check")
+    link = (f"-L{libraries}", "-lcudart", f"-Wl,-rpath,{libraries}")
+    return Toolchain("corex", compiler, version(compiler), arch, 64, (*flags, "-DPAV2_WARP_SIZE=64"), link)
+
+
+def nvcc(arch: str) -> Toolchain:
+    """NVIDIA's nvcc, from CUDA_HOME or the path. Raises CompilerMissingError where it is not."""
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    compiler = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home, "bin")))
+    if compiler is None:
+        raise CompilerMissingError(f"no nvcc on the path or in {home}/bin; set CUDA_HOME")
+    flags = ("-std=c++17", "-O3", f"-arch={arch}", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-DPAV2_WARP_SIZE=32")
+    return Toolchain("nvcc", compiler, version(compiler), arch, 32, flags, ("-cudart", "shared", f"-arch={arch}"))
+
+
+def version(compiler: str) -> str:
+    """All that ``--version`` says: part of the key of a cached library."""
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout.strip()
