@@ -123,6 +123,9 @@ class CheckedKernel(CudaKernel):
         assert unique * blocks == requested, "each byte of the cache once for each block of a group"
         table = self.report.buffers["block_tables"].loads.bytes
         assert table == 4 * pages * blocks and (table < requested / 100 or page_bytes < 400), "block table"
+        shared = [buffer for buffer in self.report.buffers.values() if buffer.shared]
+        passes = sum(buffer.loads.passes + buffer.stores.passes for buffer in shared)
+        assert passes == sum(b.loads.passes_ideal + b.stores.passes_ideal for b in shared), "bank conflicts"
         kernel = next(kernel for kernel in self.report.kernels if "partial_kernel" in kernel.name)
         assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
 

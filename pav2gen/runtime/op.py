@@ -169,7 +169,7 @@ class Operator:
 
 @functools.cache
 def device_name(device: torch.device) -> str:
-    """What the tuned table calls a device: the card's name as torch gives it, or ``cpu``. Reads nothing on the device."""
+    """What the tuned table calls a device: the card's name as torch gives it, or ``cpu``. A host value, asked once."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

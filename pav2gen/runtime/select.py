@@ -79,7 +79,7 @@ PARTITION_OVERHEAD = 32
 
 
 class Table:
-    """All rows of a package, by key, and what was measured of them. Of two specs with a key, the first by name serves."""
+    """All rows of a package by key, and what was measured of them. Of two specs with a key the first by name serves."""
 
     def __init__(self, rows: Iterable[Row], tuned: Iterable[Tuned] = ()) -> None:
         self.rows = tuple(rows)
@@ -139,12 +139,20 @@ def _backends(row: Row) -> str:
 def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
     """The time of a call, in tokens of one worker, by a wave model.
 
-    Each of the target's multiprocessors works on one (sequence, KV head, partition) at a time: as many waves as it
-    takes, each as long as a partition; then the partitions of a sequence are reduced.
+    Each of the target's multiprocessors works on one (sequence, KV head, partition) at a time, and takes the next when
+    it is free: the whole partitions first, as the grid has them, then the last one of each sequence, which is shorter.
+    In the end the partitions of a sequence are reduced.
     """
-    partitions = -(-max_seq_len // row.partition_size)
-    waves = -(-num_seqs * kv_heads * partitions // max(1, row.multiprocessors))
-    return waves * (row.partition_size + PARTITION_OVERHEAD) + partitions
+    workers, partitions = max(1, row.multiprocessors), -(-max_seq_len // row.partition_size)
+    tails = num_seqs * kv_heads
+    whole = row.partition_size + PARTITION_OVERHEAD
+    tail = max_seq_len - (partitions - 1) * row.partition_size + PARTITION_OVERHEAD
+    waves, busy = divmod(tails * (partitions - 1), workers)
+    end = whole if busy else 0  # of the last wave of whole partitions, which not all workers have a share in
+    meanwhile = end // tail  # tails that each of the others works on until then
+    later, rest = divmod(max(0, tails - (workers - busy) * meanwhile), workers)
+    last = 0 if not rest else (meanwhile + later + 1) * tail if rest <= workers - busy else end + (later + 1) * tail
+    return waves * whole + max(end + later * tail, last) + partitions
 
 
 def miss(key: Key, specs: Mapping[Key, str]) -> str:

@@ -42,19 +42,19 @@ __device__ __forceinline__ void write_state(const Pav2Args& a, const Place& at, 
 }
 
 // One element of a head's output: to the reduction, or, where there is one partition, to out at once; and to the scratch.
+// `inverse` is that of z, or 0 where no token is attended.
 template <class scalar_t>
 __device__ __forceinline__ void write_element(const Pav2Args& a, const Place& at, int head, int dim, int head_size,
-                                              float sum, float z) {
+                                              float sum, float inverse) {
     const int64_t row = static_cast<int64_t>(at.seq) * a.num_heads + head;
-    const float quotient = z > 0.0f || z != z ? sum / z : 0.0f;  // nothing attended: 0; NaN stays
     if (a.partitions == 1) {
-        static_cast<scalar_t*>(a.out)[row * head_size + dim] = from_float<scalar_t>(quotient);
+        static_cast<scalar_t*>(a.out)[row * head_size + dim] = from_float<scalar_t>(sum * inverse);
     } else {
         a.partial_out[(row * a.partitions + at.partition) * head_size + dim] = sum;
     }
     if (a.tmp_out != nullptr) {
         const int64_t to = at.seq * a.tmp_seq_stride + head * a.tmp_head_stride + at.partition * a.tmp_part_stride;
-        static_cast<scalar_t*>(a.tmp_out)[to + dim * a.tmp_dim_stride] = from_float<scalar_t>(quotient);
+        static_cast<scalar_t*>(a.tmp_out)[to + dim * a.tmp_dim_stride] = from_float<scalar_t>(sum * inverse);
     }
 }
 

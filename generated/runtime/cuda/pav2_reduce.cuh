@@ -53,11 +53,12 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
         }
         __syncthreads();
     }
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
 #pragma unroll
     for (int d = 0; d < kDims; ++d) {
         const int dim = d * kReduceThreads + thread;
-        const float quotient = total > 0.0f || total != total ? out[d] / total : 0.0f;
-        if (dim < kHeadSize) static_cast<scalar_t*>(a.out)[row * kHeadSize + dim] = from_float<scalar_t>(quotient);
+        if (dim >= kHeadSize) continue;
+        static_cast<scalar_t*>(a.out)[row * kHeadSize + dim] = from_float<scalar_t>(out[d] * inverse);
     }
 }
 

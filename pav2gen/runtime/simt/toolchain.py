@@ -28,7 +28,8 @@ _COMMON = (
 )  # fmt: skip
 # Lines for findings and counters. In DWARF 5 addr2line takes #line for the file that was compiled.
 _DEBUG = ("-g1", "-gdwarf-4")
-_FAST = ("-O2", "-fwrapv")
+# -O3 without vectors: loops of a few rounds are unrolled, and nothing else takes the compiler long.
+_FAST = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fwrapv")
 # Hooks at accesses, blocks and undefined arithmetic; code in the order of the source; vector accesses in one piece.
 _CHECKED = (
     "-O1", "-finline-functions", "-finline-small-functions", "-findirect-inlining", "-fpartial-inlining",

@@ -1,0 +1,272 @@
+"""``pav2gen bench``: who is measured, what is checked first, and what stands in the document. No time is asserted."""
+
+import importlib.util
+import json
+import math
+import re
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+from pav2gen.bench import bench as benching
+from pav2gen.bench import commands, contestants, machine, table
+from pav2gen.cli import main
+from pav2gen.errors import UserError
+from pav2gen.selection import load
+
+from .conftest import options
+
+FLOAT16 = {"head_size": 64, "gqa_ratio": 2, "block_size": 16, "dtype": "float16"}
+FLOAT16 |= {"kv_cache_dtype": "auto", "alibi": False, "blocksparse": False}
+
+
+def entries(point):
+    return {entry["name"]: entry for entry in point["contestants"]}
+
+
+def test_a_point_for_each_key_and_length(document):
+    assert [(p["key"]["dtype"], p["num_seqs"], p["seq_len"]) for p in document["points"]] == [
+        ("float16", 2, 100), ("float16", 2, 300), ("float32", 2, 100), ("float32", 2, 300),
+    ]  # fmt: skip
+    first = document["points"][0]
+    assert first["key"] == FLOAT16 and (first["num_heads"], first["kv_heads"]) == (4, 2)
+    assert first["kv_bytes"] == 2 * 2 * 100 * 2 * 64 * 2
+    assert document["spec"]["name"] == "tiny" and document["command"] == "pav2gen bench specs/tiny.yaml"
+
+
+def test_every_kernel_is_measured_beside_its_peers(document):
+    for point in document["points"]:
+        found = entries(point)
+        sizes = (64, 128) if point["key"]["dtype"] == "float16" else (64,)
+        assert list(found) == [*(f"torch p{size}" for size in sizes), "sdpa", "seed", "vllm"]
+        for name in (*(f"torch p{size}" for size in sizes), "sdpa", "seed"):
+            entry = found[name]
+            assert entry["because"] == "" and 0 < entry["error"] <= 1 and entry["checked_seqs"] == 2
+            assert len(entry["samples_ms"]) == 3 and min(entry["samples_ms"]) > 0
+            assert sorted(entry["samples_ms"])[1] == entry["median_ms"]
+            assert entry["gbps"] == pytest.approx(point["io_bytes"] / entry["median_ms"] / 1e6, rel=1e-2, abs=1e-3)
+            assert entry["share_of_copy"] == pytest.approx(entry["gbps"] / point["copy_gbps"], rel=0.05, abs=1e-3)
+        assert found["vllm"] == {"name": "vllm", "because": "vLLM is not installed"}
+
+
+def test_launches_and_workspace_are_the_plans(document, selection):
+    plans = {(v.dtype, v.partition_size): p for v, p in selection.kernels}
+    for point in document["points"]:
+        for entry in point["contestants"]:
+            if "symbol" in entry:
+                held = plans[point["key"]["dtype"], entry["partition_size"]]
+                partitions = -(-point["seq_len"] // entry["partition_size"])
+                scratch = 2 if partitions <= -(-point["seq_len"] // 512) else 0  # rows beyond it are cleared
+                calls = held.torch_calls(2, point["seq_len"], held.torch.cpu) + scratch
+                assert calls <= entry["launches"] <= calls + 3, "three more fill the caller's scratch"
+                assert 0 < entry["workspace_bytes"] <= selection.spec.limits.workspace_mib << 20
+
+
+def test_the_kernel_that_the_table_chooses_is_named(document):
+    for point in document["points"]:
+        chosen = [entry["symbol"] for entry in point["contestants"] if table.is_chosen(entry, point)]
+        assert chosen == [point["chosen"]["torch"]]
+
+
+def test_cuda_kernels_are_not_timed_on_a_cpu_and_it_says_so(document):
+    assert benching.HOST_NOTE in document["notes"] and "no measure of speed" in benching.HOST_NOTE
+    assert not any(entry.get("backend") == "cuda" for point in document["points"] for entry in point["contestants"])
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """One kernel is off by a little more than is allowed, another raises."""
+    real = contestants.operate
+
+    def operate(package, call, row, backend):
+        real(package, call, row, backend)
+        if row.key.dtype == "float32":
+            raise RuntimeError("out of luck\nand more")
+        if row.partition_size == 64:
+            call.out.mul_(1.003)
+
+    monkeypatch.setattr(contestants, "operate", operate)
+
+
+def test_a_wrong_kernel_is_not_timed(selection, broken):
+    found = benching.bench(selection, options(against=("sdpa",), seq_lens=(100,)))
+    half, single = map(entries, found["points"])
+    assert re.match(r"wrong: its error is [0-9.]+ times what is allowed", half["torch p64"]["because"])
+    assert single["torch p64"]["because"] == "failed: out of luck"
+    assert all("median_ms" not in each["torch p64"] for each in (half, single))
+    assert "median_ms" in half["torch p128"] and "median_ms" in single["sdpa"]
+    assert len(list(benching.wrong(found))) == 2
+
+
+def test_the_command_fails_with_a_wrong_kernel(spec_path, broken):
+    arguments = ["bench", str(spec_path), "--seq-len", "100", "--num-seqs", "1", "--rounds", "3", "--against", "none"]
+    result = CliRunner().invoke(commands.bench, arguments[1:])
+    assert result.exit_code == 1
+    assert "error: pav2_tiny_hd64_g2_b16_f16_p64 (torch), S=1 L=100: wrong" in result.output
+    assert "torch p64 at S=1 L=100: wrong" in result.output
+
+
+def test_nan_is_wrong():
+    assert not math.inf <= 1  # what NaN counts as, in the oracle's measure and in the baselines'
+    point = torch.full((1, 2, 4), float("nan"))
+    assert contestants.excess(point, torch.ones(1, 2, 4, dtype=torch.float64)) == math.inf
+
+
+def test_the_document_is_read_as_it_was_written(document, tmp_path):
+    path = tmp_path / "deep" / "bench.json"
+    from pav2gen.bench import document as documents
+
+    documents.write(path, document)
+    assert documents.read(path) == document == json.loads(path.read_text())
+    assert path.read_text().count("\n") == len(document) + 1 + len(document["points"]) + 2
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda d: d.update(kind="other"), "is no document of pav2gen bench"),
+        (lambda d: d.update(schema=9), "has schema 9, and this pav2gen reads 1"),
+        (lambda d: d.pop("device"), "is damaged: the document lacks device"),
+        (lambda d: d["points"][1].pop("copy_gbps"), "is damaged: points[1] lacks copy_gbps"),
+        (lambda d: d["points"][0]["contestants"].append({}), "a contestant of points[0] lacks name"),
+        (lambda d: d["points"].append(3), "points[4] is no object"),
+    ],
+)
+def test_a_damaged_document_is_refused(document, tmp_path, change, words):
+    from pav2gen.bench import document as documents
+
+    copy = json.loads(json.dumps(document))
+    change(copy)
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(copy))
+    with pytest.raises(UserError) as raised:
+        documents.read(path)
+    assert words in str(raised.value) and str(raised.value).startswith(str(path))
+
+
+def test_no_document_and_no_json(tmp_path):
+    for name, text in (("missing.json", None), ("text.json", "{")):
+        if text:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(UserError, match="no such file|no JSON"):
+            document_read(tmp_path / name)
+
+
+def document_read(path):
+    from pav2gen.bench import document as documents
+
+    return documents.read(path)
+
+
+def test_the_table_for_people(spec_path, tmp_path):
+    arguments = [str(spec_path), "--filter", "dtype=float16", "--seq-len", "64", "--num-seqs", "1", "--rounds", "3"]
+    result = CliRunner().invoke(commands.bench, [*arguments, "--json", "out.json"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    header = next(line for line in lines if "contestant" in line)
+    assert header.split() == [
+        "S",
+        "L",
+        "contestant",
+        "ms",
+        "spread",
+        "x",
+        "sdpa",
+        "x",
+        "seed",
+        "GB/s",
+        "of",
+        "copy",
+        "launches",
+        "MiB",
+    ]
+    assert sum("torch p" in line for line in lines) == 2 and sum(" * " in line for line in lines) == 1
+    assert any(line.startswith("vllm: vLLM is not installed") for line in lines)
+    found = document_read(Path("out.json"))
+    assert (
+        found["command"] == "pav2gen bench specs/tiny.yaml --filter dtype=float16 --seq-len 64 --num-seqs 1 --rounds 3"
+    )
+
+
+def test_ratios_are_of_medians_of_one_run():
+    point = {
+        "contestants": [{"name": "torch p64", "median_ms": 2.0}, {"name": "seed", "median_ms": 150.0}, {"name": "vllm"}]
+    }
+    ours = point["contestants"][0]
+    assert table.ratio(ours, point, "seed") == 75.0
+    assert table.ratio(ours, point, "vllm") is None and table.ratio(ours, point, "sdpa") is None
+
+
+def test_a_large_cache_is_left_out_and_told(selection):
+    found = benching.bench(selection, options(seq_lens=(100, 2000), max_gib=0.0005, against=()))
+    assert {point["seq_len"] for point in found["points"]} == {100}
+    assert any("left out, over --max-gib 0.0005: S=2 L=2000" in note for note in found["notes"])
+    with pytest.raises(UserError, match="nothing is left to measure"):
+        benching.bench(selection, options(max_gib=1e-9))
+
+
+def test_the_rank_is_that_of_the_tensor_parallel_size(selection):
+    found = benching.bench(selection, options(tensor_parallel=2, seq_lens=(64,), against=()))
+    assert {(point["num_heads"], point["kv_heads"]) for point in found["points"]} == {(2, 1)}
+    with pytest.raises(UserError, match="--tensor-parallel"):
+        benching.bench(selection, options(tensor_parallel=3))
+
+
+@pytest.mark.parametrize(
+    "name, words", [("tpu", "write cpu, cuda"), ("meta", "not measured"), ("cuda:99", "torch sees [0-9]+ CUDA devices")]
+)
+def test_a_device_that_is_none(name, words):
+    with pytest.raises(UserError, match=words):
+        machine.device_of(name)
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_without_torch_the_extra_is_named(command, spec_path, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else real(name, *rest))
+    with pytest.raises(UserError) as raised:
+        getattr(commands, command).main([str(spec_path)], standalone_mode=False)
+    assert str(raised.value) == f"pav2gen {command} needs torch, which is not installed; pip install 'pav2gen[torch]'"
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "8k", "1,,2", "", "4294967296", "٣"])
+def test_a_list_of_lengths_that_is_none(word, spec_path):
+    result = CliRunner().invoke(commands.bench, [str(spec_path), "--seq-len", word])
+    assert result.exit_code == 2 and "is not a list of positive whole numbers" in result.output
+
+
+@pytest.mark.parametrize("command", [commands.bench, commands.tune, commands.report])
+def test_help_has_an_example_and_needs_no_torch(command, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    result = CliRunner().invoke(command, ["--help"])
+    assert result.exit_code == 0 and f"pav2gen {command.name} specs/qwen36.yaml" in result.output
+
+
+def test_a_spec_without_kernels_for_the_cpu(spec_path):
+    spec_path.write_text(spec_path.read_text().replace("[torch, cuda]", "[cuda]"))
+    with pytest.raises(UserError, match="no kernel that can be timed on this device"):
+        benching.bench(load([spec_path])[0], options())
+
+
+def test_the_copy_moves_what_it_says():
+    run, moved = machine.copy(torch.device("cpu"), 1 << 20)
+    assert run(None).numel() * 4 * 2 == moved == 2 * machine.LEAST_COPY
+
+
+def test_launches_of_cuda_kernels(selection):
+    from pav2gen.bench.problem import Problem, make
+    from pav2gen.runtime.select import Key, Row
+
+    key = Key(**FLOAT16)
+    row = Row("x", "tiny", key, 64, "", "x.cu", 0, 0, 16, 1)
+    call = make(Problem(key, 2, 3, 64), torch.device("cpu"), 1).small
+    assert contestants.cuda_launches(row, call) == 1, "one partition needs no reduction"
+    assert contestants.cuda_launches(row, call._replace(max_seq_len=65)) == 2
+    assert contestants.cuda_launches(row, call._replace(max_seq_len=64 * 500)) == 2 * 3 // 1
+
+
+def test_the_real_command_line_is_there_when_registered():
+    assert isinstance(main, click.Group)
