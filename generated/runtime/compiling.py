@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -95,7 +96,7 @@ extern "C" __attribute__((visibility("default"))) const char* pav2_kernels() {{
 """
     path = folder / f"index-{sha(text)}.cu"
     if not path.exists():
-        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         temporary.write_text(text)
         os.replace(temporary, path)
     return path

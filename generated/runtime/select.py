@@ -125,7 +125,7 @@ class Table:
             built = ", ".join(f"{row.partition_size} ({_backends(row)})" for row in self.serving(key))
             asked = f" with partition_size={wanted}" if wanted else ""
             raise NoKernelError(f"no {backend} kernel for {key}{asked}; built: {built}")
-        for entry in () if wanted else self._tuned.get((key, backend, device, kv_heads), ()):
+        for entry in self._tuned.get((key, backend, device, kv_heads), ()):
             if entry.covers(num_seqs, max_seq_len):
                 rows = [row for row in rows if row.symbol == entry.symbol] or rows
                 break  # the first is the nearest in size

@@ -28,8 +28,15 @@ def kernel_of(package, variant):
     return importlib.import_module(f"{package.__name__}.{name}")
 
 
+def pytest_generate_tests(metafunc):
+    """One kernel of each storage by default; all partition sizes with --full."""
+    if "key" in metafunc.fixturenames:
+        full = metafunc.config.getoption("--full", default=False)
+        keys = [key for key in PLANS if full or (key[0], key[2]) == ("float16", 512)]
+        metafunc.parametrize("key", keys, ids=lambda key: "-".join(map(str, key)))
+
+
 @pytest.mark.parametrize("seqs, length", SHAPES)
-@pytest.mark.parametrize("key", PLANS, ids=lambda key: "-".join(map(str, key)))
 def test_workspace_on_a_cpu(package, key, seqs, length):
     held = PLANS[key]
     call, module = call_of(held.variant, seqs, length), kernel_of(package, held.variant)
