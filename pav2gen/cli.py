@@ -17,12 +17,12 @@ import click
 from click.core import ParameterSource
 
 import pav2gen
+from pav2gen.bench import commands as bench_commands
+from pav2gen.console import print_table
 from pav2gen.errors import UserError
 from pav2gen.install import commands as install_commands
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pav2gen.build import Options, Outcome
     from pav2gen.drift import Report
 
@@ -180,7 +180,7 @@ def list_(specs: tuple[Path, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(listed, indent=1))
     else:
-        _print_table(table(listed))
+        print_table(table(listed))
 
 
 @main.command()
@@ -275,7 +275,7 @@ def run(arguments: tuple[str, ...]) -> None:
     sys.exit(run_program(arguments, prog="pav2gen simt run"))
 
 
-for command in (install_commands.install, install_commands.status, install_commands.uninstall, install_commands.wheel):
+for command in (*bench_commands.COMMANDS, *install_commands.COMMANDS):
     main.add_command(command)
 
 
@@ -322,11 +322,3 @@ def _print_report(report: Report) -> None:
     click.echo("to put it right:")
     for command in report.repairs:
         click.echo(f"  {command}")
-
-
-def _print_table(table: Table) -> None:
-    """Print a table: within the width of a terminal, else a row on each line, however long."""
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    Console(width=None if terminal else 1000, force_terminal=terminal, highlight=False).print(table)

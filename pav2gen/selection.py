@@ -33,7 +33,8 @@ class Selection:
 def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True) -> list[Selection]:
     """What ``filters`` select of the specs at ``paths``, sorted by name; specs of which they select none are left out.
 
-    ``tuned`` says whether their tuning files are read too. Raises UserError for a bad spec or tuning file, a name that two specs have, and a filter that selects nothing.
+    ``tuned`` says whether their tuning files are read too. Raises UserError for a bad spec or tuning file, a name that
+    two specs have, and a filter that selects nothing.
     """
     specs: dict[str, tuple[Spec, Path]] = {}
     for path in paths:

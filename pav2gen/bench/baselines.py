@@ -1,12 +1,87 @@
-"""What kernels are measured against: the plain algorithm that the project started from, and torch's own attention."""
+"""What kernels are measured against: the project's first algorithm, torch's own attention, and vLLM's operator."""
 
 from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from pav2gen.runtime.call import Call
+from pav2gen.runtime.select import Key
 
+#: The partition size of vLLM's paged_attention_v2, for which its callers allocate scratch.
 PARTITION = 512
+
+#: What a baseline may be off by, as a share of the result's norm: they round more often than our kernels may.
+TOLERANCE = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 1e-4}
+
+
+class NotApplicable(Exception):
+    """Why a baseline has no part in a problem."""
+
+
+def baseline(name: str, key: Key) -> Callable[[Call], None]:
+    """The baseline called ``name`` for problems of ``key``. Raises NotApplicable with the reason."""
+    if name == "vllm":
+        return functools.partial(vllm_operator(), kv_cache_dtype=key.kv_cache_dtype)
+    if key.kv_cache_dtype != "auto" or key.alibi or key.blocksparse:
+        raise NotApplicable("plain attention: no fp8 cache, ALiBi or block-sparse pattern")
+    return BASELINES[name]
+
+
+def vllm_operator() -> Callable[..., None]:
+    """vLLM's own operator: its compiled V2, or V1 where V2 is not there, as in the BI-V100 fork.
+
+    Raises NotApplicable where there is no vLLM, or it has neither.
+    """
+    try:
+        custom_ops: Any = importlib.import_module("vllm._custom_ops")
+    except ImportError:
+        raise NotApplicable("vLLM is not installed") from None
+    except Exception as error:  # a vLLM that is not for this machine fails in many ways
+        raise NotApplicable(f"vLLM does not load: {error}") from None
+    compiled = getattr(getattr(torch.ops, "_C", None), "paged_attention_v2", None)
+    if compiled is not None:
+        return functools.partial(_vllm_v2, compiled.default)
+    if hasattr(custom_ops, "paged_attention_v1"):
+        return functools.partial(_vllm_fork_v1, custom_ops.paged_attention_v1)
+    raise NotApplicable("this vLLM has no paged_attention_v2 of its own")
+
+
+def _vllm_v2(operator: Any, call: Call, kv_cache_dtype: str) -> None:
+    """The operator of vLLM 0.6 and later: later ones take the scales as tensors."""
+    assert call.scratch is not None
+    on_device = any(a.name == "k_scale" and "Tensor" in str(a.type) for a in operator._schema.arguments)
+    scales = [_scalar(float(s), call.query.device) if on_device else s for s in (call.k_scale, call.v_scale)]
+    sparse = call.sparse
+    operator(
+        *(call.out, call.scratch.exp_sums, call.scratch.max_logits, call.scratch.tmp_out, call.query),
+        *(call.key_cache, call.value_cache, call.key_cache.shape[1], call.scale, call.block_tables, call.seq_lens),
+        *(call.key_cache.shape[3], call.max_seq_len, call.alibi_slopes, kv_cache_dtype, *scales),
+        *((sparse.tp_rank, sparse.local_blocks, sparse.vert_stride) if sparse else (0, 0, 0)),
+        *((sparse.block_size, sparse.head_sliding_step) if sparse else (64, 0)),
+    )
+
+
+@functools.cache
+def _scalar(value: float, device: torch.device) -> torch.Tensor:
+    """A number on the device, where a model has its scales."""
+    return torch.tensor(value, device=device)
+
+
+def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
+    """V1 of the BI-V100 fork: it takes the KV head of each query head, and knows neither scales nor sparse patterns."""
+    if kv_cache_dtype != "auto" or call.sparse is not None:
+        raise NotApplicable("V1 of this fork drops fp8 scales and block-sparse patterns")
+    kv_heads, heads = call.key_cache.shape[1], call.query.shape[1]
+    mapping = torch.arange(kv_heads, dtype=torch.int32, device=call.query.device).repeat_interleave(heads // kv_heads)
+    operator(
+        *(call.out, call.query, call.key_cache, call.value_cache, mapping, call.scale, call.block_tables),
+        *(call.seq_lens, call.key_cache.shape[3], call.max_seq_len, call.alibi_slopes),
+    )
 
 
 def seed_like(call: Call) -> None:
@@ -63,3 +138,6 @@ def dense(call: Call, s: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     keys = call.key_cache[blocks].permute(0, 3, 1, 2, 4).reshape(-1, kv_heads, size)
     values = call.value_cache[blocks].permute(0, 3, 1, 2).reshape(-1, kv_heads, size)
     return keys[:length], values[:length]
+
+
+BASELINES: Mapping[str, Callable[[Call], None]] = {"sdpa": sdpa, "seed": seed_like}

@@ -212,3 +212,6 @@ def _print_undone(undone: Undone, dry_run: bool) -> None:
 
 def _specs(contents: Contents) -> str:
     return ", ".join(f"{name} ({len(entry.rows)} kernels)" for name, entry in contents.specs.items())
+
+
+COMMANDS = (install, status, uninstall, wheel)

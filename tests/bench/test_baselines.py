@@ -71,7 +71,12 @@ def test_vllms_v2_is_called_as_its_schema_asks(vllm, monkeypatch, scale):
     library = torch.library.Library(f"pav2_stub_{scale.lower()}", "DEF")
     library.define(V2.format(scale=scale))
     seen = []
-    library.impl("paged_attention_v2", lambda out, *rest: (out.fill_(1), seen.append(rest)) and None, "CPU")
+
+    def stub(out, *rest):
+        out.fill_(1)
+        seen.append(rest)
+
+    library.impl("paged_attention_v2", stub, "CPU")
     namespace = types.SimpleNamespace(paged_attention_v2=getattr(torch.ops, library.ns).paged_attention_v2)
     monkeypatch.setattr(torch.ops, "_C", namespace, raising=False)
     call, _ = inputs_of(KEY)

@@ -1,5 +1,6 @@
 """Charts as numbers: scales that hold their points, ticks that can be read, labels that do not cover one another."""
 
+import itertools
 import math
 import re
 
@@ -52,7 +53,7 @@ def test_labels_keep_apart_and_within_the_chart(points):
     chart = charts.chart("id", HEADING, series_of(points), TIME)
     places = sorted(label.y for label in chart.labels)
     assert len(places) == len(points) and all(TOP <= place <= HEIGHT - BOTTOM for place in places)
-    assert all(later - earlier >= LABEL_HEIGHT - 0.02 for earlier, later in zip(places, places[1:]))
+    assert all(later - earlier >= LABEL_HEIGHT - 0.02 for earlier, later in itertools.pairwise(places))
 
 
 @given(values, st.floats(1.01, 1e6))
@@ -69,7 +70,7 @@ def test_marks_of_lengths_have_room(found):
     kept = charts.thinned(sorted(found), axis)
     assert kept[-1] == max(found) and set(kept) <= set(found)
     places = [axis.place(value) for value in kept]
-    assert all(later - earlier >= 38 for earlier, later in zip(places, places[1:]))
+    assert all(later - earlier >= 38 for earlier, later in itertools.pairwise(places))
 
 
 def test_a_shaded_line_has_no_marks_and_closes_below():
@@ -95,8 +96,8 @@ def test_a_line_is_drawn_where_its_points_are():
     "show, value, text",
     [
         (charts.tokens, 512, "512"), (charts.tokens, 8192, "8K"), (charts.tokens, 100_000, "100k"),
-        (charts.tokens, 1 << 20, "1M"), (charts.milliseconds, 0.0123, "12.3 µs"), (charts.milliseconds, 3.456, "3.46 ms"),
-        (charts.milliseconds, 1234, "1.23 s"), (charts.memory, 512, "512 B"), (charts.memory, 3 << 19, "1.5 MiB"),
+        (charts.tokens, 1 << 20, "1M"), (charts.milliseconds, 0.0123, "12.3 µs"), (charts.milliseconds, 1234, "1.23 s"),
+        (charts.milliseconds, 3.456, "3.46 ms"), (charts.memory, 512, "512 B"), (charts.memory, 3 << 19, "1.5 MiB"),
         (charts.memory, 3 << 30, "3 GiB"), (charts.percent, 0.5, "50 %"), (charts.percent, 0.012, "1.2 %"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fair time: everyone in each round, in changing order, over rotating inputs. No time is asserted: the clock is a fake."""
+"""Fair time: everyone in each round, in changing order, over rotating inputs. The clock is a fake."""
 
 import itertools
 

@@ -6,14 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from pav2gen import tuning
 from pav2gen.bench.package import load as load_package
+from pav2gen.bench.problem import Problem, make
 from pav2gen.cli import main
 from pav2gen.errors import UserError
 from pav2gen.spec import load as load_spec
 
+AXES = "head_size: 64, gqa_ratio: 2, block_size: 16, dtype: float16, kv_cache_dtype: auto, alibi: false"
 GOOD = """\
 # What pav2gen tune measured, for pav2gen build to read. Measure again rather than edit.
 schema: 1
@@ -26,7 +29,7 @@ versions: {pav2gen: "0.1.0", torch: "2.13.0"}
 rounds: 7
 runs: 3
 kernels:
-  - key: {head_size: 64, gqa_ratio: 2, block_size: 16, dtype: float16, kv_cache_dtype: auto, alibi: false, blocksparse: false}
+  - key: {AXES, blocksparse: false}
     backend: torch
     kv_heads: 2
     rows:
@@ -34,7 +37,7 @@ kernels:
       - {num_seqs: 8, max_seq_len: 512, partition_size: 64, ms: {64: 0.804000, 128: 0.901000}, spread: 0.0300}
     noisy:
       - {num_seqs: 4, max_seq_len: 512, ms: {64: 0.4, 128: 0.4}, because: "noisy: the runs of 64 lie 40% apart"}
-"""
+""".replace("AXES", AXES)
 
 
 @pytest.fixture
@@ -155,6 +158,25 @@ def test_the_built_package_follows_it(tuning_path):
     tuning_path.write_text(swapped)
     assert build().exit_code == 0
     assert (chosen(1), chosen(8)) == (64, 64)
+
+
+def test_the_operator_runs_what_was_tuned_for_its_device(tuning_path, monkeypatch):
+    tuning_path.write_text(GOOD)
+    assert build().exit_code == 0
+    package = load_package(Path("generated").resolve())
+    key, ran = package.operator.table.rows[0].key, []
+    real = package.operator.kernel
+    monkeypatch.setattr(
+        package.operator, "kernel", lambda row, *rest: ran.append(row.partition_size) or real(row, *rest)
+    )
+    for num_seqs in (1, 8):
+        (call,) = make(Problem(key, 2, num_seqs, 512), torch.device("cpu"), cache_bytes=1).sets
+        scratch = call.scratch
+        package.paged_attention_v2(
+            *(call.out, scratch.exp_sums, scratch.max_logits, scratch.tmp_out, call.query, call.key_cache),
+            *(call.value_cache, 2, call.scale, call.block_tables, call.seq_lens, 16, 512, None, "auto", 1.0, 1.0),
+        )
+    assert ran == [128, 64]
 
 
 def test_another_spec_keeps_its_rows_and_a_partial_build_only_its_own(tuning_path):

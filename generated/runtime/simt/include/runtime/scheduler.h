@@ -79,8 +79,9 @@ inline void prepare_block(u64 linear) {
 }
 
 inline void prepare_fibers() {
-    if (machine.stacks.asked != machine.policy.stack_bytes) {
-        machine.stacks.allocate(max_threads, machine.policy.stack_bytes);
+    // As many stacks as the largest block needed: each costs two mappings, of which a process has some 65,000.
+    if (machine.stacks.asked != machine.policy.stack_bytes || machine.stacks.count < machine.threads) {
+        machine.stacks.allocate(machine.threads, machine.policy.stack_bytes);
         machine.fibers = 0;
     }
     for (; machine.fibers < machine.threads; machine.fibers++) {

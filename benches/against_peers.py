@@ -1,0 +1,157 @@
+"""What the PyTorch kernels must show on a CPU: ratios to their peers, from one run, and what a call costs beside time.
+
+    python benches/against_peers.py
+    python benches/against_peers.py --dtype bfloat16 --rounds 9 --json peers.json
+
+24 query and 4 KV heads of 256, pages of 16. Times are medians of interleaved rounds, of the whole call with the kernel
+that the dispatch table chooses. Exits with 1 where a requirement is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, talks on stderr
+
+import torch
+
+from pav2gen.bench import document, table
+from pav2gen.bench.bench import Options, Setup, bench
+from pav2gen.bench.commands import progress
+from pav2gen.bench.contestants import launches, workspace_bytes
+from pav2gen.bench.measurements import Measurement, measurements
+from pav2gen.runtime.cases import Case, make
+from pav2gen.selection import Selection, load
+
+SPEC = """\
+schema: 1
+name: peers
+about: the shape of Qwen3.6-27B in every dtype, for the bench against peers
+target: bi-v100
+model: {num_heads: 24, num_kv_heads: 4, max_seq_len: 262144, tensor_parallel: [1]}
+axes:
+  head_size: 256
+  gqa_ratio: 6
+  partition_size: [256, 512, 1024]
+  dtype: [float16, bfloat16, float32]
+"""
+
+#: Sequences, lengths, and whom to measure there.
+PROBLEMS = (
+    ((1,), (8192, 32768), ("sdpa",)),
+    ((1,), (100_000,), ("sdpa", "seed", "vllm")),
+    ((8,), (8192,), ("sdpa", "seed", "vllm")),
+    ((8,), (32768,), ("sdpa",)),
+)
+
+#: Against the plain algorithm: at least so many times as fast. (dtype, sequences, length) -> ratio.
+AGAINST_SEED = {
+    ("float16", 1, 100_000): 60, ("bfloat16", 1, 100_000): 70, ("float32", 1, 100_000): 50,
+    ("float16", 8, 8192): 30, ("bfloat16", 8, 8192): 30, ("float32", 8, 8192): 30,
+}  # fmt: skip
+
+#: Against torch's attention, anywhere: at most five per cent slower.
+AGAINST_SDPA = 1 / 1.05
+
+#: (Sequences, length) of calls whose workspace and number of calls are looked at.
+SHAPES = ((1, 100_000), (16, 8192), (256, 1000))
+
+
+class Verdict(NamedTuple):
+    """A requirement and what was found."""
+
+    what: str
+    found: str
+    kept: bool
+
+
+def ratios(point: Measurement) -> Iterator[Verdict]:
+    """What one point must show."""
+    dtype, num_seqs = point.point["key"]["dtype"], point.point["num_seqs"]
+    required = {"seed": AGAINST_SEED.get((dtype, num_seqs, point.seq_len)), "sdpa": AGAINST_SDPA}
+    for peer, least in required.items():
+        if least is not None:
+            ratio = point.ratio("torch", peer)
+            what = f"{dtype:8} S={num_seqs} L={point.seq_len:<6} x {peer} >= {least:.3g}"
+            yield Verdict(what, f"{ratio:.3g}" if ratio else "not measured", ratio is not None and ratio >= least)
+
+
+def costs(chosen: Selection) -> Iterator[Verdict]:
+    """Workspace within the spec's limit, and calls as the plan counts them, for each kernel and shape."""
+    setup, limit = Setup(chosen, torch.device("cpu")), chosen.spec.limits.workspace_mib
+    for variant, plan in chosen.kernels:
+        (contestant,) = (c for c in setup.kernels(variant.key) if c.row and c.row.symbol == variant.symbol)
+        for num_seqs, length in SHAPES:
+            call = make(Case(variant.key, variant.partition_size, (length,) * num_seqs, kv_heads=4, shared_blocks=512))
+            mib = workspace_bytes(contestant, call, setup.device) / (1 << 20)
+            calls, planned = launches(contestant, call), plan.torch_calls(num_seqs, length, plan.torch.cpu) + 2
+            what = f"{variant.dtype:8} p{variant.partition_size:<4} S={num_seqs} L={length:<6}"
+            yield Verdict(f"{what} workspace <= {limit} MiB", f"{mib:.1f}", mib <= limit)
+            yield Verdict(f"{what} calls = {planned} (2 of them clear spare scratch)", str(calls), calls == planned)
+
+
+def measure(spec: Path, dtypes: Sequence[str], rounds: int) -> dict[str, Any]:
+    """One bench document of all problems."""
+    found: dict[str, Any] = {}
+    with progress() as bar:
+        for dtype in dtypes:
+            chosen = load([spec], [f"dtype={dtype}"])[0]
+            for num_seqs, seq_lens, against in PROBLEMS:
+                options = Options(
+                    torch.device("cpu"), seq_lens, num_seqs, against, rounds=rounds, progress=bar, max_gib=8.0,
+                    command="python benches/against_peers.py",
+                )  # fmt: skip
+                part = bench(chosen, options)
+                found = {**part, "points": [*found.get("points", ()), *part["points"]]}
+    return found
+
+
+def show(title: str, verdicts: Sequence[Verdict]) -> bool:
+    """Print what was required and found; whether all was kept."""
+    print(f"\n{title}")
+    for verdict in verdicts:
+        print(f"  {'ok    ' if verdict.kept else 'MISSED'}  {verdict.what}: {verdict.found}")
+    return all(verdict.kept for verdict in verdicts)
+
+
+def show_document(found: Mapping[str, Any]) -> None:
+    """Print the figures as ``pav2gen bench`` does."""
+    from rich.console import Console
+
+    for line in table.head(found):
+        print(line)
+    for each in table.tables(found):
+        Console(width=120).print(each)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and say what was missed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    dtypes = ("float16", "bfloat16", "float32")
+    parser.add_argument("--dtype", action="append", choices=dtypes, help="only this one; repeatable")
+    parser.add_argument("--rounds", type=int, default=7, help="samples of each contestant")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--costs-only", action="store_true", help="no times: only workspace and calls")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Path(folder, "peers.yaml")
+        spec.write_text(SPEC)
+        kept = show("What a call costs beside time", list(costs(load([spec])[0])))
+        if not options.costs_only:
+            found = measure(spec, options.dtype or dtypes, options.rounds)
+            show_document(found)
+            if options.json:
+                document.write(options.json, found)
+            points = measurements([found])
+            kept &= show("Ratios, of medians of one run", [each for point in points for each in ratios(point)])
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

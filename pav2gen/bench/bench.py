@@ -1,0 +1,222 @@
+"""``pav2gen bench``: every kernel of a spec against its peers, checked before it is timed, in one document."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pav2gen.bench import machine
+from pav2gen.bench.clock import Times, interleave
+from pav2gen.bench.contestants import Checker, Contestant, baselines, kernels, launches, workspace_bytes
+from pav2gen.bench.document import KIND, SCHEMA
+from pav2gen.bench.package import measured
+from pav2gen.bench.problem import Inputs, Problem, make, rotation
+from pav2gen.errors import UserError
+from pav2gen.family import RankShape, Spec
+from pav2gen.runtime.op import device_name
+from pav2gen.runtime.select import Key, Row
+from pav2gen.selection import Selection
+
+HOST_NOTE = "the CUDA kernels are not timed on a CPU: the host runtime checks and counts, and is no measure of speed"
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, and how. ``tensor_parallel`` None means the smallest size with a kernel's ratio.
+
+    max_gib: problems whose KV cache is larger are left out. progress: called with the number of samples to come, and
+    gives what is called after each of them.
+    """
+
+    device: torch.device
+    seq_lens: tuple[int, ...]
+    num_seqs: tuple[int, ...]
+    against: tuple[str, ...] = ("sdpa", "seed", "vllm")
+    tensor_parallel: int | None = None
+    rounds: int = 7
+    warmups: int = 2
+    max_gib: float = 2.0
+    command: str = "pav2gen bench"
+    progress: Callable[[str, int], Callable[[], object]] = lambda what, total: lambda: None
+
+
+class Setup:
+    """The package under measurement on one device, and what is the same for all of its problems."""
+
+    def __init__(self, chosen: Selection, device: torch.device) -> None:
+        self.spec: Spec = chosen.spec
+        self.device = device
+        self.package, self.digest = measured(chosen)
+        self.cache_bytes = machine.cache_bytes(device)
+        self.notes: list[str] = []
+        self.backends = self._backends()
+        self.keys: dict[Key, list[Row]] = {}
+        for row in self.package.operator.table.rows:
+            self.keys.setdefault(row.key, []).append(row)
+
+    def _backends(self) -> tuple[str, ...]:
+        """The backends that can be timed here. The CUDA kernels are compiled, on a GPU."""
+        found = [name for name in self.spec.backends if name == "torch"]
+        if "cuda" in self.spec.backends and self.device.type == "cuda":
+            self.package.load()
+            if self.package.operator.libraries:
+                found.append("cuda")
+            else:
+                self.notes.append(
+                    "the CUDA kernels are not timed: no library of them could be loaded; the log says why"
+                )
+        elif "cuda" in self.spec.backends:
+            self.notes.append(HOST_NOTE)
+        if not found:
+            raise UserError(f"{self.spec.name} has no kernel that can be timed on this device; {HOST_NOTE}")
+        return tuple(found)
+
+    def kernels(self, key: Key) -> list[Contestant]:
+        """The kernels of ``key``."""
+        return kernels(self.package, self.keys[key], self.backends)
+
+    def inputs(self, problem: Problem, seed: int = 0) -> Inputs:
+        """The inputs of ``problem`` on the device."""
+        return make(problem, self.device, self.cache_bytes, seed)
+
+
+def ranks(spec: Spec, key: Key, tensor_parallel: int | None = None) -> list[RankShape]:
+    """The rank shapes that ``key`` serves: of one tensor-parallel size, or of all."""
+    shapes = [rank for rank in spec.model.ranks() if rank.gqa_ratio == key.gqa_ratio]
+    return [rank for rank in shapes if tensor_parallel in (None, rank.tensor_parallel)]
+
+
+def problems(setup: Setup, options: Options) -> tuple[list[Problem], list[str]]:
+    """The problems that are measured, and notes on those that are left out.
+
+    Raises UserError where none is left.
+    """
+    found, notes = [], []
+    for key in setup.keys:
+        for rank in ranks(setup.spec, key, options.tensor_parallel)[:1]:
+            for num_seqs in options.num_seqs:
+                for seq_len in options.seq_lens:
+                    problem = Problem(key, rank.num_kv_heads, num_seqs, seq_len)
+                    if problem.kv_bytes > options.max_gib * GIB:
+                        notes.append(f"left out, over --max-gib {options.max_gib:g}: {problem}")
+                    else:
+                        found.append(problem)
+    if not found:
+        raise UserError("nothing is left to measure: see --tensor-parallel, --max-gib and --filter")
+    return found, notes
+
+
+def bench(chosen: Selection, options: Options) -> dict[str, Any]:
+    """Measure the kernels of ``chosen``: a document as docs/bench.md describes it. Raises UserError as ``problems``."""
+    with machine.current(options.device):
+        setup = Setup(chosen, options.device)
+        every, notes = problems(setup, options)
+        points = [measure(setup, problem, options) for problem in every]
+    return {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "date": now(),
+        "command": options.command,
+        "device": machine.describe(options.device),
+        "versions": machine.versions(),
+        "spec": {"name": setup.spec.name, "file": setup.spec.file_name, "sha256": setup.spec.sha256},
+        "package": setup.digest,
+        "settings": {"rounds": options.rounds, "warmups": options.warmups, "cache_bytes": setup.cache_bytes},
+        "notes": [*setup.notes, *notes],
+        "points": points,
+    }
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def measure(setup: Setup, problem: Problem, options: Options) -> dict[str, Any]:
+    """One problem: check every contestant, probe it, then time those that are right, side by side."""
+    peers, absent = baselines(problem, options.against)
+    every = [*setup.kernels(problem.key), *peers]
+    rounds = options.rounds, options.warmups
+    step = options.progress(problem.label, len(every) + (len(every) + 1) * sum(rounds))
+    inputs = setup.inputs(problem)
+    entries = entries_of(every, problem, inputs, setup.device, step)
+    racing = {c.name: c.run for c in every if not entries[c.name]["because"]}
+    copy, copy_bytes = machine.copy(setup.device, setup.cache_bytes)
+    with torch.no_grad():
+        times = interleave({**racing, "copy": copy}, rotation(inputs), setup.device, *rounds, step)
+    bandwidth = copy_bytes / times.pop("copy").median / 1e6
+    for name, taken in times.items():
+        entries[name] |= figures(taken, problem, bandwidth)
+    absences = [{"name": name, "because": reason} for name, reason in absent.items()]
+    return {
+        "key": problem.key._asdict(),
+        "num_heads": problem.num_heads,
+        "kv_heads": problem.kv_heads,
+        "num_seqs": problem.num_seqs,
+        "seq_len": problem.seq_len,
+        "kv_bytes": problem.kv_bytes,
+        "io_bytes": problem.io_bytes,
+        "input_sets": len(inputs.sets),
+        "copy_gbps": round(bandwidth, 3),
+        "chosen": {backend: chosen_kernel(setup.package, problem, backend, setup.device) for backend in setup.backends},
+        "contestants": [*entries.values(), *absences],
+    }
+
+
+@torch.no_grad()
+def entries_of(
+    every: Sequence[Contestant], problem: Problem, inputs: Inputs, device: torch.device, step: Callable[[], object]
+) -> dict[str, dict[str, Any]]:
+    """What is known of each contestant before it is timed, by name: who it is, whether it is right, what it costs."""
+    checker, call = Checker(problem, inputs), inputs.sets[0]
+    entries = {}
+    for contestant in every:
+        error, because = checker.verdict(contestant, call)
+        entry: dict[str, Any] = {"name": contestant.name, "because": because}
+        if contestant.row:
+            entry |= {"symbol": contestant.row.symbol, "backend": contestant.backend}
+            entry |= {"partition_size": contestant.row.partition_size}
+        if not because:
+            entry |= {"error": round(error, 4), "checked_seqs": len(checker.checked)}
+            entry |= {"launches": launches(contestant, call)}
+            entry |= {"workspace_bytes": workspace_bytes(contestant, call, device)}
+        entries[contestant.name] = entry
+        step()
+    return entries
+
+
+def figures(times: Times, problem: Problem, bandwidth: float) -> Mapping[str, Any]:
+    """The time of a contestant, and what it means. ``bandwidth``: of a copy in the same run, in GB/s."""
+    gbps = problem.io_bytes / times.median / 1e6
+    return {
+        "median_ms": round(times.median, 6),
+        "spread": round(times.spread, 4),
+        "samples_ms": [round(sample, 6) for sample in times.samples],
+        "gbps": round(gbps, 3),
+        "share_of_copy": round(gbps / bandwidth, 4),
+    }
+
+
+def chosen_kernel(package: ModuleType, problem: Problem, backend: str, device: torch.device) -> str:
+    """The symbol of the kernel that the dispatch table chooses for a problem."""
+    row: Row = package.operator.table.choose(
+        *(problem.key, backend, problem.num_seqs, problem.seq_len, problem.kv_heads),
+        device=device_name(device),
+    )
+    return row.symbol
+
+
+def wrong(document: Mapping[str, Any]) -> Iterable[str]:
+    """The kernels of ours that a document calls wrong, in words."""
+    for point in document["points"]:
+        for entry in point["contestants"]:
+            if entry["because"] and "symbol" in entry:
+                at = f"S={point['num_seqs']} L={point['seq_len']}"
+                yield f"{entry['symbol']} ({entry['backend']}), {at}: {entry['because']}"

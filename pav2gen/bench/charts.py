@@ -1,0 +1,249 @@
+"""Charts as numbers: scales, ticks, paths and label places, which templates/report draws as SVG.
+
+Both axes are logarithmic: time, memory and length each span orders of magnitude, and equal ratios look equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 520, 320
+LEFT, RIGHT, TOP, BOTTOM = 62, 132, 14, 44
+
+#: The least distance between the baselines of two labels at the right edge.
+LABEL_HEIGHT = 16
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: its label, its style (a CSS class), and its points.
+
+    area: whether all below the line is shaded, as the floor is. bare: whether it is drawn without marks and name.
+    """
+
+    label: str
+    style: str
+    points: tuple[Point, ...]
+    area: bool = False
+    bare: bool = False
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark on an axis."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Label:
+    """The name of a line at (x, y), at the right edge, moved so that none covers another; (from_x, from_y): its end."""
+
+    text: str
+    style: str
+    x: float
+    y: float
+    from_x: float
+    from_y: float
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a line, and what a pointer over it shows."""
+
+    x: float
+    y: float
+    title: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line, ready to draw."""
+
+    style: str
+    path: str
+    area: str
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What stands above a chart: what it is of, and under which conditions."""
+
+    title: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, ready to draw. ``title``, ``note`` and ``summary`` are also what a screen reader says."""
+
+    id: str
+    title: str
+    note: str
+    summary: str
+    x_label: str
+    y_label: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    lines: tuple[Line, ...]
+    labels: tuple[Label, ...]
+    prediction: bool = False
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    top: int = TOP
+    right: int = WIDTH - RIGHT
+    bottom: int = HEIGHT - BOTTOM
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A logarithmic axis from ``low`` to ``high``, drawn from ``begin`` to ``end``."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def place(self, value: float) -> float:
+        """Where ``value`` lies."""
+        share = (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
+        return round(self.begin + share * (self.end - self.begin), 2)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What is drawn upwards: its name, how a value is written, and which values are marked on the axis."""
+
+    name: str
+    show: Callable[[float], str]
+    ticks: Callable[[Axis], list[float]]
+
+
+def chart(
+    identity: str, heading: Heading, series: Sequence[Series], quantity: Quantity, prediction: bool = False
+) -> Chart:
+    """A chart of a quantity against length. Series without points are left out; one must have some."""
+    drawn = [each for each in series if each.points]
+    xs = [x for each in drawn for x, _ in each.points]
+    ys = [y for each in drawn for _, y in each.points]
+    x_axis = Axis(min(xs) / 1.15, max(xs) * 1.15, LEFT, WIDTH - RIGHT)
+    y_axis = Axis(min(ys) / 1.5, max(ys) * 1.5, HEIGHT - BOTTOM, TOP)
+    return Chart(
+        id=identity,
+        title=heading.title,
+        note=heading.note,
+        summary=summary(drawn, quantity.show),
+        x_label="tokens in a sequence",
+        y_label=quantity.name,
+        x_ticks=tuple(Tick(x_axis.place(x), tokens(x)) for x in thinned(sorted(set(xs)), x_axis)),
+        y_ticks=tuple(Tick(y_axis.place(y), quantity.show(y)) for y in quantity.ticks(y_axis)),
+        lines=tuple(_line(each, x_axis, y_axis, quantity.show) for each in drawn),
+        labels=tuple(labels(drawn, x_axis, y_axis)),
+        prediction=prediction,
+    )
+
+
+def _line(series: Series, x_axis: Axis, y_axis: Axis, y_format: Callable[[float], str]) -> Line:
+    places = [(x_axis.place(x), y_axis.place(y)) for x, y in series.points]
+    path = "M" + " L".join(f"{x} {y}" for x, y in places)
+    first, last = places[0][0], places[-1][0]
+    area = f"{path} L{last} {y_axis.begin} L{first} {y_axis.begin} Z" if series.area else ""
+    shown = () if series.area or series.bare else zip(places, series.points)
+    marks = tuple(Mark(*place, f"{series.label}: {y_format(y)} at {tokens(x)} tokens") for place, (x, y) in shown)
+    return Line(series.style, path, area, marks)
+
+
+def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Label]:
+    """The names of the lines where they end, from top to bottom, pushed apart and kept within the chart."""
+    named = [each for each in series if not each.bare]
+    ends = sorted(((y_axis.place(each.points[-1][1]), each) for each in named), key=lambda end: end[0])
+    places: list[float] = []
+    for at, _ in ends:
+        places.append(max(at, places[-1] + LABEL_HEIGHT if places else TOP + LABEL_HEIGHT / 2))
+    lowest = float(HEIGHT - BOTTOM)
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], lowest)
+        lowest = places[number] - LABEL_HEIGHT
+    for place, (at, each) in zip(places, ends):
+        end = x_axis.place(each.points[-1][0])
+        yield Label(each.label, each.style, WIDTH - RIGHT + 16, round(place, 2), end, at)
+
+
+def thinned(values: Sequence[float], axis: Axis, room: float = 38) -> list[float]:
+    """As many of ``values`` as have room for their labels, the last one among them."""
+    kept: list[float] = []
+    for value in reversed(values):
+        if not kept or abs(axis.place(kept[-1]) - axis.place(value)) >= room:
+            kept.append(value)
+    return kept[::-1]
+
+
+def decades(axis: Axis) -> list[float]:
+    """Round values on a logarithmic axis: powers of ten, and 2 and 5 times them where there are few."""
+    exponents = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
+    for steps in ((1,), (1, 3), (1, 2, 5)):
+        found = [step * 10.0**exponent for exponent in exponents for step in steps]
+        inside = [value for value in found if axis.low <= value <= axis.high]
+        if len(inside) >= 3:
+            break
+    return inside
+
+
+def doublings(axis: Axis) -> list[float]:
+    """Powers of two on a logarithmic axis, about six of them."""
+    low, high = math.ceil(math.log2(axis.low)), math.floor(math.log2(axis.high))
+    step = max(1, -(-(high - low + 1) // 6))
+    return [2.0**exponent for exponent in range(low, high + 1) if exponent % step == 0]
+
+
+def summary(series: Sequence[Series], y_format: Callable[[float], str]) -> str:
+    """The chart in words: what each line begins and ends with."""
+    parts = [
+        f"{each.label}: {y_format(each.points[0][1])} at {tokens(each.points[0][0])} tokens, "
+        f"{y_format(each.points[-1][1])} at {tokens(each.points[-1][0])}"
+        for each in series
+        if not each.bare
+    ]
+    return "; ".join(parts)
+
+
+def tokens(value: float) -> str:
+    """A length in short: 512, 8K, 100K; thousands are binary where that is exact."""
+    number = round(value)
+    if number < 1024:
+        return str(number)
+    if number % 1024 == 0:
+        return f"{number // 1024}K" if number < 1 << 20 else f"{number / (1 << 20):g}M"
+    return f"{number / 1000:.4g}k"
+
+
+def milliseconds(value: float) -> str:
+    """A time in the unit that suits it."""
+    if value >= 1000:
+        return f"{value / 1000:.3g} s"
+    return f"{value:.3g} ms" if value >= 0.1 else f"{value * 1000:.3g} \N{MICRO SIGN}s"
+
+
+def percent(share: float) -> str:
+    """A share in percent."""
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+
+
+def memory(value: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+TIME = Quantity("time of a call", milliseconds, decades)
+PREDICTED_TIME = Quantity("predicted time of a call", milliseconds, decades)
+WORKSPACE = Quantity("workspace of a call", memory, doublings)

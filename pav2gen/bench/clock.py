@@ -1,0 +1,92 @@
+"""Time, taken fairly: all contestants in each round, in a new order each time, over inputs that no cache holds."""
+
+from __future__ import annotations
+
+import functools
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from pav2gen.runtime.call import Call
+
+Run = Callable[[Call], object]
+
+#: A sample lasts at least this long, of as many calls as that takes, so that neither clock nor launch queue shows.
+SAMPLE_SECONDS = {"cpu": 2e-4, "cuda": 2e-3}
+
+MOST_CALLS = 1000
+
+
+@dataclass(frozen=True)
+class Times:
+    """The samples of a contestant in milliseconds a call, in the order they were taken."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle sample."""
+        return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """The middle half of the samples, as a share of the median; 0 for a single one."""
+        if len(self.samples) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return (high - low) / self.median
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """How long ``run`` takes: between two events on a GPU's stream, by the wall clock on a CPU."""
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def interleave(
+    contestants: Mapping[str, Run],
+    inputs: Iterator[Call],
+    device: torch.device,
+    rounds: int,
+    warmups: int,
+    step: Callable[[], object] = lambda: None,
+) -> dict[str, Times]:
+    """The times of ``contestants``, by name, over ``rounds`` rounds after ``warmups``; ``step`` follows each sample.
+
+    Each call takes the next of ``inputs``. The order of a round is drawn at random, the same in each run.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    calls = dict.fromkeys(contestants, 1)
+    order, generator = list(contestants), random.Random(0)
+    for number in range(warmups + rounds):
+        generator.shuffle(order)
+        for name in order:
+            took = seconds(functools.partial(_repeat, contestants[name], inputs, calls[name]), device) / calls[name]
+            if number < warmups:
+                calls[name] = calls_of_a_sample(took, device)
+            else:
+                samples[name].append(took * 1e3)
+            step()
+    return {name: Times(tuple(times)) for name, times in samples.items()}
+
+
+def calls_of_a_sample(took: float, device: torch.device) -> int:
+    """Calls that last as long as a sample should, where one takes ``took`` seconds."""
+    return max(1, min(MOST_CALLS, round(SAMPLE_SECONDS[device.type] / max(took, 1e-9))))
+
+
+def _repeat(run: Run, inputs: Iterator[Call], times: int) -> None:
+    for _ in range(times):
+        run(next(inputs))

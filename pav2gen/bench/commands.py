@@ -1,0 +1,235 @@
+"""The commands ``bench``, ``tune`` and ``report``: parse, call, print. ``cli`` registers them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from pav2gen.console import print_table
+from pav2gen.errors import UserError
+
+if TYPE_CHECKING:
+    from pav2gen.selection import Selection
+
+#: What each command measures unless it is told.
+BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
+TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Positive whole numbers, with commas between them: ``8192,32768``."""
+
+    name = "N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Turn the word into numbers, each once, in order."""
+        if isinstance(value, tuple):
+            return value
+        words = value.split(",")
+        if not all(word.isascii() and word.isdigit() and 0 < int(word) < 1 << 31 for word in words):
+            self.fail(f"{value!r} is not a list of positive whole numbers, such as 8192,32768", param, ctx)
+        return tuple(sorted(set(map(int, words))))
+
+
+def _shown(numbers: tuple[int, ...]) -> str:
+    return f"[default: {','.join(map(str, numbers))}]"
+
+
+PATH = click.Path(path_type=Path)
+spec_argument = click.argument("spec", type=PATH)
+device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+filter_option = click.option(
+    "--filter", "filters", multiple=True, metavar="FILTER", help="A slug's glob or axis=value. Repeatable."
+)
+max_gib_option = click.option(
+    "--max-gib", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
+    help="Leave out problems with a larger KV cache.",
+)  # fmt: skip
+
+
+@click.command()
+@spec_argument
+@device_option
+@filter_option
+@click.option("--seq-len", "seq_lens", type=Numbers(), default=BENCH_LENGTHS, help=f"Lengths.  {_shown(BENCH_LENGTHS)}")
+@click.option(
+    "--num-seqs", type=Numbers(), default=BENCH_BATCHES, help=f"Sequences in a batch.  {_shown(BENCH_BATCHES)}"
+)
+@click.option(
+    "--against", multiple=True, type=click.Choice(["sdpa", "seed", "vllm", "none"]), default=("sdpa", "seed", "vllm"),
+    show_default=True, help="Whom to measure beside the kernels. Repeatable.",
+)  # fmt: skip
+@click.option("--tensor-parallel", type=click.IntRange(min=1), help="The rank's heads.  [default: the fewest ranks]")
+@click.option("--rounds", type=click.IntRange(min=3), default=7, show_default=True, help="Samples of each contestant.")
+@max_gib_option
+@click.option("--json", "json_file", type=PATH, metavar="FILE", help="Also write all figures to FILE.")
+@click.pass_context
+def bench(
+    ctx: click.Context, /, spec: Path, device: str, filters: tuple[str, ...], json_file: Path | None, **options: Any
+) -> None:
+    """Measure the kernels of SPEC against torch's attention, the plain algorithm and vLLM's operator.
+
+    Every contestant is checked against float64 before it is timed; one that is wrong is not timed, and the command
+    exits with 1. All take turns, in a new order each round, over inputs larger than the cache.
+
+    \b
+    Example:
+      pav2gen bench specs/qwen36.yaml --filter dtype=float16 --seq-len 8192,100000
+      pav2gen bench specs/qwen36.yaml --device cuda --json bench.json
+    """
+    require_torch("bench")
+    from pav2gen.bench import document, machine, table
+    from pav2gen.bench.bench import Options, wrong
+    from pav2gen.bench.bench import bench as measure
+
+    if json_file:
+        document.check_writable(json_file)
+    against = tuple(name for name in options.pop("against") if name != "none")
+    with progress() as bar:
+        found = measure(
+            selected(spec, filters),
+            Options(machine.device_of(device), against=against, command=command_line(ctx), progress=bar, **options),
+        )
+    if json_file:
+        document.write(json_file, found)
+    _print_bench(found, table)
+    failures = list(wrong(found))
+    for failure in failures:
+        click.echo(f"error: {failure}", err=True)
+    ctx.exit(1 if failures else 0)
+
+
+@click.command()
+@spec_argument
+@device_option
+@filter_option
+@click.option("--seq-len", "seq_lens", type=Numbers(), help="Lengths.  [default: powers of two above min_seq_len]")
+@click.option("--num-seqs", type=Numbers(), default=TUNE_BATCHES, help=f"Sequences in a batch.  {_shown(TUNE_BATCHES)}")
+@click.option("--rounds", type=click.IntRange(min=3), default=7, show_default=True, help="Samples in a run.")
+@click.option("--runs", type=click.IntRange(min=2), default=3, show_default=True, help="Runs, which must agree.")
+@max_gib_option
+@click.option("--replace", is_flag=True, help="Lose rows of an earlier run that this one does not measure.")
+@click.pass_context
+def tune(ctx: click.Context, /, spec: Path, device: str, filters: tuple[str, ...], **options: Any) -> None:
+    """Find the fastest partition sizes of SPEC on this device, and write specs/tuning/SPEC.DEVICE.yaml.
+
+    The next build reads that file into the dispatch table, where its rows override the cost model, on this device, for
+    calls of the sizes measured down to half of each. Kernels that are wrong are discarded, and the command exits with
+    1; noisy figures are called so, and choose nothing. A run that was cut short goes on where it stopped.
+
+    
+    Example:
+      pav2gen tune specs/qwen36.yaml --device cuda
+      pav2gen tune specs/qwen36.yaml --filter dtype=float16 --num-seqs 1,8 --seq-len 16384,131072
+      pav2gen build specs/qwen36.yaml
+    """
+    require_torch("tune")
+    from pav2gen.bench import machine
+    from pav2gen.bench.tune import Options
+    from pav2gen.bench.tune import tune as measure
+
+    with progress() as bar:
+        measured = Options(machine.device_of(device), command=command_line(ctx), progress=bar, **options)
+        outcome = measure(selected(spec, filters, tuned=False), measured)
+    for note in (*outcome.notes, *outcome.noisy):
+        click.echo(f"note: {note}")
+    for failure in outcome.wrong:
+        click.echo(f"error: {failure}", err=True)
+    click.echo(f"{outcome.path}: {outcome.rows} rows, {len(outcome.noisy)} measurements that choose nothing")
+    click.echo(f"next: pav2gen build {shlex.quote(str(spec))}")
+    ctx.exit(1 if outcome.wrong else 0)
+
+
+@click.command()
+@spec_argument
+@filter_option
+@click.option(
+    "--bench", "files", multiple=True, type=PATH, metavar="FILE", help="From pav2gen bench --json. Repeatable."
+)
+@click.option("--out", type=PATH, help="The page to write.  [default: SPEC's name, .html]")
+def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: Path | None) -> None:
+    """Write one HTML page about the kernels of SPEC: what they are, what they cost, how fast they were measured to be.
+
+    The page is whole in itself: no network, no script. Without --bench it shows what the plans say.
+
+    \b
+    Example:
+      pav2gen bench specs/qwen36.yaml --json bench.json
+      pav2gen report specs/qwen36.yaml --bench bench.json --out qwen36.html
+    """
+    from pav2gen.bench.report import report as page
+
+    chosen = selected(spec, filters)
+    path = out or Path(f"{chosen.spec.name}.html")
+    path.write_text(page(chosen, files), encoding="utf-8")
+    click.echo(f"{path}: {len(chosen.kernels)} kernels, {len(files)} bench {'file' if len(files) == 1 else 'files'}")
+
+
+def selected(spec: Path, filters: tuple[str, ...], tuned: bool = True) -> Selection:
+    """The kernels of one spec. Raises UserError for a bad spec, and a filter that selects nothing."""
+    from pav2gen.selection import load
+
+    return load([spec], filters, tuned)[0]
+
+
+def require_torch(command: str) -> None:
+    """Raise UserError where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(f"pav2gen {command} needs torch, which is not installed; pip install 'pav2gen[torch]'")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, talks on stderr
+
+
+def command_line(ctx: click.Context) -> str:
+    """The command as it was meant: the options that were given, in the order of the help."""
+    words = ["pav2gen", str(ctx.info_name)]
+    for param in ctx.command.params:
+        value = ctx.params.get(str(param.name))
+        if ctx.get_parameter_source(str(param.name)) != ParameterSource.COMMANDLINE or param.name == "json_file":
+            continue
+        if isinstance(param, click.Argument):
+            words.append(str(value))
+        elif isinstance(param.type, Numbers):
+            words += [param.opts[0], ",".join(map(str, value))]  # type: ignore[arg-type]
+        elif param.multiple:
+            words += [word for each in value or () for word in (param.opts[0], str(each))]
+        else:
+            words += [param.opts[0]] if value is True else [param.opts[0], str(value)]
+    return shlex.join(words)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int], Callable[[], object]]]:
+    """A progress bar on stderr, for a terminal alone: each call begins the bar of a problem, and gives its step."""
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = [*Progress.get_default_columns(), TextColumn("{task.completed}/{task.total}")]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+
+        def begin(what: str, total: int) -> Callable[[], object]:
+            for task in bar.task_ids:
+                bar.remove_task(task)
+            task = bar.add_task(what, total=total)
+            return lambda: bar.advance(task)
+
+        yield begin
+
+
+def _print_bench(found: dict[str, Any], table: Any) -> None:
+    for line in table.head(found):
+        click.echo(line)
+    for each in table.tables(found):
+        click.echo()
+        print_table(each)
+
+
+COMMANDS = (bench, tune, report)

@@ -1,0 +1,134 @@
+"""Who takes part in a measurement, how each is run, and what each may be off by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from pav2gen.bench.baselines import TOLERANCE, NotApplicable, baseline
+from pav2gen.bench.clock import Run
+from pav2gen.bench.machine import peak_bytes
+from pav2gen.bench.problem import Inputs, Problem
+from pav2gen.bench.truth import sequences, truth
+from pav2gen.runtime import op, probe
+from pav2gen.runtime.call import Call
+from pav2gen.runtime.launch import tiles
+from pav2gen.runtime.oracle import excess
+from pav2gen.runtime.select import Row
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to solve a problem. ``row`` and ``backend`` say which kernel it is; a baseline has neither.
+
+    run: the whole call, checks included. bare: the kernel alone, whose calls and memory can be counted.
+    """
+
+    name: str
+    run: Run
+    bare: Run
+    backend: str = ""
+    row: Row | None = None
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is one of ours."""
+        return self.row is not None
+
+
+def kernels(package: ModuleType, rows: Iterable[Row], backends: Iterable[str]) -> list[Contestant]:
+    """A contestant for each row and backend that it is built for."""
+    return [_kernel(package, row, backend) for backend in backends for row in rows if getattr(row, backend)]
+
+
+def _kernel(package: ModuleType, row: Row, backend: str) -> Contestant:
+    def run(call: Call) -> None:
+        operate(package, call, row, backend)
+
+    def bare(call: Call) -> None:
+        op.launch(package.operator.kernel(row, backend, call.query.is_cuda), call, row.partition_size)
+
+    return Contestant(f"{backend} p{row.partition_size}", run, bare, backend, row)
+
+
+def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
+    """The operator of a package, called by position as vLLM does, for the kernel of ``row``."""
+    assert call.scratch is not None
+    scratch, sparse = call.scratch, call.sparse
+    package.paged_attention_v2(
+        *(call.out, scratch.exp_sums, scratch.max_logits, scratch.tmp_out, call.query),
+        *(call.key_cache, call.value_cache, call.key_cache.shape[1], call.scale, call.block_tables, call.seq_lens),
+        *(row.key.block_size, call.max_seq_len, call.alibi_slopes, row.key.kv_cache_dtype, call.k_scale, call.v_scale),
+        *((sparse.tp_rank, sparse.local_blocks, sparse.vert_stride) if sparse else ()),
+        *((sparse.block_size, sparse.head_sliding_step) if sparse else ()),
+        backend=backend,
+        partition_size=row.partition_size,
+    )
+
+
+def baselines(problem: Problem, names: Iterable[str]) -> tuple[list[Contestant], dict[str, str]]:
+    """The baselines of ``names`` that take part in ``problem``, and why the others do not."""
+    found, absent = [], {}
+    for name in names:
+        try:
+            run = baseline(name, problem.key)
+        except NotApplicable as reason:
+            absent[name] = str(reason)
+        else:
+            found.append(Contestant(name, run, run))
+    return found, absent
+
+
+class Checker:
+    """Holds contestants to the float64 result of a problem. ``checked`` are the sequences of the batch it looks at."""
+
+    def __init__(self, problem: Problem, inputs: Inputs) -> None:
+        self.checked = sequences(problem.num_seqs)
+        self._problem = problem
+        self._truth = truth(inputs.small, problem.key.kv_cache_dtype, self.checked)
+
+    def verdict(self, contestant: Contestant, call: Call) -> tuple[float, str]:
+        """The error of one run, and why the contestant is out of the race: empty if it is not.
+
+        Whatever a contestant raises, the others still run: a baseline of another project may fail in any way.
+        """
+        try:
+            error = self.error(contestant, call)
+        except Exception as reason:
+            lines = str(reason).strip().splitlines()
+            return float("inf"), f"failed: {lines[0] if lines else type(reason).__name__}"
+        return error, "" if error <= 1 else f"wrong: its error is {error:.3g} times what is allowed"
+
+    def error(self, contestant: Contestant, call: Call) -> float:
+        """The error of one run, as a multiple of what is allowed: right if at most 1. NaN counts as infinite."""
+        call.out.fill_(float("nan"))
+        contestant.run(call)
+        out = call.out[self.checked].cpu()
+        if contestant.is_kernel:
+            return excess(out, self._truth)
+        error = (out.double() - self._truth).norm() / self._truth.norm()
+        return float(error.nan_to_num(float("inf"))) / TOLERANCE[self._problem.key.dtype]
+
+
+def launches(contestant: Contestant, call: Call) -> int | None:
+    """What a call starts: ATen calls that are no views, and the launches of CUDA kernels; None for vLLM's operator."""
+    if contestant.name == "vllm":
+        return None
+    counted = sum(probe.count_calls(lambda: contestant.bare(call)).values())
+    return counted + (cuda_launches(contestant.row, call) if contestant.row and contestant.backend == "cuda" else 0)
+
+
+def cuda_launches(row: Row, call: Call) -> int:
+    """Launches of a CUDA kernel: for each tile of sequences the partial one, and the reduction where there is one."""
+    partitions = -(-call.max_seq_len // row.partition_size)
+    return sum(1 + (partitions > 1) for _ in tiles(call, partitions, row.workspace_mib * MIB))
+
+
+def workspace_bytes(contestant: Contestant, call: Call, device: torch.device) -> int:
+    """The most bytes that a call holds at once of its own."""
+    return peak_bytes(lambda: contestant.bare(call), device)

@@ -1,0 +1,116 @@
+"""The machine that figures are of: what a reader must know to compare them with another's."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+
+import pav2gen
+from pav2gen.bench.clock import Run
+from pav2gen.errors import UserError
+from pav2gen.runtime.call import Call
+from pav2gen.runtime.op import device_name
+
+#: The last-level cache where the machine does not tell: larger than most.
+CACHE_BYTES = {"cpu": 64 << 20, "cuda": 64 << 20}
+
+#: The copy that bandwidth is measured by: of a buffer several times the cache.
+COPY_CACHES, LEAST_COPY, MOST_COPY = 4, 128 << 20, 1 << 30
+
+
+def device_of(name: str) -> torch.device:
+    """The device called ``name``: cpu, cuda or cuda:N. Raises UserError where there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name!r} is none; write cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--device {name!r} is not measured; write cpu, cuda or cuda:1")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise UserError(f"--device {name!r}: torch sees {count} CUDA devices here; write --device cpu")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Within it, ``device`` is the one whose stream is timed, if it is a GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def describe(device: torch.device) -> dict[str, object]:
+    """The device: its name in the tuned table, what it is, and how much of it torch uses."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return {
+            "name": device_name(device),
+            "kind": "cuda",
+            "about": f"{properties.name}, {properties.multi_processor_count} multiprocessors",
+            "memory_bytes": properties.total_memory,
+        }
+    return {
+        "name": device_name(device),
+        "kind": "cpu",
+        "about": f"{_processor()}, {torch.get_num_threads()} threads",
+        "memory_bytes": 0,
+    }
+
+
+def versions() -> dict[str, str]:
+    """What was running: the generator, Python, torch, and CUDA as torch was built for it."""
+    found = {"pav2gen": pav2gen.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+
+
+def cache_bytes(device: torch.device) -> int:
+    """The last-level cache of ``device`` in bytes, or a guess that is larger than most."""
+    if device.type == "cuda":
+        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or CACHE_BYTES["cuda"])
+    sizes = [_bytes(path.read_text()) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max(sizes, default=CACHE_BYTES["cpu"])
+
+
+def copy(device: torch.device, cache: int) -> tuple[Run, int]:
+    """A contestant that copies a buffer far larger than the cache, and the bytes that it reads and writes."""
+    size = min(MOST_COPY, max(LEAST_COPY, COPY_CACHES * cache))
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.zeros_like(source)
+
+    def run(call: Call) -> object:
+        return target.copy_(source)
+
+    return run, 2 * size
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """The most bytes that ``run`` holds at once of what it allocates itself."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    from pav2gen.runtime import probe
+
+    return probe.peak_bytes(run)
+
+
+def _processor() -> str:
+    """The processor's name as Linux tells it, else as Python does."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _bytes(text: str) -> int:
+    """``32768K`` in bytes."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    text = text.strip()
+    return int(text.rstrip("KMG")) * units.get(text[-1:], 1)

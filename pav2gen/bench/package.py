@@ -1,0 +1,54 @@
+"""The package that is measured: rendered from the spec as it is now, whatever stands in ``generated/``."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import importlib.util
+import itertools
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+from pav2gen.package import compose
+from pav2gen.selection import Selection
+from pav2gen.template import Templates
+
+_numbers = itertools.count()
+
+
+def render(chosen: Selection, folder: Path) -> str:
+    """Write the package of ``chosen`` below ``folder``; returns a sha256 over all that it holds.
+
+    Raises UserError for a mistake in a template.
+    """
+    digest = hashlib.sha256()
+    for files in compose([chosen], [], Templates()).files.values():
+        for path, content in files.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            digest.update(f"{path} {files.digest(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def load(root: Path) -> ModuleType:
+    """The package at ``root``, imported under a private name."""
+    name = f"pav2_measured_{next(_numbers)}"
+    spec = importlib.util.spec_from_file_location(name, root / "__init__.py")
+    assert spec and spec.loader, "a rendered package has an __init__.py"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured(chosen: Selection) -> tuple[ModuleType, str]:
+    """The package of ``chosen``, rendered into a folder of its own and loaded, and its digest."""
+    folder = Path(tempfile.mkdtemp(prefix="pav2gen-bench-"))
+    atexit.register(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+    digest = render(chosen, folder)
+    return load(folder), digest

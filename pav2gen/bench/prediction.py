@@ -1,0 +1,62 @@
+"""What the plans predict of a target on which nothing was timed: the wave model, with bytes and launches put in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pav2gen.family import RankShape
+from pav2gen.plan import Plan
+from pav2gen.runtime.select import Key, Row, cost
+from pav2gen.target import Target
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Times on ``target`` of the fastest of ``plans`` (one key, several partition sizes), for the heads of ``rank``."""
+
+    plans: Sequence[Plan]
+    rank: RankShape
+    target: Target
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of one token and one KV head."""
+        variant = self.plans[0].variant
+        return 2 * variant.head_size * variant.cache_item_bytes
+
+    def floor_ms(self, num_seqs: int, seq_len: int) -> float:
+        """The time in which the target moves each byte of K and V once."""
+        return num_seqs * seq_len * self.rank.num_kv_heads * self.token_bytes / (self._bandwidth * 1e6)
+
+    def ms(self, num_seqs: int, seq_len: int) -> float:
+        """The predicted time: waves of blocks that share the bandwidth evenly, and two launches."""
+        share = self._bandwidth * 1e6 / self._multiprocessors  # bytes a millisecond for each multiprocessor
+        launches = 2 * (self.target.launch_us or 0.0) / 1e3
+        tokens = min(cost(_row(plan), num_seqs, seq_len, self._blocks(plan)) for plan in self.plans)
+        return launches + tokens * self.token_bytes / share
+
+    def _blocks(self, plan: Plan) -> int:
+        """Thread blocks of one partition of one sequence."""
+        return self.rank.num_kv_heads * plan.cuda.blocks
+
+    @property
+    def _bandwidth(self) -> float:
+        assert self.target.bandwidth_gbps is not None, "of a target that can be predicted"
+        return self.target.bandwidth_gbps
+
+    @property
+    def _multiprocessors(self) -> int:
+        assert self.target.multiprocessors is not None, "of a target that can be predicted"
+        return self.target.multiprocessors
+
+
+def predictable(target: Target) -> bool:
+    """Whether the figures of ``target`` that a prediction needs are known."""
+    return target.bandwidth_gbps is not None and target.multiprocessors is not None
+
+
+def _row(plan: Plan) -> Row:
+    """The kernel's row in the dispatch table, which the choice at run time is made from."""
+    literals = plan.row()
+    return Row(**{**literals, "key": Key(**literals["key"])})  # type: ignore[arg-type]

@@ -1,0 +1,121 @@
+"""One problem to measure: a key, a rank's heads, a batch. Its inputs lie apart in memory, as a server's cache does.
+
+The values are made once and repeated over the blocks of the cache: what a kernel reads is as large as it should be, and
+what the float64 reference reads is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from pav2gen.bench.baselines import PARTITION
+from pav2gen.runtime import cases
+from pav2gen.runtime.call import BlockSparse, Call
+from pav2gen.runtime.select import Key
+from pav2gen.variant import ITEM_BYTES
+
+#: Bytes of K (and of V) whose values are drawn; beyond it they come again.
+DRAWN_BYTES = 16 << 20
+
+#: The inputs of a problem together are this many times the last-level cache: what is read is never still there.
+CACHES = 2
+
+#: Pages between the ones that a sequence owns belong to others: blocks are in disorder over a cache a little larger.
+SPARE_BLOCKS = 3
+
+#: The pattern of a block-sparse key: 4 local blocks of 64 tokens, then every 8th.
+SPARSE = BlockSparse(local_blocks=4, vert_stride=8, block_size=64, head_sliding_step=0, tp_rank=0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``num_seqs`` sequences of ``seq_len`` tokens, for a rank with ``kv_heads`` KV heads."""
+
+    key: Key
+    kv_heads: int
+    num_seqs: int
+    seq_len: int
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of the rank."""
+        return self.kv_heads * self.key.gqa_ratio
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element of the KV cache."""
+        return ITEM_BYTES[self.key.dtype] if self.key.kv_cache_dtype == "auto" else 1
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V that the batch holds: what no kernel can do without reading, but for a sparse pattern."""
+        return 2 * self.num_seqs * self.seq_len * self.kv_heads * self.key.head_size * self.item_bytes
+
+    @property
+    def io_bytes(self) -> int:
+        """``kv_bytes``, and the query read and the output written once."""
+        query = self.num_seqs * self.num_heads * self.key.head_size * ITEM_BYTES[self.key.dtype]
+        return self.kv_bytes + 2 * query
+
+    @property
+    def label(self) -> str:
+        """The problem in short, for a progress bar."""
+        cache = self.key.dtype if self.key.kv_cache_dtype == "auto" else self.key.kv_cache_dtype
+        return f"S={self.num_seqs} L={self.seq_len} {self.num_heads}/{self.kv_heads} {cache}"
+
+    def __str__(self) -> str:
+        return f"S={self.num_seqs} L={self.seq_len} {self.num_heads}/{self.kv_heads} heads, {self.key}"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The calls of a problem: ``small`` on the CPU with few blocks, ``sets`` on the device; all of the same values."""
+
+    small: Call
+    sets: tuple[Call, ...]
+
+
+def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0) -> Inputs:
+    """The inputs of ``problem``, from ``seed``; as many sets as leave a cache of ``cache_bytes`` nothing to keep."""
+    page = problem.key.block_size
+    pages = problem.num_seqs * -(-problem.seq_len // page)
+    page_bytes = problem.kv_heads * problem.key.head_size * page * problem.item_bytes
+    drawn = max(1, min(pages, DRAWN_BYTES // page_bytes))
+    options = {"k_scale": 0.3, "v_scale": 0.7} if problem.key.kv_cache_dtype != "auto" else {}
+    case = cases.Case(
+        problem.key,
+        PARTITION,
+        (problem.seq_len,) * problem.num_seqs,
+        kv_heads=problem.kv_heads,
+        shared_blocks=drawn,
+        poison=False,
+        seed=seed,
+        sparse=SPARSE if problem.key.blocksparse else None,
+        **options,  # type: ignore[arg-type]
+    )
+    small = cases.make(case)
+    order = torch.randperm(pages + SPARE_BLOCKS, generator=torch.Generator().manual_seed(seed))[:pages].int()
+    table = order.view(problem.num_seqs, -1)
+    count = max(1, -(-CACHES * cache_bytes // problem.kv_bytes))
+    sets = tuple(_spread(small, table, pages + SPARE_BLOCKS, device) for _ in range(count))
+    return Inputs(small._replace(block_tables=table % drawn), sets)
+
+
+def _spread(small: Call, table: torch.Tensor, blocks: int, device: torch.device) -> Call:
+    """The call on ``device`` with a cache of ``blocks`` blocks, those of ``small`` over and over."""
+    moved = cases.to(small, device)
+    times = -(-blocks // small.key_cache.shape[0])
+    return moved._replace(
+        key_cache=moved.key_cache.repeat(times, 1, 1, 1, 1)[:blocks],
+        value_cache=moved.value_cache.repeat(times, 1, 1, 1)[:blocks],
+        block_tables=table.to(device),
+    )
+
+
+def rotation(inputs: Inputs) -> Iterator[Call]:
+    """The sets of ``inputs``, over and over."""
+    while True:
+        yield from inputs.sets

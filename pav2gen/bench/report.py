@@ -1,0 +1,207 @@
+"""``pav2gen report``: one page from plans and measurements, whole in itself: no network, no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pav2gen.bench import charts, document
+from pav2gen.bench.bars import Bars, Group, bars
+from pav2gen.bench.charts import Chart, Heading, Series
+from pav2gen.bench.glance import glance, short_title
+from pav2gen.bench.measurements import Measurement, measurements
+from pav2gen.bench.prediction import Predictor, predictable
+from pav2gen.errors import UserError
+from pav2gen.family import RankShape, Spec
+from pav2gen.plan import Plan
+from pav2gen.render import GENERATOR, Kernel, render_spec
+from pav2gen.runtime.select import Key
+from pav2gen.selection import Selection
+from pav2gen.template import Templates
+
+TEMPLATE = "report/report.html.j2"
+
+#: Sequences in the batches of the prediction, and the length at which bytes are compared.
+PREDICTED_BATCHES = (1, 16)
+
+#: Whom the kernels are drawn beside, in order of drawing; the name of the contestant is also its CSS class.
+PEERS = {"seed": "plain algorithm", "sdpa": "gather + SDPA", "vllm": "vLLM's operator"}
+KERNELS = {"torch": "pav2gen, PyTorch", "cuda": "pav2gen, CUDA"}
+
+
+def report(chosen: Selection, files: Sequence[Path]) -> str:
+    """The page of ``chosen`` and of the bench documents ``files``.
+
+    Raises UserError for a file that is no bench document, or is of another spec.
+    """
+    documents = [document.read(path) for path in files]
+    for path, each in zip(files, documents):
+        if each["spec"].get("name") != chosen.spec.name:
+            raise UserError(f"holds figures of {each['spec'].get('name')}, not of {chosen.spec.name}", str(path))
+    found = measurements(documents)
+    templates = Templates()
+    plans = plans_by_key(chosen.kernels)
+    return templates.render(
+        TEMPLATE,
+        generator=GENERATOR,
+        spec=chosen.spec,
+        families=plans,
+        glance=glance(chosen.spec, plans),
+        tuned=any(tuning.rows for tuning in chosen.tuned),
+        kernels=chosen.kernels,
+        sources=render_spec(chosen.spec, chosen.kernels, templates),
+        documents=documents,
+        found=found,
+        outdated=[each for each in documents if each["spec"].get("sha256") != chosen.spec.sha256],
+        times=list(time_charts(found)),
+        workspaces=list(workspace_charts(found, chosen.spec.limits.workspace_mib << 20)),
+        shares=shares(found),
+        bytes_read=bytes_read(chosen.spec, plans),
+        predictions=list(prediction_charts(chosen, plans)),
+        best=highlights(found),
+        memory=charts.memory,
+    )
+
+
+def plans_by_key(kernels: Iterable[Kernel]) -> dict[Key, list[Plan]]:
+    """The plans of each key, by partition size."""
+    found: dict[Key, list[Plan]] = {}
+    for variant, plan in kernels:
+        found.setdefault(variant.key, []).append(plan)
+    return {key: sorted(plans, key=lambda plan: plan.variant.partition_size) for key, plans in found.items()}
+
+
+def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
+    """Time against length, a chart for each key, rank, batch and device, with the floor drawn in."""
+    for number, (heading, points) in enumerate(grouped(found).items()):
+        if len(points) > 1:
+            series = [*contestants(points, lambda entry: entry.get("median_ms")), floor(points)]
+            yield charts.chart(f"time-{number}", heading, series, charts.TIME)
+
+
+def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart]:
+    """Workspace against length, a chart for each batch and device: the largest over all keys, and the spec's bound."""
+    batches: dict[Heading, list[Measurement]] = {}
+    for each in found:
+        batches.setdefault(Heading(each.batch, each.device), []).append(each)
+    for number, (heading, points) in enumerate(batches.items()):
+        lengths = sorted({point.seq_len for point in points})
+        if len(lengths) > 1:
+            bound = Series("bound of the spec", "bound", tuple((float(length), float(limit)) for length in lengths))
+            series = [*contestants(points, lambda entry: entry.get("workspace_bytes")), bound]
+            yield charts.chart(f"workspace-{number}", heading, series, charts.WORKSPACE)
+
+
+def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
+    """A line for each peer and backend: the largest ``figure`` at each length."""
+    for name, label in {**PEERS, **KERNELS}.items():
+        values: dict[int, float] = {}
+        for point in points:
+            entry = point.chosen(name) if name in KERNELS else point.entry(name)
+            value = figure(entry) if entry else None
+            if value:
+                values[point.seq_len] = max(value, values.get(point.seq_len, 0.0))
+        if values:
+            yield Series(label, name, tuple((float(length), values[length]) for length in sorted(values)))
+
+
+def floor(points: Sequence[Measurement]) -> Series:
+    """The time in which the device, as measured in the same run, moves each byte once."""
+    ordered = sorted(points, key=lambda point: point.seq_len)
+    return Series("floor: bytes, once", "floor", tuple((float(p.seq_len), p.floor_ms) for p in ordered), area=True)
+
+
+def grouped(found: Iterable[Measurement]) -> dict[Heading, list[Measurement]]:
+    """Measurements by what a chart shows together, under its heading."""
+    groups: dict[Heading, list[Measurement]] = {}
+    for each in found:
+        groups.setdefault(Heading(each.title, f"{each.batch}, {each.device}"), []).append(each)
+    return groups
+
+
+def shares(found: Sequence[Measurement]) -> Bars | None:
+    """The share of the floor that each contestant reaches, at the greatest length of each group."""
+    groups = []
+    for points in grouped(found).values():
+        longest = max(points, key=lambda point: point.seq_len)
+        reached = tuple(
+            (series.label, series.style, longest.floor_ms / series.points[-1][1])
+            for series in contestants([longest], lambda entry: entry.get("median_ms"))
+        )
+        if reached:
+            groups.append(Group(longest.where, reached[::-1]))
+    most = max((value for group in groups for _, _, value in group.bars), default=0.0)
+    note = "floor divided by median; at the greatest length measured"
+    return bars("share-bars", "Share of the floor", note, groups, charts.percent, max(1.0, most)) if groups else None
+
+
+def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
+    """The bytes that each key's CUDA kernel requests at the model's full length, and one block for each head would."""
+    if "cuda" not in spec.backends:
+        return None
+    groups = []
+    for every in plans.values():
+        held = every[-1]
+        once = held.kv_bytes_per_token * spec.model.max_seq_len
+        ours, plain = once * held.cuda.blocks, once * held.variant.gqa_ratio
+        compared = (("pav2gen", "ours", float(ours)), ("one block for each query head", "plain", float(plain)))
+        groups.append(Group(short_title(held), compared))
+    note = f"K and V of one sequence of {spec.model.max_seq_len} tokens, one layer, one rank; by the plans"
+    most = max(value for group in groups for _, _, value in group.bars)
+    return bars("bytes-bars", "Bytes of the KV cache that a decode requests", note, groups, charts.memory, most)
+
+
+def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) -> Iterator[Chart]:
+    """Predicted time against length on the spec's target, a chart for each batch, a line for each rank."""
+    if not predictable(chosen.spec.target) or "cuda" not in chosen.spec.backends:
+        return
+    leads: dict[int, Sequence[Plan]] = {}
+    for key, every in plans.items():
+        leads.setdefault(key.gqa_ratio, every)
+    predictors = [
+        Predictor(leads[rank.gqa_ratio], rank, chosen.spec.target)
+        for rank in chosen.spec.model.ranks() if rank.gqa_ratio in leads
+    ]  # fmt: skip
+    for num_seqs in PREDICTED_BATCHES:
+        series = list(_predicted(predictors, num_seqs))
+        note = f"{chosen.spec.target.about}; query/KV heads of each rank; dotted: its floor"
+        heading = Heading(batch(num_seqs), note)
+        if series:
+            yield charts.chart(f"prediction-{num_seqs}", heading, series, charts.PREDICTED_TIME, prediction=True)
+
+
+def _predicted(predictors: Sequence[Predictor], num_seqs: int) -> Iterator[Series]:
+    """A line for each rank, and its floor; ranks of the same time share a line."""
+    ranks: dict[tuple[tuple[float, float], ...], list[Predictor]] = {}
+    for each in predictors:
+        longest = each.plans[0].spec.model.max_seq_len
+        lengths = [length for length in (1 << n for n in range(10, 31)) if length <= longest] or [longest]
+        points = tuple((float(length), each.ms(num_seqs, length)) for length in lengths)
+        ranks.setdefault(points, []).append(each)
+    for number, (points, alike) in enumerate(ranks.items()):
+        floors = tuple((length, alike[0].floor_ms(num_seqs, round(length))) for length, _ in points)
+        yield Series("floor", f"rank{number % 6} thin", floors, bare=True)
+        yield Series(", ".join(rank_label(each.rank) for each in alike), f"rank{number % 6}", points)
+
+
+def rank_label(rank: RankShape) -> str:
+    """``TP 2: 12/2``, in query and KV heads."""
+    return f"TP {rank.tensor_parallel}: {rank.num_heads}/{rank.num_kv_heads}"
+
+
+def batch(num_seqs: int) -> str:
+    """``8 sequences``."""
+    return "1 sequence" if num_seqs == 1 else f"{num_seqs} sequences"
+
+
+def highlights(found: Sequence[Measurement]) -> list[tuple[str, str]]:
+    """The figures at the head of the page: the greatest ratio to each peer, and where it was measured."""
+    best = {}
+    for peer, label in PEERS.items():
+        ratios = [(ratio, point, name) for point in found for name in KERNELS if (ratio := point.ratio(name, peer))]
+        if ratios:
+            ratio, point, name = max(ratios, key=lambda each: each[0])
+            where = f"{KERNELS[name]}; {point.where}, on {point.device}"
+            best[f"{ratio:.3g} times as fast as {'the ' * (peer == 'seed')}{label}"] = where
+    return list(best.items())

@@ -1,0 +1,104 @@
+"""A bench document as people read it: a table for each key, a line for each contestant of each problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from pav2gen.runtime.select import Key
+
+MIB = 1 << 20
+
+PEERS = ("sdpa", "seed", "vllm")
+FIRST_COLUMNS, LAST_COLUMNS = ("S", "L", "contestant", "ms", "+-"), ("GB/s", "copy", "calls", "MiB")
+
+
+def tables(document: Mapping[str, Any]) -> Iterator[Table]:
+    """A table for each key and rank of ``document``, in its order."""
+    groups: dict[tuple[Key, int], list[Mapping[str, Any]]] = {}
+    for point in document["points"]:
+        groups.setdefault((Key(**point["key"]), point["kv_heads"]), []).append(point)
+    for (key, kv_heads), points in groups.items():
+        title = f"{points[0]['num_heads']}/{kv_heads} heads, {key}"
+        yield _table(title, points)
+
+
+def _table(title: str, points: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    peers = [peer for peer in PEERS if any(_timed(point, peer) for point in points)]
+    for column in (*FIRST_COLUMNS, *(f"x {peer}" for peer in peers), *LAST_COLUMNS):
+        table.add_column(column, justify="left" if column == "contestant" else "right", no_wrap=True)
+    for point in points:
+        timed = [entry for entry in point["contestants"] if "median_ms" in entry]
+        for number, entry in enumerate(timed):
+            head = (str(point["num_seqs"]), str(point["seq_len"])) if not number else ("", "")
+            table.add_row(*head, *_cells(entry, point, peers), end_section=entry is timed[-1])
+    table.caption = "\n".join(dict.fromkeys(_absences(points)))
+    table.caption_justify = "left"
+    return table
+
+
+def _timed(point: Mapping[str, Any], name: str) -> bool:
+    return any(entry["name"] == name and "median_ms" in entry for entry in point["contestants"])
+
+
+def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Who was not timed, and why: each once."""
+    for point in points:
+        for entry in point["contestants"]:
+            if entry["because"]:
+                at = f" at S={point['num_seqs']} L={point['seq_len']}" if "symbol" in entry else ""
+                yield f"{entry['name']}{at}: {entry['because']}"
+
+
+def is_chosen(entry: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
+    """Whether a contestant is the kernel that the dispatch table chooses for a point."""
+    return "symbol" in entry and point["chosen"].get(entry["backend"]) == entry["symbol"]
+
+
+def _cells(entry: Mapping[str, Any], point: Mapping[str, Any], peers: Sequence[str]) -> tuple[str, ...]:
+    """The cells of a contestant, after S and L. ``*`` marks the choice of the dispatch table."""
+    launches = entry["launches"]
+    return (
+        entry["name"] + " *" * is_chosen(entry, point),
+        milliseconds(entry["median_ms"]),
+        f"{entry['spread']:.0%}",
+        *(_ratio(entry, point, name) for name in peers),
+        f"{entry['gbps']:.1f}",
+        f"{entry['share_of_copy']:.0%}",
+        "-" if launches is None else str(launches),
+        f"{entry['workspace_bytes'] / MIB:.1f}",
+    )
+
+
+def milliseconds(value: float) -> str:
+    """A time with three digits that count."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> float | None:
+    """How many times faster than ``peer`` a contestant is, by medians of one run; None where either has no time."""
+    times = {other["name"]: other.get("median_ms") for other in point["contestants"]}
+    return times[peer] / entry["median_ms"] if times.get(peer) and entry.get("median_ms") else None
+
+
+def _ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> str:
+    found = None if entry["name"] == peer else ratio(entry, point, peer)
+    return "" if found is None else f"{found:.1f}"
+
+
+def head(document: Mapping[str, Any]) -> Iterator[str]:
+    """What stands above the tables: the device, the versions, the bandwidth, and what was left out."""
+    device, versions = document["device"], document["versions"]
+    yield f"{document['spec']['file']} on {device['name']}: {device['about']}"
+    yield f"{', '.join(f'{name} {version}' for name, version in versions.items())}; {document['date']}"
+    rates = [point["copy_gbps"] for point in document["points"]]
+    yield (
+        f"ms: the median of {document['settings']['rounds']} interleaved rounds; +-: their middle half; "
+        f"x: times as fast; copy: share of what a copy reached beside it ({min(rates):.1f} to {max(rates):.1f} GB/s); "
+        f"calls: ATen calls that are no views, and CUDA launches; MiB: workspace; *: the dispatch table's choice"
+    )
+    yield from (f"note: {note}" for note in document["notes"])

@@ -1,0 +1,77 @@
+"""The float64 result of a problem of any size: the reference's own steps, a stretch of tokens at a time.
+
+``runtime.oracle.reference`` holds the whole context of a sequence in float64; at 100,000 tokens that is gigabytes. Here
+states of stretches are merged, so that a bench can check what it is about to time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pav2gen.runtime.call import Call
+from pav2gen.runtime.oracle import attends, decode
+
+#: Tokens of a stretch, rounded to whole pages.
+STRETCH = 8192
+
+#: At most so many sequences of a batch are computed: the first, the last, and some between.
+MOST_SEQUENCES = 4
+
+
+def sequences(num_seqs: int) -> list[int]:
+    """The sequences of a batch that are checked."""
+    count = min(num_seqs, MOST_SEQUENCES)
+    return sorted({round(i * (num_seqs - 1) / max(1, count - 1)) for i in range(count)})
+
+
+def truth(call: Call, kv_cache_dtype: str, rows: list[int]) -> torch.Tensor:
+    """out of the sequences ``rows`` of a call on the CPU, all of full length: [rows, heads, head size] float64."""
+    return torch.stack([_sequence(call, kv_cache_dtype, s) for s in rows])
+
+
+def _sequence(call: Call, kv_cache_dtype: str, s: int) -> torch.Tensor:
+    """out of one sequence: [heads, head size] float64."""
+    kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
+    heads, size = call.query.shape[1:]
+    query = call.query[s].double().view(kv_heads, heads // kv_heads, size) * call.scale
+    length = int(call.seq_lens[s])
+    m = torch.full((heads, 1), -math.inf, dtype=torch.float64)
+    z = torch.zeros(heads, 1, dtype=torch.float64)
+    o = torch.zeros(heads, size, dtype=torch.float64)
+    step = max(1, STRETCH // page) * page
+    for start in range(0, length, step):
+        keys, values = _dense(call, kv_cache_dtype, s, start, min(step, length - start))
+        scores = (query @ keys.transpose(1, 2)).view(heads, -1) + _bias(call, start, keys.shape[1], length)
+        top = torch.maximum(m, scores.amax(1, keepdim=True))
+        floor = top.clamp_min(torch.finfo(torch.float64).min)
+        weights, rescale = torch.exp(scores - floor), torch.exp(m - floor)
+        sums = weights.view(kv_heads, -1, keys.shape[1]) @ values
+        m, z, o = top, z * rescale + weights.sum(1, keepdim=True), o * rescale + sums.view(heads, size)
+    return torch.where(z > 0, o / z.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(o))
+
+
+def _dense(call: Call, kv_cache_dtype: str, s: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of ``count`` tokens from ``start``: [kv heads, tokens, head size] float64 each."""
+    _, kv_heads, _, page, _ = call.key_cache.shape
+    size = call.query.shape[2]
+    blocks = call.block_tables[s, start // page : -(-(start + count) // page)]
+    keys = call.key_cache[blocks].permute(1, 0, 3, 2, 4).reshape(kv_heads, -1, size)[:, :count]
+    values = call.value_cache[blocks].permute(1, 0, 3, 2).reshape(kv_heads, -1, size)[:, :count]
+    k_scale, v_scale = float(call.k_scale), float(call.v_scale)
+    return decode(keys, kv_cache_dtype, k_scale), decode(values, kv_cache_dtype, v_scale)
+
+
+def _bias(call: Call, start: int, count: int, length: int) -> torch.Tensor | float:
+    """What is added to the scores of ``count`` tokens from ``start``: [heads, tokens], or 0."""
+    bias: torch.Tensor | float = 0.0
+    if call.alibi_slopes is not None:
+        bias = call.alibi_slopes.double().unsqueeze(1) * torch.arange(start + 1 - length, start + 1 - length + count)
+    if call.sparse is not None:
+        page, heads, kv_heads = call.key_cache.shape[3], call.query.shape[1], call.key_cache.shape[1]
+        group, pages = heads // kv_heads, range(start, start + count, page)  # blocks of the pattern are whole pages
+        attended = [[attends(call.sparse, call, h, h // group, at, length) for at in pages] for h in range(heads)]
+        hidden = ~torch.tensor(attended).repeat_interleave(page, 1)[:, :count]
+        bias = bias + torch.zeros(heads, count, dtype=torch.float64).masked_fill_(hidden, -math.inf)
+    return bias

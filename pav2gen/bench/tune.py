@@ -1,0 +1,254 @@
+"""``pav2gen tune``: which partition size is the fastest on this device, as a tuning file that ``pav2gen build`` reads.
+
+A row is written only where the figures bear it out: several runs, each of interleaved rounds, that agree. What was too
+noisy, and what computed wrong results, is written down as such and chooses nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pav2gen import tuning
+from pav2gen.bench import machine
+from pav2gen.bench.bench import GIB, Setup, now, ranks
+from pav2gen.bench.clock import interleave
+from pav2gen.bench.contestants import Checker, Contestant
+from pav2gen.bench.problem import Problem, rotation
+from pav2gen.bench.progress import Journal
+from pav2gen.bench.tuning_file import Group, Measured, write
+from pav2gen.errors import UserError
+from pav2gen.family import Spec
+from pav2gen.runtime.op import device_name
+from pav2gen.runtime.select import Key, Row
+from pav2gen.selection import Selection
+from pav2gen.tuning import LEAST_RUNS, MOST_SPREAD
+
+#: By so much the winner may lose a run and still be called the fastest: less is no difference that a user would see.
+TIE = 0.02
+
+#: Decimals of a time in milliseconds, as the file has it: what is less than a nanosecond is no time.
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, and how. ``seq_lens`` None means the powers of two at which a spec prefers V2.
+
+    replace: whether rows that this run does not measure may be lost. progress: as in ``bench.Options``.
+    """
+
+    device: torch.device
+    num_seqs: tuple[int, ...]
+    seq_lens: tuple[int, ...] | None = None
+    rounds: int = 7
+    warmups: int = 2
+    runs: int = 3
+    max_gib: float = 2.0
+    replace: bool = False
+    command: str = "pav2gen tune"
+    progress: Callable[[str, int], Callable[[], object]] = lambda what, total: lambda: None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where the rows went, how many there are, and what there is to say of the rest."""
+
+    path: Path
+    rows: int
+    noisy: tuple[str, ...]
+    wrong: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def tune(chosen: Selection, options: Options) -> Outcome:
+    """Measure the kernels of ``chosen`` and write the tuning file of this device.
+
+    Raises UserError where no key has two kernels to choose from, and where rows would be lost that are not measured.
+    """
+    with machine.current(options.device):
+        return _tune(chosen, options)
+
+
+def _tune(chosen: Selection, options: Options) -> Outcome:
+    path = tuning.path_of(chosen.path, chosen.spec.name, device_name(options.device))
+    setup = Setup(chosen, options.device)
+    every, notes = problems(setup, options)
+    _check_replaced(path, chosen.spec, every, options)
+    journal = Journal(path.with_suffix(".partial"), _circumstances(setup, options))
+    if journal.found:
+        notes.append(f"resumed: {journal.found} of {len(every)} measurements were made before")
+    groups: dict[tuple[Key, str, int], Group] = {}
+    for problem, backend in every:
+        entry = journal.entries.get(_id(problem, backend)) or _measure(setup, problem, backend, options, journal)
+        of = (problem.key, backend, problem.kv_heads)
+        groups.setdefault(of, Group(*of)).add(decide(problem, entry["ms"], entry["wrong"]))
+    write(path, _head(setup, options), list(groups.values()))
+    tuning.load(path, chosen.spec)  # what a build would refuse is not left behind unseen
+    journal.remove()
+    return _outcome(path, list(groups.values()), [*setup.notes, *notes])
+
+
+def problems(setup: Setup, options: Options) -> tuple[list[tuple[Problem, str]], list[str]]:
+    """The problems that are measured, each with its backend, and notes on what is left out."""
+    found: dict[tuple[Problem, str], None] = {}
+    notes = []
+    lengths = options.seq_lens or lengths_of(setup.spec)
+    for key, rows in setup.keys.items():
+        backends = [backend for backend in setup.backends if _has_choice(rows, backend)]
+        for rank in ranks(setup.spec, key):
+            for num_seqs in options.num_seqs:
+                for seq_len in lengths:
+                    problem = Problem(key, rank.num_kv_heads, num_seqs, seq_len)
+                    if problem.kv_bytes > options.max_gib * GIB:
+                        notes.append(f"left out, over --max-gib {options.max_gib:g}: {problem}")
+                    else:
+                        found |= {(problem, backend): None for backend in backends}
+    if not found:
+        raise UserError(f"{setup.spec.name} leaves nothing to choose: no key has two partition sizes, or one is fixed")
+    return list(found), list(dict.fromkeys(notes))
+
+
+def _has_choice(rows: Sequence[Row], backend: str) -> bool:
+    """Whether the rows of a key leave a backend more than one partition size."""
+    return sum(bool(getattr(row, backend)) for row in rows) > 1 and not rows[0].fixed_partition
+
+
+def lengths_of(spec: Spec) -> tuple[int, ...]:
+    """The powers of two above the length from which V2 is preferred, up to the model's."""
+    first = max(spec.dispatch.min_seq_len, 1).bit_length()
+    powers = [1 << n for n in range(first, spec.model.max_seq_len.bit_length())]
+    return tuple(powers) or (spec.model.max_seq_len,)
+
+
+def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mapping[str, str]) -> Measured:
+    """What the runs of a problem say: a choice, or why there is none. times: partition size -> ms of each run."""
+    times = {size: [round(time, DIGITS) for time in runs] for size, runs in times.items()}
+    medians = {int(size): statistics.median(runs) for size, runs in times.items()}
+    best = min(medians, key=lambda size: medians[size], default=0)
+    runs = times.get(str(best), [])
+    spread = (max(runs) - min(runs)) / medians[best] if runs and medians[best] > 0 else 0.0
+    because = _doubt(best, spread, times)
+    chosen = 0 if because else best
+    return Measured(problem.num_seqs, problem.seq_len, chosen, medians, round(spread, 4), because, wrong)
+
+
+def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> str:
+    """Why ``best`` is not to be called the fastest; empty where it is."""
+    if len(times) < 2:
+        return "fewer than two partition sizes gave right results"
+    if any(time <= 0 for runs in times.values() for time in runs):
+        return "a time of 0 ms: the clock is too coarse for these calls"
+    if min(map(len, times.values())) < LEAST_RUNS:
+        return "one run says nothing of the noise"
+    if spread > MOST_SPREAD:
+        return f"noisy: the runs of {best} lie {spread:.0%} apart"
+    for number, of_run in enumerate(zip(*times.values()), start=1):
+        lost = times[str(best)][number - 1] / min(of_run) - 1
+        if lost > TIE:
+            return f"noisy: {best} is the fastest by the median, and loses run {number} by {lost:.0%}"
+    return ""
+
+
+def _measure(setup: Setup, problem: Problem, backend: str, options: Options, journal: Journal) -> dict[str, Any]:
+    """The times of one problem, in ``options.runs`` runs with inputs of their own; kept in the journal."""
+    every = [c for c in setup.kernels(problem.key) if c.backend == backend]
+    total = len(every) * (1 + options.runs * (options.rounds + options.warmups))
+    step = options.progress(f"{backend} {problem.label}", total)
+    wrong = _wrong(setup, problem, every, step)
+    right = {_size(c): c.run for c in every if _size(c) not in wrong}
+    times: dict[str, list[float]] = {size: [] for size in right}
+    for run in range(options.runs):
+        inputs = setup.inputs(problem, seed=run)
+        with torch.no_grad():
+            taken = interleave(right, rotation(inputs), setup.device, options.rounds, options.warmups, step)
+        for size, each in taken.items():
+            times[size].append(each.median)
+    entry = {"ms": times, "wrong": wrong}
+    journal.add(_id(problem, backend), entry)
+    return entry
+
+
+def _wrong(setup: Setup, problem: Problem, every: Sequence[Contestant], step: Callable[[], object]) -> dict[str, str]:
+    """The partition sizes that are not right, and how they are wrong."""
+    inputs = setup.inputs(problem)
+    checker, found = Checker(problem, inputs), {}
+    for contestant in every:
+        with torch.no_grad():
+            _, because = checker.verdict(contestant, inputs.sets[0])
+        if because:
+            found[_size(contestant)] = because
+        step()
+    return found
+
+
+def _size(contestant: Contestant) -> str:
+    assert contestant.row is not None
+    return str(contestant.row.partition_size)
+
+
+def _id(problem: Problem, backend: str) -> str:
+    return f"{backend} {problem}"
+
+
+def _circumstances(setup: Setup, options: Options) -> dict[str, object]:
+    """What a measurement must have in common with another to stand beside it."""
+    return {
+        "package": setup.digest,
+        "device": machine.describe(setup.device),
+        "versions": machine.versions(),
+        "settings": [options.rounds, options.warmups, options.runs],
+    }
+
+
+def _head(setup: Setup, options: Options) -> dict[str, object]:
+    """What a tuning file says of itself."""
+    described = machine.describe(setup.device)
+    return {
+        "schema": tuning.SCHEMA,
+        "spec": setup.spec.name,
+        "device": described["name"],
+        "about": described["about"],
+        "date": now(),
+        "command": options.command,
+        "versions": machine.versions(),
+        "rounds": options.rounds,
+        "runs": options.runs,
+    }
+
+
+def _check_replaced(path: Path, spec: Spec, every: Sequence[tuple[Problem, str]], options: Options) -> None:
+    """Raise UserError if the file at ``path`` has rows that this run does not measure, unless they may be lost."""
+    if not path.exists() or options.replace:
+        return
+    try:
+        rows = tuning.load(path, spec).rows
+    except UserError:
+        return  # a broken file chooses nothing, and is what a new run replaces
+    measured = {(p.key, backend, p.kv_heads, p.num_seqs, p.seq_len) for p, backend in every}
+    lost = [row for row in rows if (row.key, row.backend, row.kv_heads, row.num_seqs, row.max_seq_len) not in measured]
+    if lost:
+        raise UserError(
+            f"holds {len(lost)} of {len(rows)} rows that this command does not measure again, and would lose; "
+            f"measure them too, or add --replace", str(path)
+        )  # fmt: skip
+
+
+def _outcome(path: Path, groups: Sequence[Group], notes: Sequence[str]) -> Outcome:
+    at = [
+        (each, f"{group.backend} {group.key} kv_heads={group.kv_heads} S={each.num_seqs} L={each.max_seq_len}")
+        for group in groups
+        for each in group.measured
+    ]
+    return Outcome(
+        path=path,
+        rows=sum(not each.because for each, _ in at),
+        noisy=tuple(f"{where}: {each.because}" for each, where in at if each.because),
+        wrong=tuple(f"{where}: p{size} {why}" for each, where in at for size, why in each.wrong.items()),
+        notes=tuple(notes),
+    )
