@@ -38,7 +38,7 @@ model: {num_heads: 24, num_kv_heads: 4, max_seq_len: 262144, tensor_parallel: [1
 axes:
   head_size: 256
   gqa_ratio: 6
-  partition_size: [256, 512, 1024]
+  partition_size: 512  # vLLM's
   dtype: [float16, bfloat16, float32]
 """
 

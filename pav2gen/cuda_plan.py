@@ -19,11 +19,21 @@ RESIDENT_THREADS = 256
 #: beside what is loaded and unpacked (ptxas, sm_75: 154 registers at 48, 252 at 142).
 FEW_ACCUMULATORS, MOST_ACCUMULATORS = 48, 120
 
+#: Runs of tokens that a warp scores at once, at most: a load of keys of each is on its way before the first is used.
+MOST_TOKENS = 4
+
 #: Floats that a thread unpacks at once.
 UNPACKED_FLOATS = 32
 
 #: A load of values takes whole sectors of memory from each row: 32 bytes on every target.
 SECTOR = 32
+
+#: What a spec may set, and the values that are built.
+CHOICES: Mapping[str, tuple[int, ...]] = {
+    "threads": (64, 128, 256, 512),
+    "step": (64, 128, 256, 512, 1024, 2048),
+    "tokens": (1, 2, 4),
+}
 
 #: Registers of a multiprocessor (NVIDIA, compute capability 7.0 to 9.0): what ptxas is held to.
 REGISTER_FILE = 64 << 10
@@ -150,45 +160,51 @@ def shared_bytes(v: Variant, heads: int, step: int) -> int:
     return -(-floats * 4 // 16) * 16
 
 
-def plan_cuda(v: Variant, target: Target, overrides: Mapping[str, int]) -> CudaPlan:
+def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPlan:
     """The geometry of a variant: the whole group in a block if it can be, else in as few blocks as possible.
 
-    ``overrides`` may set threads, load_bytes and tokens. Each further block of a group reads the cache again.
+    Each further block of a group reads the cache again. ``choices`` sets some of ``CHOICES``: threads of a block; step,
+    a partition if it is longer; tokens, which are halved until their accumulators fit. Raises ValueError if a step is
+    less than a page.
     """
-    load_bytes = overrides.get("load_bytes", target.load_bytes)
-    threads = (overrides["threads"],) if "threads" in overrides else (64,) if page_bytes(v) < 512 else (128, 256, 512)
     for blocks in range(1, v.gqa_ratio + 1):
         heads = -(-v.gqa_ratio // blocks)
         for few, residence in itertools.product((True, False), repeat=2):
             accumulators = FEW_ACCUMULATORS if few else MOST_ACCUMULATORS
-            for candidate in _candidates(v, heads, threads, load_bytes, overrides.get("tokens", 4), accumulators):
-                if _shared_fits(v, candidate, residence):
+            for candidate in _candidates(v, target, heads, choices, accumulators):
+                if _shared_fits(v, target, candidate, residence):
                     return CudaPlan(v, candidate)
-    raise AssertionError("a block of one head and a step of one page always fits")
+    raise ValueError(f"no layout of {v.slug} has a step of {choices.get('step')} tokens")
 
 
-def _shared_fits(v: Variant, g: Geometry, residence: bool) -> bool:
+def _shared_fits(v: Variant, target: Target, g: Geometry, residence: bool) -> bool:
     """Whether a block's shared memory is within bounds: of a multiprocessor with enough threads, or of one block."""
     blocks = -(-RESIDENT_THREADS // g.threads) if residence else 1
-    return shared_bytes(v, g.heads, g.step) * blocks <= SHARED_LIMIT
+    return shared_bytes(v, g.heads, g.step) * blocks <= min(SHARED_LIMIT, target.shared_memory_bytes)
 
 
-def _candidates(
-    v: Variant, heads: int, all_threads: tuple[int, ...], load_bytes: int, most_tokens: int, most: int
-) -> Iterator[Geometry]:
+def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, int], most: int) -> Iterator[Geometry]:
     """Geometries whose accumulators are at most ``most``; the longest step, the fewest threads, whole pages first."""
-    for step in _steps(v):
-        for threads in all_threads:
-            key_words = _key_words(v, load_bytes)
-            for value_words, row_lanes in _rows(v, threads, load_bytes):
+    key_words = _key_words(v, target.load_bytes)
+    for step in _steps(v, choices.get("step")):
+        for threads in _threads(v, target, choices.get("threads")):
+            for value_words, row_lanes in _rows(v, threads, target.load_bytes):
                 rows = -(-v.head_size * row_lanes // threads)
                 held = rows * heads if step < v.partition_size else 0  # while keys are scored
-                tokens = most_tokens
+                tokens = choices.get("tokens", MOST_TOKENS)
                 while tokens > 1 and not _tokens_fit(v, tokens, heads, threads, key_words, step, most - held):
                     tokens //= 2
                 g = Geometry(threads, heads, step, tokens, key_words, value_words, row_lanes)
                 if max(rows * heads, held + tokens * heads) <= min(most, REGISTER_FILE // threads - 96):
                     yield g
+
+
+def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
+    """Threads of a block: those chosen, else as few as can be, of which a small page needs fewer still."""
+    if chosen:
+        return (chosen,)
+    few = (64,) if page_bytes(v) < 512 else (128, 256, 512)
+    return tuple(threads for threads in few if threads <= target.max_threads_per_block)
 
 
 def _tokens_fit(v: Variant, tokens: int, heads: int, threads: int, key_words: int, step: int, most: int) -> bool:
@@ -197,8 +213,10 @@ def _tokens_fit(v: Variant, tokens: int, heads: int, threads: int, key_words: in
     return tokens * heads <= min(32, most) and unpacked <= UNPACKED_FLOATS and tokens * 16 * (threads // 64) <= step
 
 
-def _steps(v: Variant) -> list[int]:
-    """The partition and its halves, down to a page or 64 tokens."""
+def _steps(v: Variant, chosen: int | None) -> list[int]:
+    """The step chosen, else the partition and its halves, down to a page or 64 tokens."""
+    if chosen:
+        return [min(chosen, v.partition_size)] if chosen >= v.block_size else []
     steps = [v.partition_size]
     while steps[-1] // 2 >= max(v.block_size, 64):
         steps.append(steps[-1] // 2)

@@ -77,6 +77,7 @@ class Limits:
 class Spec:
     """A family of kernels. ``axes`` has every axis of ``variant.AXES`` (alibi and blocksparse come from ``features``).
 
+    ``cuda`` holds what the spec sets of the layout of CUDA kernels (``cuda_plan.CHOICES``); the rest is planned.
     ``unbuilt`` holds the features of the schema that no kernel has yet. ``places`` says where things stand in the
     file (``axes.head_size``, ``axes.head_size[0]``, ``model.tensor_parallel[1]``), each as ``file:line``.
     """
@@ -92,6 +93,7 @@ class Spec:
     limits: Limits
     file_name: str
     sha256: str
+    cuda: Mapping[str, int] = field(default_factory=dict)
     unbuilt: Mapping[str, object] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 

@@ -26,7 +26,7 @@ class Plan:
     @cached_property
     def cuda(self) -> CudaPlan:
         """The figures of the CUDA kernel; made when they are asked for."""
-        return plan_cuda(self.variant, self.spec.target, {})
+        return plan_cuda(self.variant, self.spec.target, self.spec.cuda)
 
     @property
     def title(self) -> str:

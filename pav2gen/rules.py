@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Collection
 
+from pav2gen.cuda_plan import CHOICES
 from pav2gen.errors import UserError
 from pav2gen.family import Spec, extended, variants
 from pav2gen.rule import AxisRule, Expanded, Rule, SpecRule, Violation
@@ -155,6 +156,22 @@ def _fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
     return None
 
 
+def _layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
+    if spec.cuda and "cuda" not in spec.backends:
+        return Violation("no CUDA kernel is built that this could be for; write backends: [torch, cuda]", ("cuda",))
+    for name, value in spec.cuda.items():
+        if value not in CHOICES[name]:
+            return Violation(f"cuda.{name} cannot be {value}; it is {one_of(CHOICES[name])}", (f"cuda.{name}",))
+    return None
+
+
+def _step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
+    step, page = spec.cuda.get("step"), max(variant.block_size for variant in expanded())
+    if step is None or step >= page:
+        return None
+    return Violation(f"cuda.step {step} is less than a page of {page} tokens; write at least {page}", ("cuda.step",))
+
+
 def smallest_workspace_bytes(variant: Variant, num_kv_heads: int) -> int:
     """The least workspace with which the kernel of ``variant`` runs: one partition of all its KV heads."""
     from pav2gen import plan  # plan stands above the rules, and only this one rule needs its figures
@@ -266,6 +283,16 @@ RULES: tuple[Rule, ...] = (
         "fixed-partition-built",
         "a call whose partition size is fixed has no other kernel to fall back to",
         _fixed_partition_built,
+    ),
+    SpecRule(
+        "cuda-layout-known",
+        "a figure that no kernel is laid out by would be without effect",
+        _layout_known,
+    ),
+    SpecRule(
+        "cuda-step-holds-a-page",
+        "threads take a page at once, whose weights must be at hand",
+        _step_holds_a_page,
     ),
     SpecRule(
         "workspace-holds-a-partition",

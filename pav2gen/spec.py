@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pav2gen import rules
+from pav2gen.cuda_plan import CHOICES
 from pav2gen.family import Dispatch, Exclusion, Limits, Model, RankShape, Spec, axis_path, variants
 from pav2gen.node import Node
 from pav2gen.source import compose, read_file
@@ -25,11 +26,12 @@ SCHEMA = 1
 KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "": (
         ("schema", "name", "target", "model", "axes"),
-        ("about", "features", "exclude", "backends", "dispatch", "limits"),
+        ("about", "features", "exclude", "backends", "cuda", "dispatch", "limits"),
     ),
     "model": (("num_heads", "num_kv_heads", "max_seq_len"), ("tensor_parallel",)),
     "axes": (("head_size", "gqa_ratio"), ("partition_size", "block_size", "dtype", "kv_cache_dtype")),
     "features": ((), ("alibi", "blocksparse", "softcap", "sliding_window", "sinks")),
+    "cuda": ((), tuple(CHOICES)),
     "dispatch": ((), ("min_seq_len", "partition")),
     "limits": ((), ("max_variants", "workspace_mib")),
 }
@@ -163,6 +165,7 @@ def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
         ),
         file_name=file_name,
         sha256=sha256,
+        cuda={name: fields.nodes[f"cuda.{name}"].integer() for name in CHOICES if f"cuda.{name}" in fields.nodes},
         unbuilt={feature: fields.one(f"features.{feature}", read) for feature, read in _UNBUILT_READERS.items()},
         places=dict(_places(fields.nodes[""])),
     )

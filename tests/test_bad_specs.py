@@ -81,6 +81,7 @@ CASES = {
     "unknown feature": bad("{alibi:", "{aliby:", 19, "did you mean alibi?"),
     "unknown model key": bad("  num_kv_heads:", "  kv: 1\n  num_kv_heads:", 7, "unknown key 'kv' in model"),
     "unknown axis of an exclusion": bad("{block_size: 32,", "{page: 32,", 21, "unknown key 'page' in exclude.when"),
+    "unknown figure of a layout": bad("backends:", "cuda: {thread: 64}\nbackends:", 23, "did you mean threads?"),
     "unknown limit": bad("max_variants:", "max_variant:", 25, "did you mean max_variants?"),
     "missing name": bad("name: llama3_8b\n", "", 1, "the spec lacks the key 'name'"),
     "missing schema": bad("schema: 1\n", "", 1, "the spec lacks the key 'schema'"),

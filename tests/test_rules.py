@@ -32,7 +32,12 @@ exclude:
     because: small partitions of large pages
 dispatch: {partition: auto}
 limits: {workspace_mib: 16}
+backends: [torch, cuda]
+cuda: {threads: 256, step: 256}
 """
+
+#: From its block sizes on.
+TAIL = GOOD[GOOD.index("[16, 32]") :]
 
 #: rule -> (what is replaced, by what): a spec that breaks this rule, and none before it.
 BREAKS = {
@@ -52,6 +57,8 @@ BREAKS = {
     "whole-groups": ("[128, 256]", "[128, 120]"),
     "ranks-served": ("[3, 6]", "[6]"),
     "fixed-partition-built": ("partition: auto", "partition: 256"),
+    "cuda-layout-known": ("threads: 256", "threads: 192"),
+    "cuda-step-holds-a-page": (TAIL, TAIL.replace("32", "128").replace("step: 256", "step: 64")),
     "workspace-holds-a-partition": ("workspace_mib: 16", "workspace_mib: 5"),
 }  # fmt: skip
 
@@ -157,6 +164,11 @@ def test_the_heads_of_the_least_workspace(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(rules, "smallest_workspace_bytes", remember)
     parse(GOOD.replace("[1, 8]", "[2, 1, 8, 4]").replace("[3, 6]", "[3, 6, 5]").encode(), "small.yaml")
     assert asked == {3: {1}, 6: {4}, 5: {4}}  # no rank has ratio 5: as if the rank were the whole model
+
+
+def test_a_layout_without_cuda_kernels_is_without_effect() -> None:
+    message = answer(GOOD.replace("[torch, cuda]", "torch"))
+    assert message.startswith("small.yaml:19: no CUDA kernel is built") and message.endswith("(rule cuda-layout-known)")
 
 
 def test_a_spec_made_in_memory_is_held_to_the_rules_as_well() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pav2gen import target
+from pav2gen.cuda_plan import CHOICES
 from pav2gen.errors import UserError
 from pav2gen.spec import DEFAULTS, KEYS, Dispatch, Exclusion, Limits, Model, RankShape, load, parse, variants
 from pav2gen.variant import AXES
@@ -110,7 +111,14 @@ def test_defaults() -> None:
 def test_every_optional_key_has_a_default() -> None:
     optional = {f"{section}.{key}".lstrip(".") for section, (_, keys) in KEYS.items() for key in keys}
     sections = {section for section in KEYS if section}
-    assert optional - sections - {"about"} == set(DEFAULTS)
+    planned = {f"cuda.{name}" for name in CHOICES}
+    assert optional - sections - planned - {"about"} == set(DEFAULTS)
+
+
+def test_the_layout_of_cuda_kernels_is_what_a_spec_sets_of_it() -> None:
+    assert parse(SMALL.encode(), "a.yaml").cuda == parse(f"{SMALL}cuda: {{}}\n".encode(), "a.yaml").cuda == {}
+    text = f"{SMALL}backends: [torch, cuda]\ncuda: {{tokens: 2, threads: 64}}\n"
+    assert parse(text.encode(), "a.yaml").cuda == {"tokens": 2, "threads": 64}
 
 
 def test_a_scalar_stands_for_a_list_of_one() -> None:

@@ -87,27 +87,33 @@ def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
 def seed_like(call: Call) -> None:
     """Split-KV decode as the seed of this project describes it: a loop over sequences, whole contexts in float32.
 
-    Pages are gathered and permuted in the cache's dtype, keys and values converted as a whole, and matmuls broadcast
-    over the query heads of a group (which eager PyTorch carries out by copying K and V for each head).
+    Scratch is filled first. Pages are gathered and permuted in the cache's dtype; keys and values, as a whole, are
+    converted, then put into the order of heads; values are padded to whole partitions; matmuls broadcast over the query
+    heads of a group (which eager PyTorch carries out by copying K and V for each head).
     """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     group = heads // kv_heads
+    if call.scratch is not None:
+        call.scratch.max_logits.fill_(float("-inf"))
+        call.scratch.exp_sums.zero_()
+        call.scratch.tmp_out.zero_()
     for s, length in enumerate(call.seq_lens.tolist()):
         if not length:
             call.out[s].zero_()
             continue
-        keys, values = (tensor.float() for tensor in dense(call, s, length))  # [tokens, kv heads, size]
+        keys, values = dense(call, s, length)  # [tokens, kv heads, size]
+        by_head = keys.permute(1, 2, 0).float().contiguous(), values.permute(1, 0, 2).float().contiguous()
         query = call.query[s].float().view(kv_heads, group, 1, size)
-        scores = torch.matmul(query, keys.permute(1, 2, 0).contiguous().unsqueeze(1))
+        scores = torch.matmul(query, by_head[0].unsqueeze(1)).view(heads, length) * call.scale
         partitions = -(-length // PARTITION)
         padded = torch.full((heads, partitions * PARTITION), float("-inf"), device=scores.device)
-        padded[:, :length] = scores.view(heads, length) * call.scale
+        padded[:, :length] = scores
         parts = padded.view(heads, partitions, PARTITION)
         m = parts.amax(-1)
         weights = torch.exp(parts - m.unsqueeze(-1))
         z = weights.sum(-1)
         tail = torch.zeros(kv_heads, partitions * PARTITION, size, device=scores.device)
-        tail[:, :length] = values.permute(1, 0, 2)
+        tail[:, :length] = by_head[1]
         sums = torch.matmul(
             weights.view(kv_heads, group, partitions, 1, PARTITION),
             tail.view(kv_heads, 1, partitions, PARTITION, size),

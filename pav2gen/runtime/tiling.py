@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,9 @@ class Tiling:
         """The partitions of each segment in a row of segments."""
         return _slices(self.partitions, self.parts)
 
-    def chunks(self, items: int) -> Iterator[slice]:
-        """The items of each chunk in a segment of ``items`` items."""
-        return _slices(items, self.chunk)
+    def chunks(self, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        """What each chunk has of ``tensors``, all [items of a segment, ...]."""
+        return zip(*(tensor.split(self.chunk) for tensor in tensors))
 
     def counts(self) -> tuple[int, int, int]:
         """(rows of segments, segments, chunks) of the call: what its number of launches is made of."""

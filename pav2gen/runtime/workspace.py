@@ -19,15 +19,27 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def carve(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """One buffer (uint8, uninitialised, aligned to 256 bytes) for each of ``sizes``, all cut from one allocation."""
+class Buffer:
+    """A part of the workspace, seen as what is stored in it. A view is made once: chunks of one size share it."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        """Views of ``data``: bytes (uint8), aligned for every dtype."""
+        self._data = data
+        self._views: dict[tuple[torch.dtype, tuple[int, ...]], torch.Tensor] = {}
+
+    def view(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        """The first bytes as a contiguous tensor of ``dtype`` and ``shape``."""
+        found = self._views.get((dtype, shape))
+        if found is None:
+            found = self._data.view(dtype).narrow(0, 0, math.prod(shape)).view(shape)
+            self._views[dtype, shape] = found
+        return found
+
+
+def carve(sizes: Sequence[int], device: torch.device) -> tuple[Buffer, ...]:
+    """One buffer (uninitialised, aligned to 256 bytes) for each of ``sizes``, in bytes, all cut from one allocation."""
     block = torch.empty(sum(map(aligned, sizes)), dtype=torch.uint8, device=device)
-    return torch.split(block, [aligned(size) for size in sizes])
-
-
-def view(buffer: torch.Tensor, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """The first bytes of ``buffer`` (uint8) as a contiguous tensor of ``dtype`` and ``shape``."""
-    return buffer.view(dtype).narrow(0, 0, math.prod(shape)).view(shape)
+    return tuple(map(Buffer, torch.split(block, [aligned(size) for size in sizes])))
 
 
 def grain_dtype(device: torch.device) -> torch.dtype:
