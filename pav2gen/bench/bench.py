@@ -163,7 +163,7 @@ def measure(setup: Setup, problem: Problem, options: Options) -> dict[str, Any]:
         "seq_len": problem.seq_len,
         "kv_bytes": problem.kv_bytes,
         "io_bytes": problem.io_bytes,
-        "input_sets": len(inputs.sets),
+        "input_sets": inputs.count,
         "copy_gbps": round(bandwidth, 3),
         "chosen": {backend: chosen_kernel(setup.package, problem, backend, setup.device) for backend in setup.backends},
         "contestants": [*entries.values(), *absences],
@@ -175,7 +175,7 @@ def entries_of(
     every: Sequence[Contestant], problem: Problem, inputs: Inputs, device: torch.device, step: Callable[[], object]
 ) -> dict[str, dict[str, Any]]:
     """What is known of each contestant before it is timed, by name: who it is, whether it is right, what it costs."""
-    checker, call = Checker(problem, inputs), inputs.sets[0]
+    checker, call = Checker(problem, inputs), inputs.first
     entries = {}
     for contestant in every:
         error, because = checker.verdict(contestant, call)

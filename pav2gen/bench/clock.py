@@ -6,8 +6,9 @@ import functools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -73,7 +74,8 @@ def interleave(
     for number in range(warmups + rounds):
         generator.shuffle(order)
         for name in order:
-            took = seconds(functools.partial(_repeat, contestants[name], inputs, calls[name]), device) / calls[name]
+            given = list(islice(inputs, calls[name]))
+            took = seconds(functools.partial(_each, contestants[name], given), device) / calls[name]
             if number < warmups:
                 calls[name] = calls_of_a_sample(took, device)
             else:
@@ -87,6 +89,6 @@ def calls_of_a_sample(took: float, device: torch.device) -> int:
     return max(1, min(MOST_CALLS, round(SAMPLE_SECONDS[device.type] / max(took, 1e-9))))
 
 
-def _repeat(run: Run, inputs: Iterator[Call], times: int) -> None:
-    for _ in range(times):
-        run(next(inputs))
+def _each(run: Run, calls: Iterable[Call]) -> None:
+    for call in calls:
+        run(call)

@@ -72,14 +72,25 @@ class Problem:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The calls of a problem: ``small`` on the CPU with few blocks, ``sets`` on the device; all of the same values."""
+    """The calls of a problem, all of the same values: ``small`` on the CPU with few blocks, ``count`` on the device.
+
+    Those on the device share one cache, and read ``stride`` blocks of it each: the i-th the blocks from i·stride on.
+    """
 
     small: Call
-    sets: tuple[Call, ...]
+    first: Call
+    stride: int
+    count: int
+
+    def __getitem__(self, number: int) -> Call:
+        """The call of that number."""
+        if not number:
+            return self.first
+        return self.first._replace(block_tables=self.first.block_tables + number * self.stride)
 
 
 def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0) -> Inputs:
-    """The inputs of ``problem``, from ``seed``; as many sets as leave a cache of ``cache_bytes`` nothing to keep."""
+    """The inputs of ``problem``, from ``seed``: as many calls as leave a cache of ``cache_bytes`` nothing to keep."""
     page = problem.key.block_size
     pages = problem.num_seqs * -(-problem.seq_len // page)
     page_bytes = problem.kv_heads * problem.key.head_size * page * problem.item_bytes
@@ -100,8 +111,9 @@ def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0
     order = torch.randperm(pages + SPARE_BLOCKS, generator=torch.Generator().manual_seed(seed))[:pages].int()
     table = order.view(problem.num_seqs, -1)
     count = max(1, -(-CACHES * cache_bytes // problem.kv_bytes))
-    sets = tuple(_spread(small, table, pages + SPARE_BLOCKS, device) for _ in range(count))
-    return Inputs(small._replace(block_tables=table % drawn), sets)
+    stride = -(-(pages + SPARE_BLOCKS) // drawn) * drawn  # a block of the next call holds what it does in the first
+    blocks = stride * (count - 1) + pages + SPARE_BLOCKS
+    return Inputs(small._replace(block_tables=table % drawn), _spread(small, table, blocks, device), stride, count)
 
 
 def _spread(small: Call, table: torch.Tensor, blocks: int, device: torch.device) -> Call:
@@ -116,6 +128,7 @@ def _spread(small: Call, table: torch.Tensor, blocks: int, device: torch.device)
 
 
 def rotation(inputs: Inputs) -> Iterator[Call]:
-    """The sets of ``inputs``, over and over."""
+    """The calls of ``inputs``, over and over."""
     while True:
-        yield from inputs.sets
+        for number in range(inputs.count):
+            yield inputs[number]

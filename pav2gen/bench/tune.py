@@ -180,7 +180,7 @@ def _wrong(setup: Setup, problem: Problem, every: Sequence[Contestant], step: Ca
     checker, found = Checker(problem, inputs), {}
     for contestant in every:
         with torch.no_grad():
-            _, because = checker.verdict(contestant, inputs.sets[0])
+            _, because = checker.verdict(contestant, inputs.first)
         if because:
             found[_size(contestant)] = because
         step()

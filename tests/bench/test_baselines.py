@@ -16,7 +16,7 @@ KEY = Key(64, 3, 16, "float32", "auto", False, False)
 
 def inputs_of(key, length=600):
     inputs = problem.make(Problem(key, 2, 2, length), torch.device("cpu"), cache_bytes=1)
-    return inputs.sets[0], truth.truth(inputs.small, key.kv_cache_dtype, [0, 1])
+    return inputs.first, truth.truth(inputs.small, key.kv_cache_dtype, [0, 1])
 
 
 @pytest.mark.parametrize("name", ["seed", "sdpa"])

@@ -255,7 +255,7 @@ def test_a_spec_without_kernels_for_the_cpu(spec_path):
         benching.bench(load([spec_path])[0], options())
 
 
-def test_a_gpu_is_described_and_its_memory_counted(monkeypatch):
+def test_a_gpu_is_described_and_its_memory_counted(monkeypatch, cache_bytes):
     card = types.SimpleNamespace(
         name="Iluvatar BI-V100", multi_processor_count=16, total_memory=1 << 35, L2_cache_size=0
     )
@@ -273,7 +273,7 @@ def test_a_gpu_is_described_and_its_memory_counted(monkeypatch):
         "about": "Iluvatar BI-V100, 16 multiprocessors",
         "memory_bytes": 1 << 35,
     }
-    assert machine.cache_bytes(device) == machine.CACHE_BYTES["cuda"], "where torch does not tell"
+    assert cache_bytes(device) == machine.CACHE_BYTES["cuda"], "where torch does not tell"
     assert machine.peak_bytes(lambda: None, device) == 800
 
 

@@ -1,5 +1,7 @@
 """The float64 result that a bench checks against is the oracle's, whatever the length, and a wrong one is told."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -36,25 +38,27 @@ def test_of_a_large_batch_some_sequences_are_checked(num_seqs, rows):
 def test_the_inputs_are_more_than_the_cache_and_the_same_in_each_set():
     held = Problem(PLAIN, 2, 2, 100)
     inputs = problem.make(held, torch.device("cpu"), cache_bytes=300_000)
-    assert len(inputs.sets) * held.kv_bytes >= 2 * 300_000 > (len(inputs.sets) - 1) * held.kv_bytes
-    assert len({each.key_cache.data_ptr() for each in inputs.sets}) == len(inputs.sets)
-    pages = inputs.sets[0].block_tables
-    assert len(set(pages.flatten().tolist())) == pages.numel() == 2 * 7, "no block serves twice"
-    assert pages.flatten().tolist() != sorted(pages.flatten().tolist()), "blocks lie in disorder"
-    for each in inputs.sets:
+    assert inputs.count * held.kv_bytes >= 2 * 300_000 > (inputs.count - 1) * held.kv_bytes
+    sets = list(itertools.islice(problem.rotation(inputs), inputs.count))
+    pages = [page for each in sets for page in each.block_tables.flatten().tolist()]
+    assert len(set(pages)) == len(pages) == inputs.count * 2 * 7, "no block serves twice"
+    assert max(pages) < sets[0].key_cache.shape[0] and pages[:14] != sorted(pages[:14]), "blocks lie in disorder"
+    for each in sets:
         assert torch.equal(
             each.key_cache[each.block_tables.long()], inputs.small.key_cache[inputs.small.block_tables.long()]
         )
         assert torch.equal(
             each.value_cache[each.block_tables.long()], inputs.small.value_cache[inputs.small.block_tables.long()]
         )
+    again = next(itertools.islice(problem.rotation(inputs), inputs.count, None))
+    assert torch.equal(again.block_tables, sets[0].block_tables)
 
 
 def test_few_values_are_drawn_for_a_large_cache(monkeypatch):
     monkeypatch.setattr(problem, "DRAWN_BYTES", 8192)
     inputs = problem.make(Problem(PLAIN, 1, 1, 1600), torch.device("cpu"), cache_bytes=1)
-    assert inputs.small.key_cache.shape[0] == 4 and inputs.sets[0].key_cache.shape[0] == 103
-    assert torch.equal(inputs.sets[0].key_cache[4:8], inputs.small.key_cache)
+    assert inputs.small.key_cache.shape[0] == 4 and inputs.first.key_cache.shape[0] == 103
+    assert torch.equal(inputs.first.key_cache[4:8], inputs.small.key_cache)
 
 
 def test_the_bytes_of_a_problem():

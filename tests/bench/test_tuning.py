@@ -170,7 +170,7 @@ def test_the_operator_runs_what_was_tuned_for_its_device(tuning_path, monkeypatc
         package.operator, "kernel", lambda row, *rest: ran.append(row.partition_size) or real(row, *rest)
     )
     for num_seqs in (1, 8):
-        (call,) = make(Problem(key, 2, num_seqs, 512), torch.device("cpu"), cache_bytes=1).sets
+        call = make(Problem(key, 2, num_seqs, 512), torch.device("cpu"), cache_bytes=1).first
         scratch = call.scratch
         package.paged_attention_v2(
             *(call.out, scratch.exp_sums, scratch.max_logits, scratch.tmp_out, call.query, call.key_cache),
