@@ -50,7 +50,7 @@ class TestFileSet:
 
     @given(st.text("ab./\\", max_size=8))
     def test_a_checked_path_stays_below_its_folder(self, path: str) -> None:
-        root = Path("/root/package")
+        root = Path("/a/package")
         try:
             checked_path(path)
         except ValueError:
