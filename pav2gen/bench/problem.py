@@ -82,7 +82,7 @@ class Inputs:
     stride: int
     count: int
 
-    def __getitem__(self, number: int) -> Call:
+    def call(self, number: int) -> Call:
         """The call of that number."""
         if not number:
             return self.first
@@ -131,4 +131,4 @@ def rotation(inputs: Inputs) -> Iterator[Call]:
     """The calls of ``inputs``, over and over."""
     while True:
         for number in range(inputs.count):
-            yield inputs[number]
+            yield inputs.call(number)
