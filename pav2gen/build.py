@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,12 +66,22 @@ def build(paths: Sequence[Path], options: Options) -> Outcome:
     Raises UserError, with nothing written, for a bad spec, a filter that selects nothing, files that the build would
     take from someone, and a tree that cannot be read or written.
     """
+    _check_name(options.out)
     selections = load(paths, options.filters)
     with locked(options.out, options.on_wait):
         found = tree.read(options.out)
         others = standing(found, [chosen.spec.name for chosen in selections])
         _check_parts(found, others, options)
         return _carry_out(found, selections, others, options)
+
+
+def _check_name(out: Path) -> None:
+    """Raise UserError where Python could not import the package by the name of its folder."""
+    name = Path(os.path.realpath(out)).name
+    if not name.isidentifier():
+        fit = re.sub(r"\W", "_", name)
+        fit = fit if fit.isidentifier() else f"pav2_{fit}"
+        raise UserError(f"is no name of a Python package, which a generated one is; take {quoted(fit)}", str(out))
 
 
 def remove(name: str, options: Options) -> Outcome:

@@ -257,7 +257,12 @@ def compile_(
 
 @main.group()
 def simt() -> None:
-    """Run CUDA programs on the CPU, at warp size 64 or 32, and check and count what they read and write."""
+    """Run CUDA programs on the CPU, at warp size 64 or 32, and check and count what they read and write.
+
+    \b
+    Example:
+      pav2gen simt run scale.cu
+    """
 
 
 @simt.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})

@@ -26,12 +26,14 @@ class Drift:
     """One way in which the package is not as it should be: a kind, where, and why.
 
     ``owner`` is whose build repairs it (a spec's name, or that of what all specs share), None where no build does.
+    ``blocked`` says that a link or a folder stands there, which no build removes.
     """
 
     kind: str
     path: str
     note: str = ""
     owner: str | None = None
+    blocked: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,10 @@ def _drift(change: Change, found: Tree) -> Drift:
             return Drift("incomplete", change.path, "the stamp of a complete build is not there", change.owner)
         return Drift("missing", change.path, owner=change.owner)
     if not change.ours:
+        if not change.old.is_file:
+            return Drift("hand-edited", change.path, change.old.kind, change.owner, blocked=True)
         note = found.broken.get(change.owner, "") if change.is_manifest else ""
-        return Drift("hand-edited", change.path, note if change.old.is_file else change.old.kind, change.owner)
+        return Drift("hand-edited", change.path, note, change.owner)
     if change.new is None:
         return Drift("orphan", change.path, "no longer rendered", change.owner)
     return Drift("changed", change.path, owner=change.owner)
@@ -105,8 +109,13 @@ def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
     not_ours = {*strangers, journal.NAME, journal.ASIDE}
     known = {path for owner, files in package.files.items() for path in (*files, *found.known(owner))}
     for path in found.disk.walk():
-        if path not in known and path.split("/")[0] not in not_ours and not is_leftover(path):
+        if path not in known and path.split("/")[0] not in not_ours and not _is_nobody_s(path):
             yield Drift("orphan", path, "owned by no MANIFEST")
+
+
+def _is_nobody_s(path: str) -> bool:
+    """Whether a file is of no account: what running leaves, and hidden files and folders, such as .git."""
+    return is_leftover(path) or any(part.startswith(".") for part in path.split("/"))
 
 
 def _repairs(drifts: Sequence[Drift], selections: Sequence[Selection], shown: str, whole: bool) -> Iterator[str]:
@@ -115,9 +124,12 @@ def _repairs(drifts: Sequence[Drift], selections: Sequence[Selection], shown: st
     paths = {chosen.spec.name: str(chosen.path) for chosen in selections}
     owners = sorted({drift.owner for drift in drifts if drift.owner is not None})
     built = [paths.get(owner, f"specs/{owner}.yaml") for owner in owners if owner in paths or (owner and not whole)]
+    blocked = [f"{shown}/{drift.path}" for drift in drifts if drift.blocked]
+    if blocked:
+        yield shlex.join(["rm", "-r", *blocked])
     if built or SHARED in owners:
         command = shlex.join(["pav2gen", "build", *(built or [str(selections[0].path)]), *out])
-        edited = any(drift.kind == "hand-edited" for drift in drifts)
+        edited = any(drift.kind == "hand-edited" and not drift.blocked for drift in drifts)
         yield f"{command} --force  # what was edited by hand is lost" if edited else command
     gone = {drift.path.rstrip("/") for drift in drifts if drift.owner is None and drift.path.endswith("/")}
     for name in sorted({*gone, *(owner for owner in owners if owner and whole and owner not in paths)}):

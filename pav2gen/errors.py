@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 
 class UserError(Exception):
     """What happened, where, and what would work, in one line; the command line prints it and exits with 2.
@@ -13,3 +16,10 @@ class UserError(Exception):
         self.message = message
         self.where = where
         super().__init__(f"{where}: {message}" if where else message)
+
+
+def check_output(path: Path, *inputs: Path) -> None:
+    """Raise UserError where a command would write to ``path`` over one of the files that it reads."""
+    for given in inputs:
+        if os.path.realpath(path) == os.path.realpath(given):
+            raise UserError("is read by this command, which would replace it; write to another file", str(path))

@@ -188,7 +188,8 @@ def _obstacle(query: Mapping[str, object], spec: Spec) -> Obstacle:
     if lacking:
         return Obstacle(spec, lacking, ())
     points = [point for point in expand(spec.name, spec.axes) if not differing_axes(query, point)]
-    return Obstacle(spec, (), tuple(entry for entry in spec.exclude if any(map(entry.covers, points))))
+    alone = next(((entry,) for entry in spec.exclude if all(map(entry.covers, points))), None)
+    return Obstacle(spec, (), alone or tuple(entry for entry in spec.exclude if any(map(entry.covers, points))))
 
 
 def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float]:
@@ -205,11 +206,15 @@ def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[Edit]:
         values = extended(spec.axes[axis], query[axis])
         section, path = axis_path(axis).partition(".")[0], axis_path(axis)
         if section in spec.places:
-            yield Edit({axis: values}, f"{axis}: {flow_list(values)}", spec.where(path, section))
+            where, last = spec.where(path, section), spec.where(f"{path}[{len(spec.axes[axis]) - 1}]", path, section)
+            rest = last.rpartition(":")[2]
+            where = where if last == where else f"{where}-{rest}"  # a list of a line for each value goes as a whole
+            yield Edit({axis: values}, f"{axis}: {flow_list(values)}", where)
         else:
             whole[axis] = values
     if whole:
-        yield Edit(whole, f"features: {flow_map((axis, flow_list(whole[axis])) for axis in whole)}", spec.where(""))
+        line = f"features: {flow_map((axis, flow_list(whole[axis])) for axis in whole)}"
+        yield Edit(whole, line, f"{_file(spec)}, at its end")
 
 
 def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[Edit]) -> bool:

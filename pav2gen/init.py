@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pav2gen.config import read_attention
 from pav2gen.draft import draft_spec
-from pav2gen.errors import UserError
+from pav2gen.errors import UserError, check_output
 from pav2gen.spec import parse
 
 #: Where specs stand.
@@ -31,6 +31,7 @@ def init(config: Path, out: Path | None = None, force: bool = False) -> Draft:
     """
     text = draft_spec(config).encode()
     path = out or SPECS / f"{parse(text, os.fspath(config)).name}.yaml"
+    check_output(path, config)
     if path.exists() and not force:
         raise UserError("is there already; name another with --out, or add --force to replace it", str(path))
     try:

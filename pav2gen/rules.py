@@ -10,13 +10,11 @@ from pav2gen.cuda_plan import CHOICES
 from pav2gen.errors import UserError
 from pav2gen.family import Spec, extended, variants
 from pav2gen.rule import AxisRule, Expanded, Rule, SpecRule, Violation
+from pav2gen.runtime.select import BLOCK_SIZES, BUILDABLE, GQA_RATIOS, HEAD_SIZES
 from pav2gen.variant import AXES, DTYPE_TAGS, KV_TAGS, Key, Variant, expand
 from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
 
-HEAD_SIZES = (*range(32, 257, 8), 512)
-GQA_RATIOS = range(1, 129)
 PARTITION_SIZES = (64, 128, 256, 512, 1024, 2048)
-BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 MIB = 1 << 20
 
@@ -199,7 +197,7 @@ RULES: tuple[Rule, ...] = (
         "head-size",
         "head_size",
         HEAD_SIZES,
-        "a multiple of 8 from 32 to 256, or 512",
+        BUILDABLE["head_size"][1],
         "a key lies in the cache as groups of 16 bytes, 8 elements of float16 (vLLM's split_kv_cache); models have "
         "heads of 32 to 256 elements, and a few of 512",
     ),
@@ -207,7 +205,7 @@ RULES: tuple[Rule, ...] = (
         "gqa-ratio",
         "gqa_ratio",
         GQA_RATIOS,
-        "from 1 to 128",
+        BUILDABLE["gqa_ratio"][1],
         "one block holds the query heads of a whole group; the largest group known is Falcon-7B's 71",
     ),
     _number_rule(
@@ -221,7 +219,7 @@ RULES: tuple[Rule, ...] = (
         "block-size",
         "block_size",
         BLOCK_SIZES,
-        "8, 16, 32, 64 or 128",
+        BUILDABLE["block_size"][1],
         "vLLM 0.6 offers pages of 8, 16 and 32 tokens, later ones and other cards' forks also 64 and 128",
     ),
     _name_rule("dtype", "dtype", DTYPE_TAGS, "the types of query and output that vLLM's operator takes"),

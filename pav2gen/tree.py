@@ -116,7 +116,8 @@ class Tree:
 
 
 def read(out: Path) -> Tree:
-    """The tree at ``out``, which need not exist. Raises UserError if it is no folder or cannot be read."""
+    """The tree at ``out``, which need not exist. Raises UserError if it is no folder, cannot be read, or
+    holds another package."""
     disk = Disk(Path(os.path.realpath(out)), os.fspath(out))
     if os.path.lexists(disk.root) and not disk.root.is_dir():
         raise UserError("is no folder, which a generated package is; name another with --out", disk.shown)
@@ -130,6 +131,10 @@ def read(out: Path) -> Tree:
             manifests[owner] = manifest.parse(owner, standing.content)
         except NotAManifest as reason:
             broken[owner] = str(reason)
+            continue
+        if owner and not manifests[owner].spec:
+            where = f"{disk.shown}/{owner}"
+            raise UserError("is a generated package of its own, and cannot stand in another; move it elsewhere", where)
     return Tree(disk, manifests, broken, journal.read(disk.root), incomplete)
 
 

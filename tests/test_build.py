@@ -495,3 +495,21 @@ class TestCheck:
         (OUT / "loose").symlink_to("nowhere")
         (OUT / "loop").symlink_to(OUT.resolve())
         assert drift() == [("hand-edited", "a/README.md"), ("orphan", "loop"), ("orphan", "loose")]
+
+
+@pytest.mark.parametrize("name, fit", [("kernels-v1", "kernels_v1"), ("a b", "a_b"), ("1st", "pav2_1st")])
+def test_a_folder_that_python_could_not_import(make: Make, write_spec: Write, name: str, fit: str) -> None:
+    with pytest.raises(UserError, match=f"is no name of a Python package, .*; take '?{fit}"):
+        make(write_spec(), out=Path(name))
+    assert not Path(name).exists()
+
+
+def test_a_package_inside_a_package(make: Make, write_spec: Write) -> None:
+    path = write_spec()
+    make(path)
+    make(path, out=OUT / "inner")
+    before = snapshot(OUT)
+    for act in (make, lambda path: check([path], Options(), whole=True), lambda path: remove("small", Options())):
+        with pytest.raises(UserError, match="generated/inner: is a generated package of its own"):
+            act(path)
+    assert snapshot(OUT) == before

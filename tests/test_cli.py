@@ -164,10 +164,26 @@ class TestCheck:
         ]
 
     def test_another_package(self, run: Run, write_spec: Write) -> None:
-        run("build", write_spec(), "--out", "a b")
-        assert run("check", "--out", "a b").exit_code == 0
-        (Path("a b") / "dispatch.py").unlink()
-        assert "  pav2gen build specs/small.yaml --out 'a b'" in run("check", "--out", "a b").stdout.splitlines()
+        run("build", write_spec(), "--out", "a b/kernels")
+        assert run("check", "--out", "a b/kernels").exit_code == 0
+        (Path("a b/kernels") / "dispatch.py").unlink()
+        lines = run("check", "--out", "a b/kernels").stdout.splitlines()
+        assert "  pav2gen build specs/small.yaml --out 'a b/kernels'" in lines
+
+    def test_a_link_in_a_files_place_is_removed_first(self, run: Run, write_spec: Write) -> None:
+        run("build", write_spec())
+        (OUT / "dispatch.py").unlink()
+        (OUT / "dispatch.py").symlink_to("/etc/hostname")
+        lines = run("check").stdout.splitlines()
+        assert lines[-3:] == ["to put it right:", "  rm -r generated/dispatch.py", "  pav2gen build specs/small.yaml"]
+
+    def test_hidden_files_are_nobody_s(self, run: Run, write_spec: Write) -> None:
+        run("build", write_spec())
+        (OUT / ".git").mkdir()
+        (OUT / ".git" / "HEAD").write_text("ref: refs/heads/main")
+        assert run("check").exit_code == 0
+        (OUT / "NOTES.md").write_text("mine")
+        assert run("check").exit_code == 1
 
     def test_many_of_a_kind_are_counted(self, run: Run, write_spec: Write, templates: Path) -> None:
         run("build", write_spec(partition_size=[64, 128, 256, 512, 1024], dtype="[float16, bfloat16, float32]"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pav2gen.errors import UserError
 from pav2gen.explain import Edit, Explanation, differing_axes, distance, explain, read_query, read_value
-from pav2gen.rules import GQA_RATIOS, HEAD_SIZES
+from pav2gen.runtime.select import GQA_RATIOS, HEAD_SIZES
 from pav2gen.spec import Spec, parse, variants
 from pav2gen.variant import AXES, DTYPE_TAGS, KV_TAGS
 
@@ -142,7 +142,7 @@ def test_a_rule_on_two_axes_needs_both(specs: list[Spec]) -> None:
 
 def test_advice_where_the_section_is_not_written(specs: list[Spec]) -> None:
     (edit,) = ask(specs, "head_size=256", "alibi=true").edits
-    assert (edit.where, edit.line) == ("specs/large.yaml:1", "features: {alibi: [false, true]}")
+    assert (edit.where, edit.line) == ("specs/large.yaml, at its end", "features: {alibi: [false, true]}")
     roomy = parse(TWO_AXES.replace("max_variants: 8", "max_variants: 64").encode(), "specs/large.yaml")
     (edit,) = ask([roomy], "head_size=256", "alibi=true", "blocksparse=true").edits
     assert edit.line == "features: {alibi: [false, true], blocksparse: [false, true]}"
@@ -189,6 +189,17 @@ def test_a_query_that_asks_for_nothing(words: list[str], message: str) -> None:
     assert str(raised.value) == message
 
 
+def test_one_exclusion_that_covers_it_alone_is_named_alone() -> None:
+    text = TWO_AXES.replace("limits:", "  - when: {partition_size: 512, block_size: 32}\n    because: alone\nlimits:")
+    found = ask([parse(text.encode(), "specs/large.yaml")], "block_size=32", "partition_size=512")
+    assert any("line 13 excludes it (alone)" in line for line in found.lines())
+    both = text.replace("{partition_size: 512, block_size: 32}", "{partition_size: 512}")
+    found = ask([parse(both.encode(), "specs/large.yaml")], "block_size=32", "partition_size=512")
+    assert any("line 13 excludes it (alone)" in line for line in found.lines())
+    found = ask([parse(both.encode(), "specs/large.yaml")], "block_size=32")
+    assert any("lines 11, 13 cover it together" in line for line in found.lines())
+
+
 def test_distance_counts_axes_before_it_measures_them(specs: list[Spec]) -> None:
     first = variants(specs[0])[0]
     assert distance({"head_size": 256}, first) == (0, 0)
@@ -231,23 +242,23 @@ def test_what_is_advised_adds_the_key(query: dict[str, object]) -> None:
 
 
 def line_number(edit: Edit) -> int:
-    """The line at which ``edit`` is to be made."""
-    return int(edit.where.rpartition(":")[2])
+    """The first line at which ``edit`` is to be made; beyond the last, at the end."""
+    return int(edit.where.rpartition(":")[2].partition("-")[0]) if ":" in edit.where else 10**6
 
 
 def edited(text: str, edit: Edit) -> str:
-    """``text`` with the line of ``edit`` over the old one and its items, or new where it says."""
+    """``text`` with the line of ``edit`` over the lines that it names, or new where it says."""
     lines = text.splitlines()
+    if line_number(edit) > len(lines):
+        return "\n".join([*lines, edit.line, ""])
     old, key = line_number(edit) - 1, edit.line.partition(":")[0]
     if lines[old].strip().startswith(f"{key}:"):
-        end = old + 1
-        while end < len(lines) and lines[end].startswith("    - "):
-            end += 1
+        end = int(edit.where.rpartition(":")[2].rpartition("-")[2])
         lines[old:end] = [f"  {edit.line}"]
     elif lines[old] in ("axes:", "features:"):
         lines.insert(old + 1, f"  {edit.line}")
     else:
-        lines.append(edit.line)
+        raise AssertionError(f"{edit.where} is no place for {edit.line}")
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -242,3 +243,13 @@ class TestFiles:
         used = Templates(templates)
         compose(load([write_spec(backends="[torch, cuda]")]), [], used)
         assert used.record(*TEMPLATES).keys() == {f"templates/{name}" for name in TEMPLATES}
+
+
+@pytest.mark.parametrize("backends, fixtures", [("[torch]", {"kernel"}), ("[cuda]", {"cuda", "checked"})])
+def test_tests_are_rendered_for_the_backends_of_the_spec(
+    write_spec: Callable[..., Path], backends: str, fixtures: set[str]
+) -> None:
+    files = compose(load([write_spec(backends=backends)]), [], Templates()).files["small"]
+    tests = [content.decode() for path, content in files.items() if "/tests/test_" in path]
+    used = {name for text in tests for name in re.findall(r"^def test_\w+\((\w+)", text, re.MULTILINE)}
+    assert tests and used == fixtures

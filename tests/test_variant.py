@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pav2gen.rules import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, PARTITION_SIZES
+from pav2gen.rules import PARTITION_SIZES
+from pav2gen.runtime.select import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES
 from pav2gen.spec import LONGEST_NAME, load, variants
 from pav2gen.variant import AXES, DTYPE_TAGS, ITEM_BYTES, KV_ALIASES, KV_TAGS, Key, Variant, expand
 

@@ -205,7 +205,7 @@ def register(package: str, run: Callable[..., None]) -> tuple[torch.library.Libr
     library = torch.library.Library(namespace, "FRAGMENT")
     library.define(SCHEMA)
     library.impl(NAME, run, "CompositeExplicitAutograd")
-    library.impl(NAME, lambda *args: None, "Meta")  # for fake tensors: nothing is returned, and shapes stay as they are
+    library.impl(NAME, _without_data, "Meta")  # for fake tensors: nothing is returned, and shapes stay as they are
     return library, getattr(getattr(torch.ops, namespace), NAME).default
 
 
@@ -215,3 +215,10 @@ def split_scale(name: str, scale: float | torch.Tensor) -> tuple[float, torch.Te
         return float(scale), None
     check.check_scale(name, scale)
     return 1.0, scale
+
+
+def _without_data(*args: object) -> None:
+    """The operator of tensors without data. Raises ValueError where others are among them: torch comes here too."""
+    devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}
+    if devices != {"meta"}:
+        raise ValueError(f"all tensors must be on one device, got {', '.join(sorted(devices))}")

@@ -6,7 +6,7 @@ Pure Python: the generator uses it too, and a captured CUDA graph stays valid be
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 logger = logging.getLogger("pav2")
@@ -28,6 +28,18 @@ class Key(NamedTuple):
 
 
 KV_ALIASES = {"fp8": "fp8_e4m3"}
+
+#: The values of a key that a kernel can be generated for, by axis, and in words.
+HEAD_SIZES = (*range(32, 257, 8), 512)
+GQA_RATIOS = range(1, 129)
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+BUILDABLE: Mapping[str, tuple[Collection[object], str]] = {
+    "head_size": (HEAD_SIZES, "a multiple of 8 from 32 to 256, or 512"),
+    "gqa_ratio": (GQA_RATIOS, "from 1 to 128"),
+    "block_size": (BLOCK_SIZES, "8, 16, 32, 64 or 128"),
+    "dtype": (("float16", "bfloat16", "float32"), "float16, bfloat16 or float32"),
+    "kv_cache_dtype": (("auto", "fp8_e4m3", "fp8_e5m2"), "auto, fp8_e4m3 or fp8_e5m2"),
+}
 
 
 class Row(NamedTuple):
@@ -163,6 +175,10 @@ def miss(key: Key, specs: Mapping[Key, str]) -> str:
     spec = specs[near]
     axes = [axis for axis in Key._fields if getattr(near, axis) != getattr(key, axis)]
     reasons = "; ".join(f"{axis} {_yaml(getattr(key, axis))} (built: {_values(axis, specs)})" for axis in axes)
+    limits = [f"{axis} is {BUILDABLE[axis][1]}" for axis in BUILDABLE if getattr(key, axis) not in BUILDABLE[axis][0]]
+    if limits:
+        against = f"no kernel for {key}: against it stands {reasons}. Nearest: {near} of {spec}. "
+        return f"{against}None can be generated: {' and '.join(limits)}"
     wider = [*(other for other in specs if specs[other] == spec), key]
     lines = ", ".join(f"{axis}: [{_values(axis, wider)}]" for axis in axes)
     return (

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from pav2gen.console import print_table
-from pav2gen.errors import UserError
+from pav2gen.errors import UserError, check_output
 
 if TYPE_CHECKING:
     from pav2gen.selection import Selection
@@ -91,6 +91,7 @@ def bench(
     from pav2gen.bench.bench import bench as measure
 
     if json_file:
+        check_output(json_file, spec)
         document.check_writable(json_file)
     against = tuple(name for name in options.pop("against") if name != "none")
     with progress() as bar:
@@ -169,6 +170,8 @@ def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: P
 
     chosen = selected(spec, filters)
     path = out or Path(f"{chosen.spec.name}.html")
+    check_output(path, spec, *files)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(chosen, files), encoding="utf-8")
     click.echo(f"{path}: {len(chosen.kernels)} kernels, {len(files)} bench {'file' if len(files) == 1 else 'files'}")
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pav2gen.errors import UserError
+from pav2gen.runtime.select import Key
 
 KIND, SCHEMA = "pav2gen bench", 1
+
+#: No figure of a bench comes near it.
+LARGEST = 1e18
 
 #: What a document must hold for the report to be made of it: field -> type.
 FIELDS: Mapping[str, type] = {
@@ -67,10 +71,38 @@ def read(path: Path) -> dict[str, Any]:
 def _problems(document: Mapping[str, Any]) -> Iterator[str]:
     """What is missing or of a wrong type."""
     yield from _missing("the document", document, FIELDS)
+    yield from _missing("the device", document["device"], {"name": str, "kind": str, "about": str})
     for number, point in enumerate(document.get("points") or ()):
-        yield from _missing(f"points[{number}]", point, POINT_FIELDS)
+        what = f"points[{number}]"
+        yield from _missing(what, point, POINT_FIELDS)
+        yield from _wrong_key(f"the key of {what}", point["key"])
+        positive = [name for name, kind in POINT_FIELDS.items() if kind in (int, float)]
+        yield from _not_positive(what, point, positive)
         for entry in point["contestants"]:
-            yield from _missing(f"a contestant of points[{number}]", entry, {"name": str, "because": str})
+            yield from _missing(f"a contestant of {what}", entry, {"name": str, "because": str})
+            if not entry["because"]:
+                yield from _not_positive(f"{entry['name']} of {what}", entry, ("median_ms",))
+            known = [name for name in ("spread", "workspace_bytes", "launches") if entry.get(name) is not None]
+            yield from _not_positive(f"{entry['name']} of {what}", entry, known, or_zero=True)
+
+
+def _wrong_key(what: str, key: Mapping[str, Any]) -> Iterator[str]:
+    """Where ``key`` has other axes than a key, or values of other types."""
+    if key.keys() != set(Key._fields):
+        yield f"{what} has other axes than {', '.join(Key._fields)}"
+        return
+    for axis, kind in zip(Key._fields, (int, int, int, str, str, bool, bool), strict=True):
+        if type(key[axis]) is not kind:
+            yield f"{what} has {axis}: {key[axis]!r}"
+
+
+def _not_positive(what: str, values: Mapping[str, Any], names: Iterable[str], or_zero: bool = False) -> Iterator[str]:
+    """Which of ``names`` are no numbers that a measurement can have."""
+    for name in names:
+        value = values.get(name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not (0 < value < LARGEST or (or_zero and value == 0)):  # type: ignore[operator]
+            yield f"{what} has {name}: {str(value)[:40]}"
 
 
 def _missing(what: str, value: Any, fields: Mapping[str, type]) -> Iterator[str]:

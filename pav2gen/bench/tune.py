@@ -109,6 +109,8 @@ def problems(setup: Setup, options: Options) -> tuple[list[tuple[Problem, str]],
                         notes.append(f"left out, over --max-gib {options.max_gib:g}: {problem}")
                     else:
                         found |= {(problem, backend): None for backend in backends}
+    if not found and notes:
+        raise UserError(f"every problem is over --max-gib {options.max_gib:g}; give it more, or shorter --seq-len")
     if not found:
         raise UserError(f"{setup.spec.name} leaves nothing to choose: no key has two partition sizes, or one is fixed")
     return list(found), list(dict.fromkeys(notes))

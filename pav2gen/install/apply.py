@@ -18,6 +18,7 @@ from pav2gen.install.diff import unified
 from pav2gen.install.edits import Edited, Fork, edit
 from pav2gen.install.hunks import hunks
 from pav2gen.install.imports import try_import
+from pav2gen.install.payload.structure import LAYER
 from pav2gen.install.pyc import unchecked
 from pav2gen.install.record import NAME, Edit, Record
 from pav2gen.install.repository import Repository
@@ -115,7 +116,7 @@ def _plan(found: Standing, chosen: Contents, options: Options) -> Planned:
         tuple(_changes(found, chosen.files, sources, record)),
         tuple(edited.sources),
         "".join(unified(f"vllm/{path}", found.sources[path].now, content) for path, content in sources.items()),
-        tuple(_notes(found)),
+        tuple(_notes(found, edited)),
     )
 
 
@@ -178,7 +179,7 @@ def _changes(
         yield Change(place, record.content())
 
 
-def _notes(found: Standing) -> Iterator[str]:
+def _notes(found: Standing, edited: Edited) -> Iterator[str]:
     """What is to be told of a tree beside what it is."""
     for path, source in found.sources.items():
         if source.edited:
@@ -187,6 +188,8 @@ def _notes(found: Standing) -> Iterator[str]:
             yield f"Python runs {file.name} without a look at {path}; remove {file}"
     if found.strangers():
         yield f"{PAV2} holds files that are not from pav2gen: {', '.join(found.strangers()[:5])}"
+    if LAYER not in edited.sources:
+        yield f"{LAYER} has no place for check_layer: a shape without a kernel is told at the first call, not at load"
     if not decodes(found.tree):
         yield "no backend of this tree calls PagedAttention.forward_decode; only direct calls of the operator take V2"
 

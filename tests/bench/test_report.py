@@ -20,6 +20,7 @@ from pav2gen.bench import document as documents
 from pav2gen.bench.measurements import measurements
 from pav2gen.bench.prediction import Predictor, predictable
 from pav2gen.bench.report import contestants, highlights, plans_by_key, report, shares
+from pav2gen.cli import main
 from pav2gen.errors import UserError
 from pav2gen.selection import load
 from pav2gen.target import TARGETS
@@ -314,3 +315,18 @@ def test_a_browser_shows_every_figure_and_has_nothing_to_say(page, tmp_path, arg
 def test_the_browser_would_tell_of_an_error(page, tmp_path):
     _, console = browse(page.replace("<main", '<img src="missing.png"><main'), tmp_path)
     assert console and "missing.png" in console[0]
+
+
+@pytest.mark.parametrize("over", ["specs/tiny.yaml", "bench.json"])
+def test_the_page_never_replaces_what_it_is_made_of(spec_path, document, over):
+    Path("bench.json").write_text(documents.text(document))
+    before = Path(over).read_bytes()
+    result = CliRunner().invoke(main, ["report", str(spec_path), "--bench", "bench.json", "--out", over])
+    assert result.exit_code == 2 and f"{over}: is read by this command" in result.stderr
+    assert Path(over).read_bytes() == before
+
+
+def test_figures_never_replace_the_spec(spec_path):
+    before = spec_path.read_bytes()
+    result = CliRunner().invoke(main, ["bench", str(spec_path), "--json", str(spec_path)])
+    assert result.exit_code == 2 and spec_path.read_bytes() == before

@@ -114,6 +114,13 @@ def test_tensors_of_two_devices_are_refused(package):
         package.runtime.check.check_devices(call)
 
 
+@pytest.mark.parametrize("name", ["query", "key_cache", "block_tables", "seq_lens"])
+def test_one_tensor_without_data_is_refused(package, name):
+    meta = getattr(good, name).to("meta")
+    with pytest.raises(ValueError, match="all tensors must be on one device, got cpu, meta"):
+        call_with(package, {}, **{name: meta})
+
+
 def misaligned(cache):
     """The same cache, two bytes further on in memory."""
     storage = torch.zeros(cache.numel() + 1, dtype=cache.dtype)

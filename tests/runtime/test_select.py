@@ -84,6 +84,20 @@ def test_the_line_of_a_miss_keeps_what_the_spec_has():
     assert "gqa_ratio 11 (built: 6, 8, 16)" in text and "gqa_ratio: [6, 11, 16]" in text
 
 
+@pytest.mark.parametrize(
+    "axis, value, limit",
+    [
+        ("head_size", 100, "head_size is a multiple of 8 from 32 to 256, or 512"),
+        ("gqa_ratio", 0, "gqa_ratio is from 1 to 128"),
+        ("block_size", 24, "block_size is 8, 16, 32, 64 or 128"),
+        ("dtype", "float64", "dtype is float16, bfloat16 or float32"),
+    ],
+)
+def test_no_line_is_advised_that_a_build_would_refuse(axis, value, limit):
+    text = miss(QWEN._replace(**{axis: value}), {QWEN: "a"})
+    assert text.endswith(f"None can be generated: {limit}") and "write" not in text
+
+
 def test_a_miss_names_features_as_yaml_does():
     text = miss(QWEN._replace(alibi=True), {QWEN: "a"})
     assert "alibi true (built: false)" in text and "alibi: [false, true]" in text

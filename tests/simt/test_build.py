@@ -101,6 +101,9 @@ def test_no_compiler_and_the_wrong_one(tmp_path, monkeypatch):
     monkeypatch.setenv("SIMT_CXX", "no-such-compiler")
     with pytest.raises(simt.ToolchainError, match="no-such-compiler"):
         simt.find_compiler()
+    monkeypatch.setenv("SIMT_CXX", "false")
+    with pytest.raises(simt.ToolchainError, match="--version exits with 1"):
+        simt.find_compiler()
     fake = tmp_path / "clang++"
     fake.write_text("#!/bin/sh\necho clang version 99\n")
     fake.chmod(0o755)

@@ -92,8 +92,13 @@ class Plan:
 
 @functools.cache
 def _identify(path: str) -> Compiler:
-    out = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
-    return Compiler(path, out.splitlines()[0] if out else path)
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ToolchainError(f"{path} cannot be run: {error.strerror}") from None
+    if done.returncode:
+        raise ToolchainError(f"{path} is no compiler that works: {path} --version exits with {done.returncode}")
+    return Compiler(path, done.stdout.splitlines()[0] if done.stdout else path)
 
 
 def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:

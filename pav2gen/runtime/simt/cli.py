@@ -26,9 +26,14 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """
     args = _parser(prog).parse_args(argv)
     try:
+        if args.json:
+            Path(args.json).open("a").close()
         program = _build(args)
     except (CompileError, ToolchainError) as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{args.json}: cannot be written ({error.strerror})", file=sys.stderr)
         return 2
     code, report = _run(program, args)
     if report is None:
