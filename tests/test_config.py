@@ -375,6 +375,12 @@ def test_what_a_config_says_cannot_break_out_of_its_comment(write: Write) -> Non
     assert "\nname: evil" not in text
 
 
+def test_more_kv_heads_than_query_heads(write: Write) -> None:
+    path = write(CONFIGS["Llama-2-7b-hf"] | {"num_key_value_heads": 64})
+    with pytest.raises(UserError, match="32 query heads cannot be shared out among 64 KV heads"):
+        draft_spec(path)
+
+
 def test_multi_head_latent_attention_is_refused(write: Write) -> None:
     path = write(CONFIGS["Llama-2-7b-hf"] | {"model_type": "deepseek_v3", "kv_lora_rank": 512})
     with pytest.raises(

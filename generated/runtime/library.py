@@ -95,6 +95,8 @@ def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
         except CompilerMissingError:
             if name == "corex":
                 raise
+    if name not in (None, "nvcc"):
+        raise LibraryError(f"there is no toolchain {name!r}; it is corex or nvcc, or host for the CPU")
     return nvcc(arch or device_arch())
 
 

@@ -173,6 +173,11 @@ def test_without_a_device_the_architecture_must_be_named(kernels):
         library.build(kernels, "nvcc")
 
 
+def test_a_toolchain_that_there_is_not():
+    with pytest.raises(library.LibraryError, match="no toolchain 'icc'; it is corex or nvcc"):
+        library.find_toolchain("icc", None)
+
+
 def test_a_package_without_cuda_kernels_says_what_to_do():
     with pytest.raises(library.LibraryError, match="add cuda to the spec's backends"):
         library.build({}, "host")
