@@ -64,7 +64,8 @@ def read_attention(path: str | os.PathLike[str]) -> Attention:
     heads = fields.count("num_attention_heads", "n_head", "n_heads", "num_heads")
     kv_heads = _kv_heads(fields, heads)
     if heads % kv_heads:
-        raise fields.fail(f"{heads} query heads cannot be shared out among {kv_heads} KV heads")
+        wrong = f"model.num_heads {heads} is no multiple of num_kv_heads {kv_heads}"
+        raise fields.fail(f"no spec can serve this model: {wrong}")
     length = min((fields.count(key) for key in LENGTHS if fields.get(key) is not None), default=DEFAULT_LENGTH)
     return Attention(
         title=_title(fields, Path(path)),
