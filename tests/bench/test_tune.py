@@ -228,3 +228,8 @@ def test_it_measures_for_real(spec_path):
     text = Path("specs/tuning/tiny.cpu.yaml").read_text()
     assert text.count("num_seqs: 1, max_seq_len: 256") == 2, "a row, or noise, for each rank"
     assert CliRunner().invoke(main, ["build", str(spec_path)]).exit_code == 0
+
+
+def test_a_limit_that_leaves_nothing_is_named(spec_path):
+    result = CliRunner().invoke(main, ["tune", str(spec_path), "--max-gib", "0.000001"])
+    assert result.exit_code == 2 and "every problem is over --max-gib 1e-06" in result.stderr
