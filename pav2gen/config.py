@@ -62,16 +62,12 @@ def read_attention(path: str | os.PathLike[str]) -> Attention:
     if fields.get("kv_lora_rank") is not None:
         raise fields.fail("kv_lora_rank: multi-head latent attention keeps no keys by head; no kernel here serves it")
     heads = fields.count("num_attention_heads", "n_head", "n_heads", "num_heads")
-    kv_heads = _kv_heads(fields, heads)
-    if heads % kv_heads:
-        wrong = f"model.num_heads {heads} is no multiple of num_kv_heads {kv_heads}"
-        raise fields.fail(f"no spec can serve this model: {wrong}")
     length = min((fields.count(key) for key in LENGTHS if fields.get(key) is not None), default=DEFAULT_LENGTH)
     return Attention(
         title=_title(fields, Path(path)),
         model_type=_words(fields.get("model_type")) or "unknown",
         num_heads=heads,
-        num_kv_heads=kv_heads,
+        num_kv_heads=_kv_heads(fields, heads),
         head_size=_head_size(fields, heads),
         max_seq_len=min(length, 2**31 - 1),
         dtype=_words(fields.get("torch_dtype", "dtype")).removeprefix("torch."),

@@ -193,6 +193,11 @@ def _workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | 
 
 #: Every rule, in the order in which a spec is held against them.
 RULES: tuple[Rule, ...] = (
+    SpecRule(
+        "kv-heads-divide-heads",
+        "each KV head serves the same number of query heads (vLLM: num_heads % num_kv_heads == 0)",
+        _kv_heads_divide_heads,
+    ),
     _number_rule(
         "head-size",
         "head_size",
@@ -233,11 +238,6 @@ RULES: tuple[Rule, ...] = (
         "feature-built",
         "a kernel that ignored the feature would give wrong results without a word",
         _features_built,
-    ),
-    SpecRule(
-        "kv-heads-divide-heads",
-        "each KV head serves the same number of query heads (vLLM: num_heads % num_kv_heads == 0)",
-        _kv_heads_divide_heads,
     ),
     SpecRule(
         "ranks-split-heads",

@@ -116,8 +116,10 @@ class Tree:
 
 
 def read(out: Path) -> Tree:
-    """The tree at ``out``, which need not exist. Raises UserError if it is no folder, cannot be read, or
-    holds another package."""
+    """The tree at ``out``, which need not exist.
+
+    Raises UserError if it is no folder, cannot be read, or holds another package.
+    """
     disk = Disk(Path(os.path.realpath(out)), os.fspath(out))
     if os.path.lexists(disk.root) and not disk.root.is_dir():
         raise UserError("is no folder, which a generated package is; name another with --out", disk.shown)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pav2gen.config import read_attention
 from pav2gen.draft import draft_spec
 from pav2gen.errors import UserError
+from pav2gen.init import init
 from pav2gen.spec import Spec, parse
 
 LAYERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
@@ -373,6 +374,14 @@ def test_what_a_config_says_cannot_break_out_of_its_comment(write: Write) -> Non
     assert spec.name == "a_b"
     assert "a softcap on the logits" in text
     assert "\nname: evil" not in text
+
+
+def test_a_spec_never_replaces_its_config(write: Write) -> None:
+    path = write(CONFIGS["Llama-2-7b-hf"])
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="is read by this command"):
+        init(path, path, force=True)
+    assert path.read_bytes() == before
 
 
 def test_more_kv_heads_than_query_heads(write: Write) -> None:

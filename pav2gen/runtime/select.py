@@ -175,16 +175,13 @@ def miss(key: Key, specs: Mapping[Key, str]) -> str:
     spec = specs[near]
     axes = [axis for axis in Key._fields if getattr(near, axis) != getattr(key, axis)]
     reasons = "; ".join(f"{axis} {_yaml(getattr(key, axis))} (built: {_values(axis, specs)})" for axis in axes)
+    against = f"no kernel for {key}: against it stands {reasons}. Nearest: {near} of {spec}."
     limits = [f"{axis} is {BUILDABLE[axis][1]}" for axis in BUILDABLE if getattr(key, axis) not in BUILDABLE[axis][0]]
     if limits:
-        against = f"no kernel for {key}: against it stands {reasons}. Nearest: {near} of {spec}. "
-        return f"{against}None can be generated: {' and '.join(limits)}"
+        return f"{against} None can be generated: {' and '.join(limits)}"
     wider = [*(other for other in specs if specs[other] == spec), key]
     lines = ", ".join(f"{axis}: [{_values(axis, wider)}]" for axis in axes)
-    return (
-        f"no kernel for {key}: against it stands {reasons}. Nearest: {near} of {spec}. "
-        f"To add it: in specs/{spec}.yaml write {lines}, then: pav2gen build specs/{spec}.yaml"
-    )
+    return f"{against} To add it: in specs/{spec}.yaml write {lines}, then: pav2gen build specs/{spec}.yaml"
 
 
 def _values(axis: str, keys: Iterable[Key]) -> str:

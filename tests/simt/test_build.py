@@ -315,6 +315,12 @@ def test_a_clean_program(program, tmp_path):
     assert raw["totals"]["blocks"] == 2 and raw["findings"] == []
 
 
+def test_a_report_that_cannot_be_written_is_told_before_the_program_runs(program):
+    done = program("--json", "nowhere/report.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "nowhere/report.json: cannot be written (No such file or directory)\n"
+
+
 def test_a_program_with_findings(program):
     done = program("--arg", "1", "--warp-size", "32", "--lane-order", "descending")
     assert done.returncode == 1

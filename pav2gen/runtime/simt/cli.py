@@ -25,15 +25,16 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     :return: its own exit code, or 1 if that is 0 and there are findings; 2 if it does not compile
     """
     args = _parser(prog).parse_args(argv)
-    try:
-        if args.json:
+    if args.json:
+        try:
             Path(args.json).open("a").close()
+        except OSError as error:
+            print(f"{args.json}: cannot be written ({error.strerror})", file=sys.stderr)
+            return 2
+    try:
         program = _build(args)
     except (CompileError, ToolchainError) as error:
         print(error, file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"{args.json}: cannot be written ({error.strerror})", file=sys.stderr)
         return 2
     code, report = _run(program, args)
     if report is None:
