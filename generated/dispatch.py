@@ -11,7 +11,7 @@
 # spec: specs/qwen36_35b_a3b.yaml sha256:50b1cb7b6861fa95e7ed841e5f223988d9263139a5335f78daa386b7800d9e28
 # spec: specs/qwen3_14b.yaml sha256:dd1ebd0c91d99e7fa7743df82eae77b62926b87b8e41584a4a9d81b08fae96c0
 # spec: specs/qwen3_235b.yaml sha256:9299a345cb1d375ce982235b72c6baf141f73d7ac52912f560311ecca9dbf42a
-# template: templates/package/dispatch.py.j2 sha256:b27375bdf37f0945488be8a884299455bd652b4961c8cfabbe779f26d7c9e892
+# template: templates/package/dispatch.py.j2 sha256:dc2291eaf2843914001639aef17caf745216440ea797feaccba01475b26895de
 """The dispatch table: a row for each kernel of every spec built, then the choices that were measured on a device.
 
 Columns: ``runtime.select.Row`` and ``Key``, and ``Tuned``, which overrides the cost model.

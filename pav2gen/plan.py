@@ -37,12 +37,12 @@ class Plan:
         extras = (", ALiBi" if v.alibi else "") + (", block-sparse" if v.blocksparse else "")
         return f"head size {v.head_size}, {heads}, pages of {v.block_size}, {v.dtype}{cache}{extras}"
 
-    @property
+    @cached_property
     def rank(self) -> RankShape:
         """The heads of the rank that this kernel serves: of the smallest tensor-parallel size with its ratio."""
-        ranks = [rank for rank in self.spec.model.ranks() if rank.gqa_ratio == self.variant.gqa_ratio]
-        kv_heads = ranks[0].num_kv_heads if ranks else self.spec.model.num_kv_heads
-        return ranks[0] if ranks else RankShape(1, kv_heads * self.variant.gqa_ratio, kv_heads)
+        model, ratio = self.spec.model, self.variant.gqa_ratio
+        ranks = (rank for rank in model.ranks() if rank.gqa_ratio == ratio)
+        return next(ranks, RankShape(1, model.num_kv_heads * ratio, model.num_kv_heads))
 
     @property
     def kv_bytes_per_token(self) -> int:

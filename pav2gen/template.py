@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jinja2
@@ -46,6 +47,7 @@ class Templates:
             keep_trailing_newline=True,
             auto_reload=False,
         )
+        self._environment.filters["literals"] = literals
 
     def render(self, name: str, **context: object) -> str:
         """The text of template ``name``. Raises UserError, with the template's line, for a mistake in it."""
@@ -110,6 +112,11 @@ class _Environment(jinja2.Environment):
     def join_path(self, template: str, parent: str) -> str:
         self.uses[parent].add(template)
         return template
+
+
+def literals(values: Iterable[object]) -> str:
+    """``values`` as arguments of a call in Python, strings in double quotes: a filter of templates."""
+    return ", ".join(json.dumps(value) if isinstance(value, str) else repr(value) for value in values)
 
 
 def shown(name: str) -> str:

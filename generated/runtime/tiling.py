@@ -8,15 +8,13 @@ held at once. All of it follows from host values, so the number of calls is know
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """The workspace on one kind of device, and what its pieces cost; all in bytes.
 
     chunk, segment: the two shares of the workspace.
@@ -45,8 +43,7 @@ class Budget:
         return Tiling(num_seqs, partitions, rows, parts, chunk)
 
 
-@dataclass(frozen=True)
-class Tiling:
+class Tiling(NamedTuple):
     """The cut of one call. All counts are of sequences, partitions or items."""
 
     num_seqs: int
@@ -69,15 +66,16 @@ class Tiling:
 
     def counts(self) -> tuple[int, int, int]:
         """(rows of segments, segments, chunks) of the call: what its number of launches is made of."""
-        rows, parts = _sizes(self.num_seqs, self.rows), _sizes(self.partitions, self.parts)
-        chunks = sum(r * p * _ceil(row * part, self.chunk) for row, r in rows for part, p in parts)
-        count = sum(r for _, r in rows)
-        return count, count * sum(p for _, p in parts), chunks
-
-
-def _sizes(total: int, step: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(size, how many) of the slices of ``step`` that cover ``total``: the full ones, and the rest."""
-    return (step, total // step), (total % step, int(total % step > 0))
+        rows, last_rows = divmod(self.num_seqs, self.rows)
+        parts, last_parts = divmod(self.partitions, self.parts)
+        chunks = (
+            rows * parts * _ceil(self.rows * self.parts, self.chunk)
+            + rows * _ceil(self.rows * last_parts, self.chunk)
+            + parts * _ceil(last_rows * self.parts, self.chunk)
+            + _ceil(last_rows * last_parts, self.chunk)
+        )
+        rows_of_segments = rows + (last_rows > 0)
+        return rows_of_segments, rows_of_segments * (parts + (last_parts > 0)), chunks
 
 
 def _ceil(total: int, step: int) -> int:
