@@ -9,9 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from pav2gen.build import Options, Outcome, build
 from pav2gen.template import Templates
+
+settings.register_profile("pav2gen", deadline=None)  # a slow machine is no failure
+settings.load_profile("pav2gen")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

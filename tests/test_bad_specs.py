@@ -334,7 +334,7 @@ PLACES = st.integers(0, len(GOOD))
 
 
 @given(st.lists(st.tuples(PLACES, st.integers(0, 12), PIECES), min_size=1, max_size=4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_mutated_spec_loads_or_is_answered_in_one_line(edits: list[tuple[int, int, str]]) -> None:
     data = GOOD
     for place, length, piece in edits:
@@ -343,14 +343,14 @@ def test_a_mutated_spec_loads_or_is_answered_in_one_line(edits: list[tuple[int, 
 
 
 @given(st.lists(st.integers(0, GOOD.count("\n") - 1), min_size=1, max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_shuffled_lines_load_or_are_answered_in_one_line(order: list[int]) -> None:
     lines = GOOD.splitlines(keepends=True)
     _loads_or_is_answered("".join(lines[index] for index in order).encode())
 
 
 @given(st.binary(max_size=64))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_are_answered_in_one_line(data: bytes) -> None:
     _loads_or_is_answered(data)
 

@@ -467,7 +467,7 @@ KEYS = sorted({key for config in CONFIGS.values() for key in config | config.get
 
 
 @given(st.sampled_from(sorted(CONFIGS)), st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_config_is_drafted_or_answered_in_one_line(model: str, changes: dict[str, object]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "config.json")

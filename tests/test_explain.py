@@ -224,7 +224,7 @@ POINTS = st.fixed_dictionaries(
 
 
 @given(POINTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_is_advised_adds_the_key(query: dict[str, object]) -> None:
     """The edits are made in the text of the spec: it loads, and serves the key."""
     texts = {"specs/large.yaml": TWO_AXES, "specs/phi.yaml": PHI}

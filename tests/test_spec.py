@@ -265,7 +265,7 @@ def written(axes: dict[str, list[object]], excluded: list[dict[str, list[object]
 
 
 @given(families())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_points_are_those_of_an_independent_count(
     family: tuple[dict[str, list[object]], list[dict[str, list[object]]]],
 ) -> None:

@@ -63,13 +63,13 @@ def test_the_names_of_the_committed_specs() -> None:
 
 
 @given(st.lists(VARIANTS, max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_names_of_any_variants(family: list[Variant]) -> None:
     check_names(family)
 
 
 @given(VARIANTS, VARIANTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_two_variants_have_one_name_only_if_they_are_one(one: Variant, other: Variant) -> None:
     assert (one.symbol == other.symbol) == (one == other)
     assert (one.slug == other.slug) == (one.key == other.key and one.partition_size == other.partition_size)

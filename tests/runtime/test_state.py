@@ -3,7 +3,7 @@
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pav2gen.runtime.state import LOWEST, State, merge, reduce_partitions, write_output
@@ -20,7 +20,6 @@ def state_of(scores, values):
 cuts = st.lists(st.integers(0, 20), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(cuts, st.integers(0, 2**31), st.floats(0.1, 300))
 def test_merged_parts_are_the_whole(lengths, seed, spread):
     generator = torch.Generator().manual_seed(seed)
@@ -38,7 +37,6 @@ def test_merged_parts_are_the_whole(lengths, seed, spread):
     assert (out[0, 0].double() - expected).norm() <= 1e-5 * max(1.0, float(values.norm()))
 
 
-@settings(deadline=None)
 @given(cuts, st.integers(0, 2**31))
 def test_reduced_partitions_are_the_merged_ones(lengths, seed):
     generator = torch.Generator().manual_seed(seed)
