@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import re
 import shlex
@@ -78,10 +79,14 @@ def build(paths: Sequence[Path], options: Options) -> Outcome:
 def _check_name(out: Path) -> None:
     """Raise UserError where Python could not import the package by the name of its folder."""
     name = Path(os.path.realpath(out)).name
-    if not name.isidentifier():
+    if not _importable(name):
         fit = re.sub(r"\W", "_", name)
-        fit = fit if fit.isidentifier() else f"pav2_{fit}"
+        fit = fit if _importable(fit) else f"pav2_{fit}"
         raise UserError(f"is no name of a Python package, which a generated one is; take {quoted(fit)}", str(out))
+
+
+def _importable(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def remove(name: str, options: Options) -> Outcome:

@@ -40,8 +40,31 @@ class Failure(click.ClickException):
         click.echo(f"error: {' '.join(self.message.splitlines())}", file=file, err=True)
 
 
+class CompilerFailure(Failure):
+    """What a compiler said, in its own lines."""
+
+    def show(self, file: Any = None) -> None:
+        """Print the lines to stderr."""
+        click.echo(f"error: {self.message}", file=file, err=True)
+
+
+def _usage(error: click.UsageError) -> click.ClickException:
+    """A mistake in the words of a command as a Failure; no words at all, which asks for the help, as it is."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2
+        return error
+    command = error.ctx.command_path if error.ctx else "pav2gen"
+    return Failure(f"{error.format_message().rstrip('.')}; see {command} --help")
+
+
 class Commands(click.Group):
     """The commands, for which what the user or the system got wrong is an answer, and no text is unprintable."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words before the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise _usage(error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
@@ -50,6 +73,8 @@ class Commands(click.Group):
                 reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _usage(error) from error
         except UserError as error:
             raise Failure(str(error)) from error
         except OSError as error:
@@ -251,7 +276,7 @@ def compile_(
         kernels = kernels_of(package_rows(package.resolve()), package.resolve())
         path = build(kernels, toolchain, arch, jobs, int(warp_size), checked, verbose=True)
     except LibraryError as error:
-        raise UserError(str(error)) from None
+        raise CompilerFailure(str(error)) from None
     click.echo(path)
 
 

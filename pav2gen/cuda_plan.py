@@ -137,13 +137,14 @@ class CudaPlan:
         """Bytes of the block tables that a call requests for ``pages`` pages."""
         return 4 * pages * kv_heads * self.blocks
 
-    def figures(self) -> dict[str, int | str]:
+    def figures(self) -> dict[str, int | float | str]:
         """What ``pav2gen list`` shows of the CUDA kernel."""
         g = self.geometry
         return {
             "threads": g.threads,
-            "shared_kib": f"{self.shared_bytes / 1024:.1f}",
-            "heads_per_block": f"{g.heads}" if self.blocks == 1 else f"{g.heads} (split in {self.blocks})",
+            "shared_kib": round(self.shared_bytes / 1024, 1),
+            "heads_per_block": g.heads,
+            "blocks_per_group": self.blocks,
             "load_bytes": f"{4 * g.key_words}/{4 * g.value_words}",
         }
 

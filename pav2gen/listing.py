@@ -38,5 +38,10 @@ def table(listed: Sequence[dict[str, Any]]) -> Table:
     for name in figures:
         result.add_column(name, justify="right")
     for entry in listed:
-        result.add_row(entry["spec"], entry["slug"], *(spelled(entry["figures"].get(name, "")) for name in figures))
+        result.add_row(entry["spec"], entry["slug"], *(_cell(entry["figures"].get(name)) for name in figures))
     return result
+
+
+def _cell(figure: object) -> str:
+    """A figure as the table shows it; nothing for one that is not known, or that the kernel does not have."""
+    return "" if figure is None else spelled(figure)

@@ -81,8 +81,8 @@ class Plan:
         return [(n, self.torch.calls(tiling)) for n, tiling in tilings]
 
     @cached_property
-    def figures(self) -> dict[str, int | float | str]:
-        """What ``pav2gen list`` shows, for one sequence of the model's full length."""
+    def figures(self) -> dict[str, int | float | str | None]:
+        """What ``pav2gen list`` shows, for one sequence of the model's full length; None for what is not known."""
         tokens = self.spec.model.max_seq_len
         bandwidth = self.spec.target.bandwidth_gbps
         kv_bytes = self.kv_bytes_per_token * tokens
@@ -93,7 +93,7 @@ class Plan:
             "kv_mib": round(kv_bytes / MIB, 1),
             "workspace_mib": self.spec.limits.workspace_mib,
             "torch_calls": self.torch_calls(1, tokens, self.torch.gpu),
-            "floor_ms": round(kv_bytes / bandwidth / 1e6, 2) if bandwidth else "",
+            "floor_ms": round(kv_bytes / bandwidth / 1e6, 2) if bandwidth else None,
             **(self.cuda.figures() if "cuda" in self.spec.backends else {}),
         }
 

@@ -497,7 +497,9 @@ class TestCheck:
         assert drift() == [("hand-edited", "a/README.md"), ("orphan", "loop"), ("orphan", "loose")]
 
 
-@pytest.mark.parametrize("name, fit", [("kernels-v1", "kernels_v1"), ("a b", "a_b"), ("1st", "pav2_1st")])
+@pytest.mark.parametrize(
+    "name, fit", [("kernels-v1", "kernels_v1"), ("a b", "a_b"), ("1st", "pav2_1st"), ("class", "pav2_class")]
+)
 def test_a_folder_that_python_could_not_import(make: Make, write_spec: Write, name: str, fit: str) -> None:
     with pytest.raises(UserError, match=f"is no name of a Python package, .*; take '?{fit}"):
         make(write_spec(), out=Path(name))

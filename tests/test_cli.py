@@ -220,6 +220,12 @@ class TestListAndExplain:
         assert [entry["symbol"] for entry in listed] == [row["symbol"] for row in rows]
         assert listed[0]["head_size"] == 256 and listed[0]["alibi"] is False
 
+    def test_figures_are_numbers(self, run: Run, write_spec: Write) -> None:
+        spec = write_spec(backends="[torch, cuda]")
+        figures = json.loads(run("list", spec, "--json").stdout)[0]["figures"]
+        words = {name for name, figure in figures.items() if isinstance(figure, str)}
+        assert words == {"heads", "load_bytes"}  # pairs: 24/4
+
     def test_explain(self, run: Run, write_spec: Write) -> None:
         write_spec()
         assert run("explain", "head_size=256").stdout.startswith("head_size=256: 2 kernels serve it\n")
@@ -296,13 +302,32 @@ class TestMistakes:
         assert snapshot(Path()) == before
 
     @pytest.mark.parametrize(
-        "words",
-        [[], ["build"], ["nonsense"], ["build", "--nonsense"], ["init"], ["explain"], ["build", "x", "--out", ""]],
+        "words, said, command",
+        [
+            (["build"], "Missing argument 'SPEC...'", "pav2gen build"),
+            (["nonsense"], "No such command 'nonsense'", "pav2gen"),
+            (["--nonsense"], "No such option '--nonsense'", "pav2gen"),
+            (["build", "--nonsense"], "No such option '--nonsense'", "pav2gen build"),
+            (["init"], "Missing option '--from'", "pav2gen init"),
+            (["explain"], "Missing argument", "pav2gen explain"),
+            (["build", "x", "--out", ""], "Invalid value for '--out': the path is empty", "pav2gen build"),
+            (["simt", "nonsense"], "No such command 'nonsense'", "pav2gen simt"),
+            (
+                ["bench", "x", "--max-gib", "nan"],
+                "Invalid value for '--max-gib': 'nan' is not a number",
+                "pav2gen bench",
+            ),
+        ],
     )
-    def test_usage(self, run: Run, words: list[str]) -> None:
+    def test_usage(self, run: Run, words: list[str], said: str, command: str) -> None:
         result = run(*words)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert "Usage: pav2gen" in result.stderr
+        assert result.stderr.startswith(f"error: {said}") and result.stderr.count("\n") == 1
+        assert result.stderr.endswith(f"; see {command} --help\n")
+
+    def test_no_words_at_all(self, run: Run) -> None:
+        result = run()
+        assert "Usage: pav2gen" in result.output and "Commands:" in result.output
 
     def test_a_working_folder_that_is_gone(self, write_spec: Write) -> None:
         spec = write_spec().resolve()

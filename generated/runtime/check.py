@@ -10,6 +10,7 @@ from .call import BlockSparse, Call, Scratch
 from .select import KV_ALIASES, Key
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+NEEDED = ("out", "query", "key_cache", "value_cache", "block_tables", "seq_lens")
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
@@ -38,6 +39,7 @@ def kv_dtype(name: str) -> str:
 def check(call: Call, kv_cache_dtype: str) -> Key:
     """Check all of a call and return its key. Raises ValueError, one sentence, for the first thing that is wrong."""
     name = kv_dtype(kv_cache_dtype)
+    check_presence(call)
     check_query(call.query, call.out)
     check_cache(call.query, call.key_cache, call.value_cache, name)
     check_tables(call.query, call.block_tables, call.seq_lens, call.max_seq_len)
@@ -56,8 +58,18 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
     )
 
 
+def check_presence(call: Call) -> None:
+    """Every tensor that a call cannot do without is there: the dispatcher lets None pass for a tensor."""
+    needed = {name: getattr(call, name) for name in NEEDED} | (call.scratch._asdict() if call.scratch else {})
+    for name, value in needed.items():
+        if value is None:
+            fail(f"{name} must be a tensor, got None")
+
+
 def check_declared(key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, block_size: int) -> None:
     """What the caller says of the cache is what the cache is. A tensor of KV heads (``head_mapping``) says nothing."""
+    if not isinstance(key_cache, torch.Tensor):
+        fail(f"key_cache must be a tensor, got {type(key_cache).__name__}")
     if key_cache.dim() != 5:
         fail(f"key_cache must be [blocks, kv heads, head size / x, block size, x], got {shape_of(key_cache)}")
     if not isinstance(num_kv_heads, torch.Tensor) and num_kv_heads != key_cache.shape[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -39,6 +40,17 @@ class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return tuple(sorted(set(map(int, words))))
 
 
+class Gibibytes(click.FloatRange):
+    """More than nothing: FloatRange by itself takes nan, which is in no range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Turn the word into a number."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
 def _shown(numbers: tuple[int, ...]) -> str:
     return f"[default: {','.join(map(str, numbers))}]"
 
@@ -50,7 +62,7 @@ filter_option = click.option(
     "--filter", "filters", multiple=True, metavar="FILTER", help="A slug's glob or axis=value. Repeatable."
 )
 max_gib_option = click.option(
-    "--max-gib", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
+    "--max-gib", type=Gibibytes(min=0, min_open=True), default=2.0, show_default=True,
     help="Leave out problems with a larger KV cache.",
 )  # fmt: skip
 

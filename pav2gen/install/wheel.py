@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import keyword
 import re
 import zipfile
 from collections.abc import Mapping
@@ -47,7 +48,7 @@ def build_wheel(dest: Path, choice: Choice, generated: Path = OUT, name: str = N
     Raises UserError where there is no sound package, and for a name that cannot be imported or a folder that cannot be
     written.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise UserError(f"--name {quoted(name)} is no import name; write it as pav2_kernels, in small letters")
     with locked(generated, lambda: None):
         wheel = render(contents(generated, choice, MODULES), name)

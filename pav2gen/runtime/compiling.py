@@ -50,8 +50,8 @@ def build_gpu(kernels: Kernels, toolchain: Toolchain, jobs: int, progress: Progr
     name = sha("\n".join(path.name for path in objects), *toolchain.link_flags)
     library = folder / f"pav2-{name}.so"
     with locked(library):
-        if not library.exists():
-            missing = [toolchain.compile(s, o) for s, o in zip(sources, objects) if not o.exists()]
+        if not simt.is_whole(library):
+            missing = [toolchain.compile(s, o) for s, o in zip(sources, objects) if not simt.is_whole(o)]
             run_all(missing, lambda: toolchain.link(objects, library), jobs, progress)
     return library
 
@@ -63,8 +63,8 @@ def build_host(kernels: Kernels, warp_size: int, checked: bool, jobs: int, progr
     sources = [*kernels.values(), write_index(folder, list(kernels))]
     plan = simt.compile_commands(sources, None, warp_size=warp_size, checked=checked, cache_dir=folder)
     with locked(plan.out):
-        if not plan.out.exists():
-            run_all([c for c in plan.compile if not c.output.exists()], plan.link, jobs, progress)
+        if not simt.is_whole(plan.out):
+            run_all([c for c in plan.compile if not simt.is_whole(c.output)], plan.link, jobs, progress)
     return plan.out
 
 

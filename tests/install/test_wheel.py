@@ -101,7 +101,7 @@ def test_a_prebuilt_library_makes_it_a_wheel_of_its_machine(
     assert b"Root-Is-Purelib: false\nTag: py3-none-linux_x86_64\n" in archive.read(info)
 
 
-@pytest.mark.parametrize("name", ["", "Pav2", "pav2-kernels", "pav2.kernels", "2pav", "../up", "pav2_"])
+@pytest.mark.parametrize("name", ["", "Pav2", "pav2-kernels", "pav2.kernels", "2pav", "../up", "pav2_", "class"])
 def test_a_name_that_cannot_be_imported_is_refused(name: str, built: Path, folder: Path) -> None:
     with pytest.raises(UserError, match="is no import name; write it as pav2_kernels, in small letters"):
         build_wheel(folder, Choice(), built, name)

@@ -35,7 +35,7 @@ def call_with(package, options=None, **changes):
         "v_scale": 1.0,
         **(options or {}),
     }
-    outputs = [call.out, *scratch]
+    outputs = [tensor for tensor in (call.out, *scratch) if tensor is not None]
     before = [tensor.clone() for tensor in outputs]
     try:
         package.paged_attention_v2(**arguments)
@@ -49,6 +49,10 @@ good = make(Case(KEY, 512, (20, 600)))
 q, k, v = good.query, good.key_cache, good.value_cache
 
 REFUSED = {
+    **{
+        f"no {name}": ({name: None}, {}, f"{name} must be a tensor, got None")
+        for name in ("out", "exp_sums", "tmp_out", "query", "key_cache", "value_cache", "block_tables", "seq_lens")
+    },
     "query in 2 dimensions": ({"query": q[0]}, {}, "query must be"),
     "query in float64": ({"query": q.double()}, {}, "query must be"),
     "query with strided heads": ({"query": torch.zeros(2, 12, 512).half()[:, :, ::2]}, {}, "heads of a row"),

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from pav2gen import cli
-from pav2gen.runtime import compiling, launch, library
+from pav2gen.runtime import compiling, launch, library, simt
 from pav2gen.runtime.cases import Case, copy_outputs, make
 from pav2gen.runtime.select import Key
 from pav2gen.runtime.toolchain import CompilerMissingError, corex, nvcc
@@ -23,7 +23,7 @@ from .conftest import GENERATED, load
 
 #: Stands in for CoreX's clang++: writes down how it was called, and makes what was asked for, or fails as told.
 STAND_IN = """#!{python}
-import json, os, sys
+import json, os, struct, sys
 home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if "--version" in sys.argv:
     print(open(os.path.join(home, "version")).read()); sys.exit()
@@ -31,7 +31,8 @@ with open(os.path.join(home, "calls"), "a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\\n")
 if os.path.exists(os.path.join(home, "broken")):
     sys.exit("k.cu:7: error: no such thing as a frobnicator")
-open(sys.argv[sys.argv.index("-o") + 1], "w").write("made")
+elf = b"\\x7fELF".ljust(40, b"\\0") + struct.pack("<Q10xHH2x", 64, 64, 1) + b"section".ljust(64, b"\\0")
+open(sys.argv[sys.argv.index("-o") + 1], "wb").write(elf)
 """
 
 
@@ -74,7 +75,7 @@ def kernels(tmp_path):
 def test_corex_gets_the_flags_that_are_known_to_work(machine, kernels):
     path = library.build(kernels, "corex", jobs=1)
     *compiles, link = machine.calls()
-    assert len(compiles) == 3 and path.read_text() == "made"
+    assert len(compiles) == 3 and simt.is_whole(path)
     for call, source in zip(compiles, (*kernels.values(), None)):
         assert call[:6] == [
             "-std=c++17",
@@ -104,6 +105,17 @@ def test_a_second_build_runs_no_compiler(machine, kernels):
     first = library.build(kernels, "corex", jobs=2)
     machine.calls()
     assert library.build(kernels, "corex", jobs=2) == first and machine.calls() == []
+
+
+@pytest.mark.parametrize("left", [0, 63, 127])
+def test_what_a_power_cut_left_is_made_again(machine, kernels, left):
+    path = library.build(kernels, "corex", jobs=1)
+    one = Path(next(call[-1] for call in machine.calls() if call[-1].endswith(".o") and "/one-" in call[-1]))
+    one = path.parent / one.name
+    for file in (path, one):
+        os.truncate(file, left)
+    assert library.build(kernels, "corex", jobs=1) == path
+    assert simt.is_whole(path) and simt.is_whole(one) and len(machine.calls()) == 2
 
 
 @pytest.mark.parametrize("change", ["source", "compiler", "arch", "kernels"])
@@ -151,7 +163,8 @@ def test_two_builders_at_once_compile_once(machine, kernels):
 def test_the_command_ends_with_2_and_the_reason(machine, monkeypatch):
     (machine.home / "broken").touch()
     done = CliRunner().invoke(cli.main, ["compile", str(GENERATED), "--toolchain", "corex", "--jobs", "1"])
-    assert done.exit_code == 2 and "frobnicator" in done.output and "to repeat" in done.output
+    assert done.exit_code == 2 and "\nto repeat: " in done.output
+    assert done.stderr.splitlines()[0] == "error: k.cu:7: error: no such thing as a frobnicator"
 
 
 def test_a_missing_compiler_says_where_it_was_looked_for(tmp_path, monkeypatch, kernels):

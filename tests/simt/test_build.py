@@ -237,6 +237,11 @@ def test_memory_of_the_program_outlives_a_session(checked):
 def test_policies(checked):
     with pytest.raises(ValueError, match="lane_order is one of ascending, descending, random"):
         simt.Policy(lane_order="sideways")
+    for seconds in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="time_limit is a number of seconds, or 0 for none"):
+            simt.Policy(time_limit=seconds)
+    with pytest.raises(ValueError, match="stack_bytes is at least 4096, not 4095"):
+        simt.Policy(stack_bytes=4095)
     with pytest.raises(TypeError), checked.session(unknown=1):
         pass
     assert dict(simt.Policy(time_limit=1.5, block_order="random").settings())["time_limit_ms"] == 1500
@@ -344,4 +349,6 @@ def test_exit_codes(program):
     done = program("--arg", "55", "--fast")
     assert done.returncode == 128 + 11 and "SIGSEGV, in its host code" in done.stderr
     assert program("-D", "main=").returncode == 2
+    done = program("--time-limit", "-1")
+    assert (done.returncode, done.stderr) == (2, "time_limit is a number of seconds, or 0 for none, not -1.0\n")
     assert "usage" in program("--help").stdout

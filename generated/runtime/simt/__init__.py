@@ -17,7 +17,7 @@ all threads reach, and both survive a kernel that crashes.
 A program of its own, with `main` and `<<<>>>`, is run by `python -m pav2gen.runtime.simt program.cu`.
 """
 
-from .build import CompileError, build, compile_commands, run_command, run_plan
+from .build import CompileError, build, compile_commands, is_whole, run_command, run_plan
 from .cli import main
 from .policy import Policy
 from .program import Program, Session, attach
@@ -47,6 +47,7 @@ __all__ = [
     "build",
     "compile_commands",
     "find_compiler",
+    "is_whole",
     "main",
     "run_command",
     "run_plan",

@@ -6,6 +6,7 @@ import concurrent.futures
 import hashlib
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,9 @@ from .toolchain import (
 )
 
 StrPath = str | os.PathLike[str]
+
+#: Of the header of a 64-bit ELF file, little-endian: e_shoff, e_shentsize, e_shnum.
+_ELF64 = struct.Struct("<40xQ10xHH2x")
 _INCLUDE_LINE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 
 
@@ -112,12 +116,29 @@ def run_plan(plan: Plan, jobs: int = 2) -> Path:
     :raises CompileError: a command failed
     """
     plan.out.parent.mkdir(parents=True, exist_ok=True)
-    todo = {c.output: c for c in plan.compile if not c.output.exists()}
+    todo = {c.output: c for c in plan.compile if not is_whole(c.output)}
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
         list(pool.map(run_command, todo.values()))
-    if todo or not plan.out.exists():
+    if todo or not is_whole(plan.out):
         run_command(plan.link())
     return plan.out
+
+
+def is_whole(made: Path) -> bool:
+    """Whether an object or a library is there to its end: a power cut may leave a file whose bytes never came.
+
+    The section table of an ELF file, which is the last thing that assemblers and linkers write, must lie within it.
+    """
+    try:
+        with made.open("rb") as file:
+            header = file.read(_ELF64.size)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    if len(header) < _ELF64.size or header[:4] != b"\x7fELF":
+        return False
+    table, entry_bytes, entries = _ELF64.unpack(header)
+    return bool(table and table + entry_bytes * entries <= size)
 
 
 def run_command(command: Command) -> None:

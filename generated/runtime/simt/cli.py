@@ -25,6 +25,11 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     :return: its own exit code, or 1 if that is 0 and there are findings; 2 if it does not compile
     """
     args = _parser(prog).parse_args(argv)
+    try:
+        policy = _policy(args)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     if args.json:
         try:
             Path(args.json).open("a").close()
@@ -36,7 +41,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     except (CompileError, ToolchainError) as error:
         print(error, file=sys.stderr)
         return 2
-    code, report = _run(program, args)
+    code, report = _run(program, args.arguments, policy)
     if report is None:
         print("the program ended without a report", file=sys.stderr)
         return code or 1
@@ -57,7 +62,7 @@ def _parser(prog: str | None) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of random orders")
     add("--lenient-exit", action="store_true", help="threads that have returned are not missed at barriers")
     add("--wrap", action="store_true", help="the overflow of signed integers is no finding")
-    add("--time-limit", type=float, default=60, metavar="S", help="seconds for one launch (60)")
+    add("--time-limit", type=float, default=60, metavar="S", help="seconds for one launch, 0 for no limit (60)")
     add("--stack-bytes", type=int, default=Policy.stack_bytes, metavar="N", help="local memory of a thread")
     add("-I", dest="include", action="append", default=[], metavar="DIR", help="search DIR for headers")
     add("-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro")
@@ -84,13 +89,13 @@ def _policy(args: argparse.Namespace) -> Policy:
     )  # fmt: skip
 
 
-def _run(program: Path, args: argparse.Namespace) -> tuple[int, Report | None]:
+def _run(program: Path, arguments: Sequence[str], policy: Policy) -> tuple[int, Report | None]:
     """The exit code (128 + the signal that ended it) and the report that the program left."""
-    words = " ".join(f"{name}={value}" for name, value in _policy(args).settings())
+    words = " ".join(f"{name}={value}" for name, value in policy.settings())
     with tempfile.TemporaryDirectory() as folder:
         left = Path(folder) / "report.json"
         env = {**os.environ, "SIMT_REPORT": str(left), "SIMT_POLICY": words}
-        code = subprocess.run([str(program), *args.arguments], env=env).returncode
+        code = subprocess.run([str(program), *arguments], env=env).returncode
         if code < 0:
             print(f"the program was ended by {signal.Signals(-code).name}, in its host code", file=sys.stderr)
             code = 128 - code

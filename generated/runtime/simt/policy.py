@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -10,6 +11,9 @@ CHOICES = {
     "block_order": ("ascending", "descending", "random"),
     "warp_order": ("collective", "syncwarp", "syncthreads"),
 }
+
+#: The fewest bytes on which a thread runs: a page, which is what stacks are made of.
+LEAST_STACK_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,10 @@ class Policy:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        if not 0 <= self.time_limit < math.inf:
+            raise ValueError(f"time_limit is a number of seconds, or 0 for none, not {self.time_limit}")
+        if self.stack_bytes < LEAST_STACK_BYTES:
+            raise ValueError(f"stack_bytes is at least {LEAST_STACK_BYTES}, not {self.stack_bytes}")
 
     def settings(self) -> Iterator[tuple[str, int]]:
         """Names and values as the runtime takes them."""
