@@ -174,7 +174,8 @@ def miss(key: Key, specs: Mapping[Key, str]) -> str:
     near = nearest(key, specs)
     spec = specs[near]
     axes = [axis for axis in Key._fields if getattr(near, axis) != getattr(key, axis)]
-    reasons = "; ".join(f"{axis} {_yaml(getattr(key, axis))} (built: {_values(axis, specs)})" for axis in axes)
+    alike = [other for other in specs if other._replace(**{axis: getattr(key, axis) for axis in axes}) == key]
+    reasons = "; ".join(f"{axis} {_yaml(getattr(key, axis))} (built: {_values(axis, alike)})" for axis in axes)
     against = f"no kernel for {key}: against it stands {reasons}. Nearest: {near} of {spec}."
     limits = [f"{axis} is {BUILDABLE[axis][1]}" for axis in BUILDABLE if getattr(key, axis) not in BUILDABLE[axis][0]]
     if limits:
