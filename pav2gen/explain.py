@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -152,7 +153,9 @@ def read_value(axis: str, value: object) -> object:
         return text == "true"
     if kind is int and text.isascii() and text.isdigit() and len(text) < 10:
         return int(text)
-    raise UserError(f"{axis}={text[:40]} is no {'whole number' if kind is int else 'true or false'}")
+    raise UserError(
+        f"{axis}={text[:40]} is no {'whole number from 0 to 999999999' if kind is int else 'true or false'}"
+    )
 
 
 def differing_axes(query: Mapping[str, object], variant: Variant) -> tuple[str, ...]:
@@ -200,21 +203,54 @@ def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float
 
 
 def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[Edit]:
-    """The lines that put the asked values on the axes that lack them; a section that is not there comes whole."""
-    spec, whole = obstacle.spec, {}
+    """The lines that put the asked values on the axes that lack them.
+
+    A section that is not there, or stands in braces, comes whole.
+    """
+    spec, whole = obstacle.spec, dict[str, dict[str, tuple[object, ...]]]()
     for axis in obstacle.lacking:
         values = extended(spec.axes[axis], query[axis])
-        section, path = axis_path(axis).partition(".")[0], axis_path(axis)
+        path = axis_path(axis)
+        section = path.partition(".")[0]
+        if section not in spec.places or _in_braces(spec, section):
+            whole.setdefault(section, {})[axis] = values
+            continue
+        where, last = spec.where(path, section), spec.where(f"{path}[{len(spec.axes[axis]) - 1}]", path, section)
+        yield Edit({axis: values}, f"{axis}: {flow_list(values)}", _range(where, last))
+    for section, added in whole.items():
+        fields = {key: _values(spec, key) for key in _keys(spec, section)}
+        fields |= {axis: flow_list(values) for axis, values in added.items()}
+        where = f"{_file(spec)}, at its end"
         if section in spec.places:
-            where, last = spec.where(path, section), spec.where(f"{path}[{len(spec.axes[axis]) - 1}]", path, section)
-            rest = last.rpartition(":")[2]
-            where = where if last == where else f"{where}-{rest}"  # a list of a line for each value goes as a whole
-            yield Edit({axis: values}, f"{axis}: {flow_list(values)}", where)
-        else:
-            whole[axis] = values
-    if whole:
-        line = f"features: {flow_map((axis, flow_list(whole[axis])) for axis in whole)}"
-        yield Edit(whole, line, f"{_file(spec)}, at its end")
+            ends = (place for path, place in spec.places.items() if path.startswith(f"{section}."))
+            where = _range(spec.where(section), max(ends, key=_line))
+        yield Edit(added, f"{section}: {flow_map(fields.items())}", where)
+
+
+def _keys(spec: Spec, section: str) -> list[str]:
+    """The keys of a section, as its file has them."""
+    return [path.removeprefix(f"{section}.") for path in spec.places if re.fullmatch(rf"{section}\.\w+", path)]
+
+
+def _values(spec: Spec, key: str) -> str:
+    """What a spec gives for an axis, or for a feature that no kernel has."""
+    values = spec.axes.get(key) or (spec.unbuilt[key],)
+    return flow_list(values) if len(values) > 1 else "null" if values[0] is None else spelled(values[0])
+
+
+def _in_braces(spec: Spec, section: str) -> bool:
+    """Whether a section is a mapping in braces: its first value stands on the line of its own key."""
+    return any(spec.places[f"{section}.{key}"] == spec.places[section] for key in _keys(spec, section))
+
+
+def _line(place: str) -> int:
+    """The line of ``file:line``."""
+    return int(place.rpartition(":")[2])
+
+
+def _range(first: str, last: str) -> str:
+    """``file:line``, or ``file:first-last`` of what goes as a whole."""
+    return first if _line(first) == _line(last) else f"{first}-{_line(last)}"
 
 
 def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[Edit]) -> bool:

@@ -41,6 +41,17 @@ features:
   alibi: false
 """
 
+BRACES = """\
+schema: 1
+name: braces
+target: bi-v100
+model: {num_heads: 24, num_kv_heads: 4, max_seq_len: 32768}
+axes: {head_size: [256], gqa_ratio: 6,
+  partition_size: [256, 512]}
+features: {sliding_window: null, alibi: false}
+limits: {max_variants: 8}
+"""
+
 
 @pytest.fixture
 def specs() -> list[Spec]:
@@ -148,6 +159,16 @@ def test_advice_where_the_section_is_not_written(specs: list[Spec]) -> None:
     assert edit.line == "features: {alibi: [false, true], blocksparse: [false, true]}"
     (edit,) = ask(specs, "head_size=80", "alibi=true").edits
     assert (edit.where, edit.line) == ("specs/phi.yaml:10", "alibi: [false, true]")
+    braces = [parse(BRACES.encode(), "specs/braces.yaml")]
+    first, second = ask(braces, "gqa_ratio=3", "alibi=true").edits
+    assert (first.where, first.line) == (
+        "specs/braces.yaml:5-6",
+        "axes: {head_size: 256, gqa_ratio: [3, 6], partition_size: [256, 512]}",
+    )
+    assert (second.where, second.line) == (
+        "specs/braces.yaml:7",
+        "features: {sliding_window: null, alibi: [false, true]}",
+    )
     (edit,) = ask(specs, "head_size=80", "dtype=float32").edits
     assert (edit.where, edit.line) == ("specs/phi.yaml:5", "dtype: [float16, float32]")
 
@@ -176,9 +197,9 @@ def test_no_spec_can_take_it_or_there_is_none(specs: list[Spec]) -> None:
     [
         (["head=80"], "there is no axis 'head'; did you mean head_size?"),
         (["head_size"], "'head_size' is not axis=value; write it as head_size=128"),
-        (["head_size=many"], "head_size=many is no whole number"),
-        (["head_size=٣"], "head_size=٣ is no whole number"),
-        (["head_size=-8"], "head_size=-8 is no whole number"),
+        (["head_size=many"], "head_size=many is no whole number from 0 to 999999999"),
+        (["head_size=٣"], "head_size=٣ is no whole number from 0 to 999999999"),
+        (["head_size=-8"], "head_size=-8 is no whole number from 0 to 999999999"),
         (["alibi=yes"], "alibi=yes is no true or false"),
         (["head_size=80", "head_size=96"], "head_size is given twice; keep one"),
     ],
@@ -223,11 +244,11 @@ POINTS = st.fixed_dictionaries(
 )
 
 
-@given(POINTS)
-@settings(max_examples=150)
-def test_what_is_advised_adds_the_key(query: dict[str, object]) -> None:
+@given(POINTS, st.sampled_from([(TWO_AXES, PHI), (BRACES,)]))
+@settings(max_examples=200)
+def test_what_is_advised_adds_the_key(query: dict[str, object], given: tuple[str, ...]) -> None:
     """The edits are made in the text of the spec: it loads, and serves the key."""
-    texts = {"specs/large.yaml": TWO_AXES, "specs/phi.yaml": PHI}
+    texts = {f"specs/{number}.yaml": text for number, text in enumerate(given)}
     specs = [parse(text.encode(), path) for path, text in texts.items()]
     found = explain(query, specs)
     matching = [v for spec in specs for v in variants(spec) if not differing_axes(query, v)]
@@ -254,7 +275,8 @@ def edited(text: str, edit: Edit) -> str:
     old, key = line_number(edit) - 1, edit.line.partition(":")[0]
     if lines[old].strip().startswith(f"{key}:"):
         end = int(edit.where.rpartition(":")[2].rpartition("-")[2])
-        lines[old:end] = [f"  {edit.line}"]
+        indent = lines[old].partition(key)[0]
+        lines[old:end] = [f"{indent}{edit.line}"]
     elif lines[old] in ("axes:", "features:"):
         lines.insert(old + 1, f"  {edit.line}")
     else:

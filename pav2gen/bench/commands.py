@@ -138,7 +138,7 @@ def tune(ctx: click.Context, /, spec: Path, device: str, filters: tuple[str, ...
     calls of the sizes measured down to half of each. Kernels that are wrong are discarded, and the command exits with
     1; noisy figures are called so, and choose nothing. A run that was cut short goes on where it stopped.
 
-    
+    \b
     Example:
       pav2gen tune specs/qwen36.yaml --device cuda
       pav2gen tune specs/qwen36.yaml --filter dtype=float16 --num-seqs 1,8 --seq-len 16384,131072

@@ -7,7 +7,7 @@ import importlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -83,11 +83,20 @@ class Arguments(NamedTuple):
 
 
 class Operator:
-    """The kernels of one generated package as one operator. ``package`` is the package's import name."""
+    """The kernels of one generated package as one operator.
 
-    def __init__(self, package: str, rows: Iterable[Row], tuned: Iterable[Tuned] = ()) -> None:
+    ``package`` is the package's import name; ``files`` are the specs' files, by name.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        rows: Iterable[Row],
+        tuned: Iterable[Tuned] = (),
+        files: Mapping[str, str] | None = None,
+    ) -> None:
         self.package = package
-        self.table = Table(rows, tuned)
+        self.table = Table(rows, tuned, files)
         self.root = Path(__file__).resolve().parents[1]
         self.libraries: dict[bool, Library] = {}  # by whether they are for a GPU
         self._modules: dict[str, ModuleType] = {}

@@ -289,6 +289,11 @@ __global__ void endless(volatile int* flag) {
 }
 EXPORT int hang(int* flag) { RUN(endless, 1, 32, flag) }
 
+__global__ void spinning(int* out) {
+    for (unsigned i = *out;; i = i * 5 + 1) asm volatile("" : "+r"(i));  // no access to memory, no call
+}
+EXPORT int spin(int* out) { RUN(spinning, 1, 1, out) }
+
 __global__ void asserting(int* out, int n) {
     assert(threadIdx.x < n);  // @assert
     out[threadIdx.x] = 1;

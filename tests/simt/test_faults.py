@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import numpy as np
 import pytest
 
@@ -372,12 +374,27 @@ def test_a_stack_that_is_too_small(either):
     assert (code, kinds(report)) == (0, [])
 
 
-def test_a_launch_without_end(either):
-    code, report = run(either, "hang", ints(1), time_limit=0.2)
+@pytest.mark.parametrize("name", ["hang", "spin"])
+def test_a_launch_without_end(either, name):
+    code, report = run(either, name, ints(1), time_limit=0.2)
     finding = only(report, "hang")
     assert (code, finding.stopped) == (702, True) and finding.locations
     works_after, _ = run(either, "shuffle_width", floats(64))
     assert works_after == 0
+
+
+def test_a_message_is_of_the_last_launch(either):
+    for threads in (2000, 3000, 2000):
+        assert call(either, "launch_size", 1, threads, 0) == 9
+        assert f"a block of {threads} x 1 x 1 threads" in either.message
+    assert call(either, "launch_size", 1, 32, 0) == 0 and either.message == ""
+
+
+def test_launches_from_two_threads_take_turns(library, warp):
+    program, outs = library(warp, False), [ints(32) for _ in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(lambda i: call(program, "deep_stack", outs[i % 4], 40), range(200)))
+    assert set(codes) == {0}
 
 
 def test_assertions_and_traps(either):
