@@ -11,8 +11,9 @@
 # spec: specs/qwen36_35b_a3b.yaml sha256:50b1cb7b6861fa95e7ed841e5f223988d9263139a5335f78daa386b7800d9e28
 # spec: specs/qwen3_14b.yaml sha256:dd1ebd0c91d99e7fa7743df82eae77b62926b87b8e41584a4a9d81b08fae96c0
 # spec: specs/qwen3_235b.yaml sha256:9299a345cb1d375ce982235b72c6baf141f73d7ac52912f560311ecca9dbf42a
-# template: templates/package/dispatch.py.j2 sha256:dc2291eaf2843914001639aef17caf745216440ea797feaccba01475b26895de
-"""The dispatch table: a row for each kernel of every spec built, then the choices that were measured on a device.
+# template: templates/package/dispatch.py.j2 sha256:3fee18457414babc001c3e79f0bc0309367cc52c26d6b52cc00cd32df17dd720
+"""The dispatch table: a row for each kernel of every spec built, then the choices that were measured on a device,
+and the specs' files.
 
 Columns: ``runtime.select.Row`` and ``Key``, and ``Tuned``, which overrides the cost model.
 """
@@ -83,4 +84,17 @@ ROWS = (
 )
 TUNED: tuple[Tuned, ...] = (
 )
+FILES = {
+    "baichuan_13b": "specs/baichuan_13b.yaml",
+    "llama2_7b": "specs/llama2_7b.yaml",
+    "llama3_70b": "specs/llama3_70b.yaml",
+    "llama3_8b": "specs/llama3_8b.yaml",
+    "phi2": "specs/phi2.yaml",
+    "qwen25_05b": "specs/qwen25_05b.yaml",
+    "qwen25_7b": "specs/qwen25_7b.yaml",
+    "qwen36": "specs/qwen36.yaml",
+    "qwen36_35b_a3b": "specs/qwen36_35b_a3b.yaml",
+    "qwen3_14b": "specs/qwen3_14b.yaml",
+    "qwen3_235b": "specs/qwen3_235b.yaml",
+}
 # fmt: on

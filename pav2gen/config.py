@@ -15,7 +15,7 @@ from typing import Any
 
 from pav2gen.errors import UserError
 from pav2gen.source import printable, read_file
-from pav2gen.wording import quoted
+from pav2gen.wording import one_of, quoted
 
 MAX_BYTES = 4 << 20
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
@@ -31,6 +31,9 @@ LENGTHS = (
 )
 #: What vLLM assumes for a model that names no length.
 DEFAULT_LENGTH = 2048
+#: DeepSeek's heads of 192 as vLLM 0.6 keeps them in the cache: padded (deepseek_v2.py).
+PADDED_LATENT = 256
+ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "deberta", "albert")
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,9 @@ class Attention:
 def read_attention(path: str | os.PathLike[str]) -> Attention:
     """The attention of the model whose config.json is at ``path``.
 
-    Raises UserError, naming file and key, for what is no such file, and for multi-head latent attention.
+    Raises UserError, naming file and key, for what is no such file, and where layers differ in their KV heads.
     """
     fields = _Fields(_read_json(path), printable(os.fspath(path)))
-    if fields.get("kv_lora_rank") is not None:
-        raise fields.fail("kv_lora_rank: multi-head latent attention keeps no keys by head; no kernel here serves it")
     heads = fields.count("num_attention_heads", "n_head", "n_heads", "num_heads")
     length = min((fields.count(key) for key in LENGTHS if fields.get(key) is not None), default=DEFAULT_LENGTH)
     return Attention(
@@ -133,6 +134,10 @@ def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _kv_heads(fields: _Fields, heads: int) -> int:
     """The number of KV heads, by the names that models give it; as many as query heads if none is there."""
+    if _is_latent(fields):
+        return heads
+    if each := _kv_heads_by_layer(fields, heads):
+        return max(each)
     if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
         return 1  # Falcon-7B, StarCoder
     if "kv_n_heads" in fields.part("attn_config"):
@@ -143,8 +148,45 @@ def _kv_heads(fields: _Fields, heads: int) -> int:
     return fields.count(*names) if fields.get(*names) is not None else heads
 
 
+def _kv_heads_by_layer(fields: _Fields, heads: int) -> set[int]:
+    """The numbers of KV heads that layers have, where a config gives them by layer.
+
+    Raises UserError where they differ and vLLM has no one number for them.
+    """
+    listed = fields.get("num_key_value_heads_per_layer")
+    if isinstance(listed, list):  # DeciLM: vLLM repeats KV heads until all layers have the most
+        return {count for count in listed if _is_count(count, heads)}
+    blocks = fields.get("block_configs")
+    parts = [block.get("attention") for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+    found: list[Any] = [part.get("n_heads_in_group") for part in parts if isinstance(part, dict)]
+    groups = {group for group in found if _is_count(group, heads)}
+    if len(groups) > 1:
+        raise fields.fail(
+            f"block_configs: the query heads for each KV head differ by layer, {one_of(sorted(groups))}; a spec is of "
+            "one model with one number of KV heads: init from a copy that names one of them as num_key_value_heads"
+        )
+    return {heads // group for group in groups}
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
+
+
+def _is_latent(fields: _Fields) -> bool:
+    """Whether attention is latent: keys and values come from one small vector for all heads."""
+    return fields.get("kv_lora_rank") is not None
+
+
+def _latent_head_size(fields: _Fields) -> int:
+    """The size of a head as vLLM 0.6 expands it. Raises UserError where the config doesn't say."""
+    size = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
+    return PADDED_LATENT if str(fields.get("model_type")).startswith("deepseek") else size
+
+
 def _head_size(fields: _Fields, heads: int) -> int:
     """The size of a head: given, or the hidden size shared out over the heads."""
+    if _is_latent(fields):
+        return _latent_head_size(fields)
     names = ("head_dim", "kv_channels")
     if fields.get(*names) is not None:
         return fields.count(*names)
@@ -171,7 +213,14 @@ def _uncovered(fields: _Fields, max_seq_len: int) -> Iterator[str]:
     if on and isinstance(window, int) and 0 < window < max_seq_len:
         layers = f"{windowed} of {len(kinds)} layers" if kinds else "some or all layers"
         yield f"a sliding window of {window} tokens, in {layers}: right only up to that context"
-    softcap = fields.get("attn_logit_softcapping")
+    local = fields.get("window_size")
+    if isinstance(local, int) and "local" in json.dumps(fields.get("attention_types", "attention_layers")):
+        yield f"local attention of {local} tokens, in some layers: right only up to that context"  # GPT-Neo
+    if fields.get("is_encoder_decoder") or fields.get("cross_attention_layers"):
+        yield "cross attention to what an encoder has read: only the decoder's attention to itself is served"
+    if fields.get("model_type") in ENCODERS and not fields.get("is_decoder"):
+        yield "attention of an encoder, to tokens on both sides: it decodes nothing"
+    softcap = fields.get("attn_logit_softcapping", "max_attn_value")
     if softcap is not None:
         yield f"a softcap of {softcap:g} on the logits" if isinstance(softcap, float) else "a softcap on the logits"
     if fields.get("model_type") == "gpt_oss":
@@ -187,6 +236,14 @@ def _notes(fields: _Fields) -> Iterator[str]:
         linear = layers - layers // interval
     if linear:
         yield f"{linear} of {layers} layers are linear attention, without a paged cache: the kernels serve the others"
+    if _is_latent(fields):
+        yield (
+            "attention is latent (kv_lora_rank): vLLM 0.6 expands it to a KV head for each query head, as here; vLLM "
+            "from 0.7 on keeps the latent vector instead, which no kernel here reads"
+        )
+    listed = fields.get("num_key_value_heads_per_layer")
+    if isinstance(listed, list) and len(set(map(str, listed))) > 1:
+        yield "layers differ in their KV heads: vLLM 0.6 repeats them until all have the most, as here"
 
 
 def _title(fields: _Fields, path: Path) -> str:

@@ -18,6 +18,16 @@ class UserError(Exception):
         super().__init__(f"{where}: {message}" if where else message)
 
 
+def check_replaceable(path: Path, begins: bytes, what: str) -> None:
+    """Raise UserError where a command would write to ``path`` over something else than ``what``, by its first bytes."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        start = file.read(len(begins))
+    if start and start != begins:
+        raise UserError(f"is there already, and is no {what}; write to another file", str(path))
+
+
 def check_output(path: Path, *inputs: Path) -> None:
     """Raise UserError where a command would write to ``path`` over one of the files that it reads."""
     for given in inputs:

@@ -104,7 +104,7 @@ class Node:
 
     def text(self) -> str:
         """A text of one line. Raises UserError for another type, or a plain scalar that YAML takes for another."""
-        if not isinstance(self.value, str) or not self.value:
+        if not isinstance(self.value, str) or (self.plain and not self.value):
             raise self.fail(f"{self.title} must be a text, not {self._seen()}")
         if self.yaml_type != "str":
             kind = _TYPES.get(self.yaml_type, self.yaml_type)

@@ -10,7 +10,7 @@ from pav2gen.cuda_plan import CHOICES
 from pav2gen.errors import UserError
 from pav2gen.family import Spec, extended, variants
 from pav2gen.rule import AxisRule, Expanded, Rule, SpecRule, Violation
-from pav2gen.runtime.select import BLOCK_SIZES, BUILDABLE, GQA_RATIOS, HEAD_SIZES
+from pav2gen.runtime.select import BLOCK_SIZES, BUILDABLE, GQA_RATIOS, HEAD_SIZES, MOST_PARTITIONS
 from pav2gen.variant import AXES, DTYPE_TAGS, KV_TAGS, Key, Variant, expand
 from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
 
@@ -170,6 +170,19 @@ def _step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
     return Violation(f"cuda.step {step} is less than a page of {page} tokens; write at least {page}", ("cuda.step",))
 
 
+def _grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
+    length = spec.model.max_seq_len
+    smallest = min(variant.partition_size for variant in expanded())
+    if "cuda" not in spec.backends or length <= MOST_PARTITIONS * smallest:
+        return None
+    what = f"partitions of {smallest} make {-(-length // smallest)} of max_seq_len {length}, and a grid holds"
+    fit = [size for size in PARTITION_SIZES if length <= MOST_PARTITIONS * size]
+    works = f"take partition_size {fit[0]} or more, or leave" if fit else "leave"
+    return Violation(
+        f"{what} {MOST_PARTITIONS}; {works} cuda out of the backends", ("axes.partition_size", "model.max_seq_len")
+    )
+
+
 def smallest_workspace_bytes(variant: Variant, num_kv_heads: int) -> int:
     """The least workspace with which the kernel of ``variant`` runs: one partition of all its KV heads."""
     from pav2gen import plan  # plan stands above the rules, and only this one rule needs its figures
@@ -291,6 +304,11 @@ RULES: tuple[Rule, ...] = (
         "cuda-step-holds-a-page",
         "threads take a page at once, whose weights must be at hand",
         _step_holds_a_page,
+    ),
+    SpecRule(
+        "grid-holds-partitions",
+        "a CUDA grid has a block for each partition in its third dimension, which ends at 65535",
+        _grid_holds_partitions,
     ),
     SpecRule(
         "workspace-holds-a-partition",

@@ -122,7 +122,7 @@ class _Composer:
         self.parser.get_event()
         root = self.value("", None, 0) if isinstance(self.parser.get_event(), yaml.DocumentStartEvent) else None
         if root is None or root.is_null():
-            raise UserError("is empty; a spec begins with 'schema: 1'", f"{self.file}:1")
+            raise UserError("is empty; it begins with 'schema: 1'", f"{self.file}:1")
         self.parser.get_event()
         after = self.parser.get_event()
         if not isinstance(after, yaml.StreamEndEvent):

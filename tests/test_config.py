@@ -390,13 +390,48 @@ def test_more_kv_heads_than_query_heads(write: Write) -> None:
         draft_spec(path)
 
 
-def test_multi_head_latent_attention_is_refused(write: Write) -> None:
-    path = write(CONFIGS["Llama-2-7b-hf"] | {"model_type": "deepseek_v3", "kv_lora_rank": 512})
-    with pytest.raises(
-        UserError, match=r"config.json: kv_lora_rank: multi-head latent attention keeps no keys by head"
-    ):
-        draft_spec(path)
-    draft_spec(write(CONFIGS["Llama-2-7b-hf"] | {"kv_lora_rank": None}))
+LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "num_key_value_heads": 2}
+
+
+def test_latent_attention_is_as_vllm_0_6_expands_it(write: Write) -> None:
+    """deepseek_v2.py pads heads of 192 to 256, minicpm3.py does not; both have a KV head for each query head."""
+    found = read_attention(write(CONFIGS["Llama-2-7b-hf"] | LATENT | {"model_type": "deepseek_v2"}))
+    assert (found.num_heads, found.num_kv_heads, found.head_size) == (32, 32, 256)
+    assert "from 0.7 on keeps the latent vector instead" in found.notes[0]
+    small = {"model_type": "minicpm3", "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
+    assert read_attention(write(CONFIGS["Llama-2-7b-hf"] | LATENT | small)).head_size == 96
+    with pytest.raises(UserError, match=r"config.json: lacks qk_nope_head_dim"):
+        draft_spec(write(CONFIGS["Llama-2-7b-hf"] | {"kv_lora_rank": 512}))
+    assert read_attention(write(CONFIGS["Llama-2-7b-hf"] | {"kv_lora_rank": None})).notes == ()
+
+
+def test_kv_heads_that_differ_by_layer(write: Write) -> None:
+    plain = {key: value for key, value in CONFIGS["Llama-2-7b-hf"].items() if key != "num_key_value_heads"}
+    found = read_attention(write(plain | {"num_key_value_heads_per_layer": [4, 4, 2, 1]}))
+    assert found.num_kv_heads == 4 and "until all have the most" in found.notes[0]
+    blocks = [{"attention": {"n_heads_in_group": group}} for group in (8, None, 8)]
+    assert read_attention(write(plain | {"block_configs": blocks})).num_kv_heads == 4
+    blocks.append({"attention": {"n_heads_in_group": 4}})
+    with pytest.raises(UserError, match=r"block_configs: the query heads for each KV head differ by layer, 4 or 8"):
+        draft_spec(write(plain | {"block_configs": blocks}))
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"attention_types": [[["global", "local"], 12]], "window_size": 256}, "local attention of 256 tokens"),
+        ({"attention_types": [[["global"], 12]], "window_size": 256}, ""),
+        ({"max_attn_value": 30.0}, "a softcap of 30 on the logits"),
+        ({"is_encoder_decoder": True}, "cross attention"),
+        ({"cross_attention_layers": [3, 8]}, "cross attention"),
+        ({"model_type": "bert"}, "attention of an encoder"),
+        ({"model_type": "bert", "is_decoder": True}, ""),
+        ({"attention_chunk_size": 1024}, "a sliding window of 1024 tokens"),
+    ],
+)
+def test_what_no_kernel_covers_is_said(write: Write, fields: dict[str, object], said: str) -> None:
+    uncovered = read_attention(write(CONFIGS["Llama-2-7b-hf"] | fields)).uncovered
+    assert [sentence.startswith(said) for sentence in uncovered] == [True] * bool(said)
 
 
 BAD = {
@@ -463,7 +498,8 @@ def test_a_config_that_cannot_be_read(folder: Path) -> None:
 
 SCALARS = st.none() | st.booleans() | st.integers(-2, 600) | st.floats() | st.text(max_size=6)
 ANYTHING = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=4), SCALARS, max_size=3)
-KEYS = sorted({key for config in CONFIGS.values() for key in config | config.get("text_config", {})} | {"kv_lora_rank"})
+RARE = {*LATENT, "num_key_value_heads_per_layer", "block_configs", "attention_types", "window_size", "max_attn_value"}
+KEYS = sorted({key for config in CONFIGS.values() for key in config | config.get("text_config", {})} | RARE)
 
 
 @given(st.sampled_from(sorted(CONFIGS)), st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=4))

@@ -59,6 +59,7 @@ BREAKS = {
     "fixed-partition-built": ("partition: auto", "partition: 256"),
     "cuda-layout-known": ("threads: 256", "threads: 192"),
     "cuda-step-holds-a-page": (TAIL, TAIL.replace("32", "128").replace("step: 256", "step: 64")),
+    "grid-holds-partitions": ("max_seq_len: 32768", "max_seq_len: 4194241"),
     "workspace-holds-a-partition": ("workspace_mib: 16", "workspace_mib: 5"),
 }  # fmt: skip
 
@@ -121,6 +122,17 @@ def test_the_line_of_ratios_that_is_advised_serves_the_ranks() -> None:
     advice = re.search(r"write (gqa_ratio: \[.*?\])", answer(broken("ranks-served")))
     assert advice
     parse(broken("ranks-served").replace("gqa_ratio: [6]", advice[1]).encode(), "small.yaml")
+
+
+def test_a_grid_holds_65535_partitions() -> None:
+    parse(GOOD.replace("32768", "4194240").encode(), "small.yaml")  # 65535 x 64
+    long = GOOD.replace("32768", "4194241")
+    message = "partitions of 64 make 65536 of max_seq_len 4194241, and a grid holds 65535; take partition_size 128 or"
+    assert (
+        answer(long) == f"small.yaml:8: {message} more, or leave cuda out of the backends (rule grid-holds-partitions)"
+    )
+    parse(long.replace("[torch, cuda]\ncuda: {threads: 256, step: 256}", "[torch]").encode(), "small.yaml")
+    assert "; leave cuda out of the backends" in answer(GOOD.replace("32768", "2147483647"))
 
 
 def test_a_rank_whose_ratio_is_excluded_is_not_served() -> None:

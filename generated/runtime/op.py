@@ -7,7 +7,7 @@ import importlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -83,11 +83,20 @@ class Arguments(NamedTuple):
 
 
 class Operator:
-    """The kernels of one generated package as one operator. ``package`` is the package's import name."""
+    """The kernels of one generated package as one operator.
 
-    def __init__(self, package: str, rows: Iterable[Row], tuned: Iterable[Tuned] = ()) -> None:
+    ``package`` is the package's import name; ``files`` are the specs' files, by name.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        rows: Iterable[Row],
+        tuned: Iterable[Tuned] = (),
+        files: Mapping[str, str] | None = None,
+    ) -> None:
         self.package = package
-        self.table = Table(rows, tuned)
+        self.table = Table(rows, tuned, files)
         self.root = Path(__file__).resolve().parents[1]
         self.libraries: dict[bool, Library] = {}  # by whether they are for a GPU
         self._modules: dict[str, ModuleType] = {}
@@ -99,6 +108,7 @@ class Operator:
         arguments = Arguments(*args)
         call = arguments.call()
         key = check.check(call, arguments.kv_cache_dtype)
+        call = call._replace(max_seq_len=min(call.max_seq_len, call.block_tables.shape[1] * key.block_size))
         backend = self.backend(arguments.backend, key, call.query.is_cuda)
         num_seqs, kv_heads = call.query.shape[0], call.key_cache.shape[1]
         device = device_name(call.query.device)

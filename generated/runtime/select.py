@@ -86,15 +86,24 @@ class NoKernelError(LookupError):
     """No row of the table serves a key; the message says which axis stands against it and how to add one."""
 
 
+#: Blocks in the third dimension of a grid, which are a CUDA kernel's partitions.
+MOST_PARTITIONS = 65535
+
 #: What a partition costs beside its tokens, in tokens: the start of a block, and its share of the reduction.
 PARTITION_OVERHEAD = 32
 
 
 class Table:
-    """All rows of a package by key, and what was measured of them. Of two specs with a key the first by name serves."""
+    """All rows of a package by key, and what was measured of them. Of two specs with a key the first by name serves.
 
-    def __init__(self, rows: Iterable[Row], tuned: Iterable[Tuned] = ()) -> None:
+    ``files`` are the specs' files, by name, for messages.
+    """
+
+    def __init__(
+        self, rows: Iterable[Row], tuned: Iterable[Tuned] = (), files: Mapping[str, str] | None = None
+    ) -> None:
         self.rows = tuple(rows)
+        self._files = files or {}
         self._by_key: dict[Key, list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: (row.spec, row.key, row.partition_size)):
             served = self._by_key.setdefault(row.key, [])
@@ -111,7 +120,7 @@ class Table:
         """The rows of ``key``, by partition size; NoKernelError if there are none."""
         rows = self._by_key.get(key)
         if rows is None:
-            raise NoKernelError(miss(key, {key: rows[0].spec for key, rows in self._by_key.items()}))
+            raise NoKernelError(miss(key, {key: rows[0].spec for key, rows in self._by_key.items()}, self._files))
         return rows
 
     def choose(
@@ -127,7 +136,8 @@ class Table:
         """The row for a call: of ``partition_size`` if given, else the spec's fixed one, else what was measured.
 
         Where nothing was measured on ``device`` for calls of this size, it is the cheapest by ``cost``.
-        Raises NoKernelError when no row serves the key, or none of it has that partition size or backend.
+        Raises NoKernelError when no row serves the key, or none of it has that partition size or backend, or so large
+        partitions that a grid holds a call's.
         """
         rows = [row for row in self.serving(key) if getattr(row, backend)]
         wanted = partition_size or (rows[0].fixed_partition if rows else 0)
@@ -137,6 +147,14 @@ class Table:
             built = ", ".join(f"{row.partition_size} ({_backends(row)})" for row in self.serving(key))
             asked = f" with partition_size={wanted}" if wanted else ""
             raise NoKernelError(f"no {backend} kernel for {key}{asked}; built: {built}")
+        if backend == "cuda":
+            largest = max(row.partition_size for row in rows)
+            rows = [row for row in rows if max_seq_len <= MOST_PARTITIONS * row.partition_size]
+            if not rows:
+                raise NoKernelError(
+                    f"no CUDA kernel of {key} takes max_seq_len {max_seq_len}: a grid holds {MOST_PARTITIONS} "
+                    f"partitions, and the largest built is of {largest} tokens"
+                )
         for entry in self._tuned.get((key, backend, device, kv_heads), ()):
             if entry.covers(num_seqs, max_seq_len):
                 rows = [row for row in rows if row.symbol == entry.symbol] or rows
@@ -167,8 +185,11 @@ def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
     return waves * whole + max(end + later * tail, last) + partitions
 
 
-def miss(key: Key, specs: Mapping[Key, str]) -> str:
-    """Why none of the keys in ``specs`` (key: spec) serves ``key``: the axis, what is nearest, and how to add it."""
+def miss(key: Key, specs: Mapping[Key, str], files: Mapping[str, str]) -> str:
+    """Why none of the keys in ``specs`` (key: spec) serves ``key``: the axis, what is nearest, and how to add it.
+
+    ``files`` are the specs' files; one that is not there is called as its spec is.
+    """
     if not specs:
         return f"no kernel for {key}: the package holds none; pav2gen build specs/NAME.yaml makes some"
     near = nearest(key, specs)
@@ -180,9 +201,12 @@ def miss(key: Key, specs: Mapping[Key, str]) -> str:
     limits = [f"{axis} is {BUILDABLE[axis][1]}" for axis in BUILDABLE if getattr(key, axis) not in BUILDABLE[axis][0]]
     if limits:
         return f"{against} None can be generated: {' and '.join(limits)}"
-    wider = [*(other for other in specs if specs[other] == spec), key]
-    lines = ", ".join(f"{axis}: [{_values(axis, wider)}]" for axis in axes)
-    return f"{against} To add it: in specs/{spec}.yaml write {lines}, then: pav2gen build specs/{spec}.yaml"
+    file, has = files.get(spec, f"specs/{spec}.yaml"), [other for other in specs if specs[other] == spec]
+    lacking = [axis for axis in axes if all(getattr(other, axis) != getattr(key, axis) for other in has)]
+    if not lacking:
+        return f"{against} {file} has these values and leaves out their combination: pav2gen explain {key} says where"
+    lines = ", ".join(f"{axis}: [{_values(axis, [*has, key])}]" for axis in lacking)
+    return f"{against} To add it: in {file} write {lines}, then: pav2gen build {file}"
 
 
 def _values(axis: str, keys: Iterable[Key]) -> str:

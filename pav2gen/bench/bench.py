@@ -21,6 +21,7 @@ from pav2gen.family import RankShape, Spec
 from pav2gen.runtime.op import device_name
 from pav2gen.runtime.select import Key, Row
 from pav2gen.selection import Selection
+from pav2gen.wording import one_of
 
 HOST_NOTE = "the CUDA kernels are not timed on a CPU: the host runtime checks and counts, and is no measure of speed"
 
@@ -99,6 +100,10 @@ def problems(setup: Setup, options: Options) -> tuple[list[Problem], list[str]]:
     Raises UserError where none is left.
     """
     found, notes = [], []
+    sizes = [rank.tensor_parallel for key in setup.keys for rank in ranks(setup.spec, key)]
+    if options.tensor_parallel and options.tensor_parallel not in sizes:
+        served = f"the kernels chosen serve {one_of(sorted(set(sizes)))}" if sizes else "the kernels chosen serve none"
+        raise UserError(f"--tensor-parallel {options.tensor_parallel} is no number of ranks here; {served}")
     for key in setup.keys:
         for rank in ranks(setup.spec, key, options.tensor_parallel)[:1]:
             for num_seqs in options.num_seqs:
@@ -109,7 +114,7 @@ def problems(setup: Setup, options: Options) -> tuple[list[Problem], list[str]]:
                     else:
                         found.append(problem)
     if not found:
-        raise UserError("nothing is left to measure: see --tensor-parallel, --max-gib and --filter")
+        raise UserError("nothing is left to measure: see --max-gib and --filter")
     return found, notes
 
 

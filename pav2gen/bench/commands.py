@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from pav2gen.console import print_table
-from pav2gen.errors import UserError, check_output
+from pav2gen.errors import UserError, check_output, check_replaceable
 
 if TYPE_CHECKING:
     from pav2gen.selection import Selection
@@ -183,6 +183,7 @@ def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: P
     chosen = selected(spec, filters)
     path = out or Path(f"{chosen.spec.name}.html")
     check_output(path, spec, *files)
+    check_replaceable(path, b"<!DOCTYPE html>", "page")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(chosen, files), encoding="utf-8")
     click.echo(f"{path}: {len(chosen.kernels)} kernels, {len(files)} bench {'file' if len(files) == 1 else 'files'}")

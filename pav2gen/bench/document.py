@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pav2gen.errors import UserError
+from pav2gen.errors import UserError, check_replaceable
 from pav2gen.runtime.select import Key
 
 KIND, SCHEMA = "pav2gen bench", 1
@@ -32,7 +32,11 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError where ``path`` cannot be written: better before a long measurement than after it."""
+    """Raise where ``path`` cannot be written: better before a long measurement than after it.
+
+    OSError, or UserError where something else stands there.
+    """
+    check_replaceable(path, f'{{\n "kind": "{KIND}"'.encode(), "bench of pav2gen")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a"):
         pass

@@ -26,7 +26,10 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Print a unified d
 force_option = click.option("--force", is_flag=True, help="Also replace or remove what was edited by hand.")
 spec_option = click.option("--spec", "specs", multiple=True, metavar="NAME", help="Only this spec; repeatable.")
 min_seq_len_option = click.option(
-    "--min-seq-len", type=click.IntRange(min=0), metavar="N", help="Prefer V2 above N tokens, whatever the specs say."
+    "--min-seq-len",
+    type=click.IntRange(0, 2**31 - 1),
+    metavar="N",
+    help="Prefer V2 above N tokens, whatever the specs say.",
 )
 prebuilt_option = click.option(
     "--prebuilt", type=click.Path(path_type=Path), metavar="LIB", help="A library of the CUDA kernels, built elsewhere."
@@ -164,7 +167,11 @@ def _print_planned(planned: Planned, outcome: Outcome, dry_run: bool) -> None:
         click.echo(planned.diff, nl=False)
     verb = "would install" if dry_run else "installed"
     click.echo(f"  {verb} {_specs(outcome.contents)}: {len(outcome.contents.files)} files in attention/ops/pav2")
-    click.echo(f"  {'would edit' if dry_run else 'edited'} {', '.join(planned.edited)}")
+    edited = ", ".join(planned.edited)
+    if planned.diff:
+        click.echo(f"  {'would edit' if dry_run else 'edited'} {edited}")
+    else:
+        click.echo(f"  the calls in {edited} stay as they are")
     click.echo(f"  V2 serves decodes above {' or '.join(map(str, outcome.contents.thresholds()))} tokens")
 
 

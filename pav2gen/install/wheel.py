@@ -10,6 +10,7 @@ import hashlib
 import io
 import keyword
 import re
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from pav2gen.wording import quoted
 
 #: The import name of the package in a wheel.
 NAME = "pav2_kernels"
+
+#: Packages that a machine with vLLM has: a wheel must not take their place.
+TAKEN = frozenset({"vllm", "torch", "triton", "transformers", "numpy", "ray", "xformers", "pav2gen", "ixformer"})
 
 #: Our own modules that go into the wheel beside the generated package.
 MODULES = ("hooks", "plugin", "structure")
@@ -50,6 +54,8 @@ def build_wheel(dest: Path, choice: Choice, generated: Path = OUT, name: str = N
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise UserError(f"--name {quoted(name)} is no import name; write it as pav2_kernels, in small letters")
+    if name in TAKEN or name in sys.stdlib_module_names:
+        raise UserError(f"--name {quoted(name)} is another package's, which the wheel would replace; take pav2_{name}")
     with locked(generated, lambda: None):
         wheel = render(contents(generated, choice, MODULES), name)
     try:

@@ -171,6 +171,9 @@ def check_sparse(sparse: BlockSparse | None, page: int) -> None:
         return
     if sparse.block_size <= 0 or sparse.block_size % page:
         fail(f"blocksparse_block_size must be a positive multiple of block_size {page}, got {sparse.block_size}")
+    for name, value in sparse._asdict().items():
+        if not -(1 << 31) <= value < 1 << 31:
+            fail(f"{name} of the sparse pattern must be an int32, got {value}")
     if sparse.tp_rank < 0:
         fail(f"tp_rank must not be negative, got {sparse.tp_rank}")
 

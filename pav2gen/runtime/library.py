@@ -128,6 +128,10 @@ def build(
     jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
     if not kernels:
         raise LibraryError("the package holds no CUDA kernels: add cuda to the spec's backends and build it again")
+    if toolchain == "host" and arch:
+        raise LibraryError(f"--arch {arch} is of a GPU; the host toolchain builds for this machine, at a warp size")
+    if toolchain != "host" and checked:
+        raise LibraryError("a checked build runs on the CPU: --toolchain host --checked")
     try:
         if toolchain == "host":
             return build_host(kernels, warp_size, checked, jobs, progress)

@@ -34,7 +34,7 @@ class Models:
             self._table.serving(
                 rank_key(num_heads, num_kv_heads, head_size, block_size, dtype, kv_cache_dtype, alibi, blocksparse)
             )
-        except (ValueError, NoKernelError):
+        except (ValueError, TypeError, NoKernelError):
             return False
         return True
 
@@ -82,15 +82,15 @@ class Models:
         try:
             key = rank_key(num_heads, num_kv_heads, head_size, block_size, dtype, kv_cache_dtype, alibi, blocksparse)
             row = self._table.serving(key)[0]
-        except (ValueError, NoKernelError):
+            return max_seq_len > row.min_seq_len or blocksparse or key.kv_cache_dtype != "auto"
+        except (ValueError, TypeError, NoKernelError):
             return False
-        return max_seq_len > row.min_seq_len or blocksparse or key.kv_cache_dtype != "auto"
 
 
 def shard(num_heads: int, num_kv_heads: int, tp_size: int) -> tuple[int, int]:
     """(query heads, KV heads) of one rank, as vLLM shards them: KV heads are replicated beyond their number."""
-    whole = tp_size > 0 and num_heads % tp_size == 0 and (num_kv_heads % tp_size == 0 or tp_size % num_kv_heads == 0)
-    if not whole:
+    counted = tp_size > 0 and num_kv_heads > 0 and num_heads % tp_size == 0
+    if not counted or (num_kv_heads % tp_size and tp_size % num_kv_heads):
         check.fail(f"{num_heads} query and {num_kv_heads} KV heads cannot be shared out among {tp_size} ranks")
     return num_heads // tp_size, max(1, num_kv_heads // tp_size)
 

@@ -108,6 +108,7 @@ class Operator:
         arguments = Arguments(*args)
         call = arguments.call()
         key = check.check(call, arguments.kv_cache_dtype)
+        call = call._replace(max_seq_len=min(call.max_seq_len, call.block_tables.shape[1] * key.block_size))
         backend = self.backend(arguments.backend, key, call.query.is_cuda)
         num_seqs, kv_heads = call.query.shape[0], call.key_cache.shape[1]
         device = device_name(call.query.device)

@@ -86,6 +86,9 @@ class NoKernelError(LookupError):
     """No row of the table serves a key; the message says which axis stands against it and how to add one."""
 
 
+#: Blocks in the third dimension of a grid, which are a CUDA kernel's partitions.
+MOST_PARTITIONS = 65535
+
 #: What a partition costs beside its tokens, in tokens: the start of a block, and its share of the reduction.
 PARTITION_OVERHEAD = 32
 
@@ -133,7 +136,8 @@ class Table:
         """The row for a call: of ``partition_size`` if given, else the spec's fixed one, else what was measured.
 
         Where nothing was measured on ``device`` for calls of this size, it is the cheapest by ``cost``.
-        Raises NoKernelError when no row serves the key, or none of it has that partition size or backend.
+        Raises NoKernelError when no row serves the key, or none of it has that partition size or backend, or so large
+        partitions that a grid holds a call's.
         """
         rows = [row for row in self.serving(key) if getattr(row, backend)]
         wanted = partition_size or (rows[0].fixed_partition if rows else 0)
@@ -143,6 +147,14 @@ class Table:
             built = ", ".join(f"{row.partition_size} ({_backends(row)})" for row in self.serving(key))
             asked = f" with partition_size={wanted}" if wanted else ""
             raise NoKernelError(f"no {backend} kernel for {key}{asked}; built: {built}")
+        if backend == "cuda":
+            largest = max(row.partition_size for row in rows)
+            rows = [row for row in rows if max_seq_len <= MOST_PARTITIONS * row.partition_size]
+            if not rows:
+                raise NoKernelError(
+                    f"no CUDA kernel of {key} takes max_seq_len {max_seq_len}: a grid holds {MOST_PARTITIONS} "
+                    f"partitions, and the largest built is of {largest} tokens"
+                )
         for entry in self._tuned.get((key, backend, device, kv_heads), ()):
             if entry.covers(num_seqs, max_seq_len):
                 rows = [row for row in rows if row.symbol == entry.symbol] or rows

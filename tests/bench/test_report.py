@@ -326,6 +326,26 @@ def test_the_page_never_replaces_what_it_is_made_of(spec_path, document, over):
     assert Path(over).read_bytes() == before
 
 
+def test_the_page_replaces_a_page_alone(spec_path, document):
+    for path, content in (("other.json", documents.text(document)), ("notes.html", "<p>mine")):
+        Path(path).write_text(content)
+        result = CliRunner().invoke(main, ["report", str(spec_path), "--out", path])
+        assert result.exit_code == 2 and result.stderr.endswith(
+            f"{path}: is there already, and is no page; write to another file\n"
+        )
+        assert Path(path).read_text() == content
+    for _ in range(2):
+        assert CliRunner().invoke(main, ["report", str(spec_path), "--out", "page.html"]).exit_code == 0
+
+
+def test_figures_replace_figures_alone(spec_path, document):
+    Path("notes.json").write_text("{}")
+    result = CliRunner().invoke(main, ["bench", str(spec_path), "--json", "notes.json"])
+    assert result.exit_code == 2 and "is no bench of pav2gen" in result.stderr
+    Path("old.json").write_text(documents.text(document))
+    documents.check_writable(Path("old.json"))
+
+
 def test_figures_never_replace_the_spec(spec_path):
     before = spec_path.read_bytes()
     result = CliRunner().invoke(main, ["bench", str(spec_path), "--json", str(spec_path)])

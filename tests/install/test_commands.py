@@ -67,6 +67,8 @@ def test_a_life(vllm: Vllm, run: Run) -> None:
         "  as it was installed",
         "  current with generated",
     ]
+    again = lines(run("install", tree, "--spec", "alpha"), tree)
+    assert again[2] == edits.replace("  would edit", "  the calls in") + " stay as they are"
     assert lines(run("uninstall", tree), tree) == [
         "TREE/vllm: took out attention/ops/pav2",
         "  restored _custom_ops.py, attention/ops/paged_attn.py, attention/layer.py",

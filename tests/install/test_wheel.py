@@ -107,6 +107,13 @@ def test_a_name_that_cannot_be_imported_is_refused(name: str, built: Path, folde
         build_wheel(folder, Choice(), built, name)
 
 
+@pytest.mark.parametrize("name", ["vllm", "torch", "json", "pav2gen"])
+def test_the_name_of_another_package_is_refused(name: str, built: Path, folder: Path) -> None:
+    with pytest.raises(UserError, match=f"is another package's, which the wheel would replace; take pav2_{name}"):
+        build_wheel(folder, Choice(), built, name)
+    assert list(folder.iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_written_is_named(built: Path, folder: Path) -> None:
     (folder / "file").touch()
     with pytest.raises(UserError, match="file: cannot be written"):

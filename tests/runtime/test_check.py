@@ -98,6 +98,11 @@ REFUSED = {
         "positive multiple of block_size 16, got 24",
     ),
     "a sparse block of nothing": ({}, {"blocksparse_vert_stride": 2, "blocksparse_block_size": 0}, "got 0"),
+    "a stride beyond int32": (
+        {},
+        {"blocksparse_vert_stride": 2**40},
+        "vert_stride of the sparse pattern must be an int32",
+    ),
     "a negative rank": ({}, {"blocksparse_vert_stride": 2, "tp_rank": -1}, "tp_rank must not be negative"),
     "an unknown backend": ({}, {"backend": "triton"}, "neither 'torch' nor 'cuda'"),
 }

@@ -179,6 +179,14 @@ def test_a_missing_compiler_says_where_it_was_looked_for(tmp_path, monkeypatch, 
         library.build(kernels, "nvcc", "sm_75")
 
 
+def test_options_of_the_other_kind_of_toolchain(machine, kernels):
+    with pytest.raises(library.LibraryError, match=r"--arch sm_75 is of a GPU; the host toolchain builds for this"):
+        library.build(kernels, "host", "sm_75")
+    with pytest.raises(library.LibraryError, match=r"a checked build runs on the CPU: --toolchain host --checked"):
+        library.build(kernels, "corex", checked=True)
+    assert machine.calls() == []
+
+
 def test_without_a_device_the_architecture_must_be_named(kernels):
     if torch.cuda.is_available():
         pytest.skip("there is a device")

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from pav2gen.runtime import models
+from pav2gen.runtime import models, probe
 from pav2gen.runtime.cases import Case, copy_outputs, make
 from pav2gen.runtime.oracle import excess, reference
 from pav2gen.runtime.select import Key
@@ -103,6 +103,16 @@ def test_lengths_of_uninitialised_metadata_are_clamped(package):
     assert excess(call.out, truth.out) <= 1 and not call.out[1].any()
 
 
+def test_work_is_bounded_by_what_the_block_table_holds(package):
+    call = make(Case(KEY, 512, (600, 20)))
+    wide = copy_outputs(call)._replace(max_seq_len=2**31 - 1)
+    calls, again = (
+        probe.count_calls(lambda each=each: package.operator.run(*arguments(each)[:-1], 512)) for each in (call, wide)
+    )
+    assert again == calls
+    assert torch.equal(wide.out, call.out) and torch.equal(wide.scratch.exp_sums, call.scratch.exp_sums)
+
+
 def test_offsets_pass_two_to_the_31(package):
     # Blocks 2**31 elements apart: memory that is asked for and never touched.
     small = make(Case(KEY, 512, (40,), kv_heads=1))
@@ -141,6 +151,9 @@ def test_supports(package):
     assert not package.supports(**{**MODEL, "num_heads": 23})
     assert not package.supports(**MODEL, kv_cache_dtype="int8")
     assert not package.supports(**MODEL, alibi=True)
+    assert not package.supports(**{**MODEL, "num_kv_heads": None}) and not package.supports(
+        **{**MODEL, "num_heads": "24"}
+    )
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4, 8])
@@ -153,6 +166,8 @@ def test_check_model_refuses_at_load(package):
         package.check_model(24, 1, 256, 16, torch.float16, "auto", 1)
     with pytest.raises(ValueError, match=r"24 query and 4 KV heads cannot be shared out among 5 ranks"):
         package.check_model(24, 4, 256, 16, torch.float16, "auto", 5)
+    with pytest.raises(ValueError, match=r"24 query and 0 KV heads cannot be shared out among 1 ranks"):
+        package.check_model(24, 0, 256, 16, torch.float16, "auto", 1)
 
 
 def test_prefer_v2_above_the_threshold_only(package, monkeypatch):
@@ -161,6 +176,7 @@ def test_prefer_v2_above_the_threshold_only(package, monkeypatch):
     assert not package.prefer_v2(600, **{**ask, "num_seqs": 256})
     assert package.prefer_v2(16, **ask, kv_cache_dtype="fp8")  # the fork's V1 would drop it
     assert not package.prefer_v2(100_000, **{**ask, "num_heads": 44})
+    assert not package.prefer_v2(None, **ask)
     monkeypatch.setenv("PAV2_DISABLE", "1")
     assert not package.prefer_v2(100_000, **ask)
 

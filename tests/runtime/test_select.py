@@ -52,6 +52,16 @@ def test_a_backend_that_is_not_built_is_a_miss():
         table.choose(QWEN, "cuda", 1, 100, 4)
 
 
+def test_a_cuda_kernel_is_chosen_only_where_a_grid_holds_its_partitions():
+    table = Table([row(partition=size, cuda="a.cu") for size in (256, 512)])
+    assert table.choose(QWEN, "cuda", 1, 65535 * 512, 4).partition_size == 512
+    assert table.choose(QWEN, "torch", 1, 65535 * 512 + 1, 4)
+    with pytest.raises(
+        NoKernelError, match=r"takes max_seq_len 33553921: a grid holds 65535 .* largest built is of 512"
+    ):
+        table.choose(QWEN, "cuda", 1, 65535 * 512 + 1, 4)
+
+
 @given(st.integers(1, 300), st.integers(1, 300_000), st.integers(1, 40))
 def test_the_choice_is_the_cheapest_by_the_model(num_seqs, max_seq_len, kv_heads):
     rows = [row(partition=p) for p in (64, 256, 512, 2048)]
@@ -80,14 +90,29 @@ def test_a_miss_names_axis_nearest_line_and_command():
 
 def test_the_line_of_a_miss_keeps_what_the_spec_has():
     keys = {QWEN._replace(gqa_ratio=ratio): "a" for ratio in (16, 6)} | {QWEN._replace(gqa_ratio=8, head_size=64): "b"}
-    text = miss(QWEN._replace(gqa_ratio=11), keys)
+    text = miss(QWEN._replace(gqa_ratio=11), keys, {})
     assert "gqa_ratio 11 (built: 6, 16)" in text and "gqa_ratio: [6, 11, 16]" in text
+
+
+def test_a_miss_names_the_file_of_the_spec():
+    text = miss(QWEN._replace(gqa_ratio=11), {QWEN: "a"}, {"a": "specs/first.yaml"})
+    assert text.endswith("in specs/first.yaml write gqa_ratio: [6, 11], then: pav2gen build specs/first.yaml")
+
+
+def test_a_combination_that_the_spec_leaves_out_is_no_line_to_write():
+    others = (QWEN._replace(block_size=32), QWEN._replace(dtype="bfloat16"))
+    key = QWEN._replace(block_size=32, dtype="bfloat16")
+    text = miss(key, dict.fromkeys((QWEN, *others), "a"), {})
+    assert "To add it" not in text
+    assert text.endswith(
+        f"specs/a.yaml has these values and leaves out their combination: pav2gen explain {key} says where"
+    )
 
 
 def test_what_another_shape_has_is_not_called_built():
     other = QWEN._replace(head_size=64, dtype="float32")
     assert "against it stands dtype float32 (built: float16)." in miss(
-        QWEN._replace(dtype="float32"), {QWEN: "a", QWEN._replace(head_size=64): "a", other: "b"}
+        QWEN._replace(dtype="float32"), {QWEN: "a", QWEN._replace(head_size=64): "a", other: "b"}, {}
     )
 
 
@@ -101,12 +126,12 @@ def test_what_another_shape_has_is_not_called_built():
     ],
 )
 def test_no_line_is_advised_that_a_build_would_refuse(axis, value, limit):
-    text = miss(QWEN._replace(**{axis: value}), {QWEN: "a"})
+    text = miss(QWEN._replace(**{axis: value}), {QWEN: "a"}, {})
     assert text.endswith(f"None can be generated: {limit}") and "write" not in text
 
 
 def test_a_miss_names_features_as_yaml_does():
-    text = miss(QWEN._replace(alibi=True), {QWEN: "a"})
+    text = miss(QWEN._replace(alibi=True), {QWEN: "a"}, {})
     assert "alibi true (built: false)" in text and "alibi: [false, true]" in text
 
 

@@ -61,15 +61,16 @@ inline void on_fault(int number, siginfo_t* info, void* context) {
 inline void on_timer(int number, siginfo_t*, void* context) {
     if (!current || thread_id() != guard.thread) return;
 #if SIMT_CHECKED
-    (void)number;
-    (void)context;
-    time_is_up = true;  // the next hook stops the launch, where no malloc or the like is under way
-    for (Warp& warp : machine.warp) warp.epoch = warp.epoch + 1;
-#else
+    if (!time_is_up) {
+        time_is_up = true;  // the next hook stops the launch, where no malloc or the like is under way
+        for (Warp& warp : machine.warp) warp.epoch = warp.epoch + 1;
+        return;
+    }
+    time_is_up = false;  // a second later no hook was met: the loop has none
+#endif
     guard.signal = number;
     guard.pc = program_counter(context);
     siglongjmp(guard.escape, 1);
-#endif
 }
 
 inline void Guard::arm() {
@@ -85,7 +86,7 @@ inline void Guard::arm() {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
     for (int i = 0; i < 4; i++) sigaction(fault_signals[i], &action, &before[i]);
-    timed = false;
+    timed = time_is_up = false;
     if (machine.policy.time_limit_ms == 0) return;
     action.sa_sigaction = on_timer;
     sigaction(timer_signal(), &action, &timer_before);
@@ -101,6 +102,7 @@ inline void Guard::arm() {
     const u64 ms = machine.policy.time_limit_ms;
     struct itimerspec when {};
     when.it_value = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
+    when.it_interval = {1, 0};
     timer_settime(timer, 0, &when, nullptr);
     timed = true;
 }

@@ -31,19 +31,21 @@ struct Finding {
 using FindingKey = std::tuple<std::string, uintptr_t, uintptr_t, const void*>;
 
 struct Findings {
-    static constexpr size_t most = 1000;
+    static constexpr size_t most = 1000, none = (size_t)-1;
     std::vector<Finding> list;
+    size_t latest = none;  // the last one that the present launch gave rise to
     std::map<FindingKey, size_t> index;
 
     bool repeated(const FindingKey& key) {
         auto found = index.find(key);
         if (found == index.end()) return false;
         list[found->second].count++;
+        latest = found->second;
         return true;
     }
     Finding& add(const FindingKey& key, const char* kind, std::string what) {
         if (list.size() == most) list.pop_back();
-        index[key] = list.size();
+        index[key] = latest = list.size();
         list.emplace_back();
         Finding& finding = list.back();
         finding.kind = kind;
@@ -54,6 +56,7 @@ struct Findings {
     void clear() {
         list.clear();
         index.clear();
+        latest = none;
     }
 };
 static Findings findings;

@@ -148,20 +148,18 @@ inline std::string report_json() {
     return json.str();
 }
 
-// The finding that stopped the last launch, for a caller that has no report.
+// The finding that stopped the last launch, for a caller that has no report; empty if none did.
 inline std::string last_message() {
-    for (auto f = findings.list.rbegin(); f != findings.list.rend(); ++f) {
-        if (!f->stopped) continue;
-        std::string s = f->kind + ": " + f->what;
-        for (const Place& p : f->places) {
-            s += "; " + p.role;
-            if (p.in_block) s += text(", block (%u,%u,%u)", p.block.x, p.block.y, p.block.z);
-            if (!p.threads.empty()) s += ", " + p.threads;
-            if (p.file) s += text(" at %s:%d", p.file, p.line);
-        }
-        return s;
+    if (findings.latest == Findings::none || !findings.list[findings.latest].stopped) return "";
+    const Finding& f = findings.list[findings.latest];
+    std::string s = f.kind + ": " + f.what;
+    for (const Place& p : f.places) {
+        s += "; " + p.role;
+        if (p.in_block) s += text(", block (%u,%u,%u)", p.block.x, p.block.y, p.block.z);
+        if (!p.threads.empty()) s += ", " + p.threads;
+        if (p.file) s += text(" at %s:%d", p.file, p.line);
     }
-    return "";
+    return s;
 }
 
 }  // namespace SIMT_ABI

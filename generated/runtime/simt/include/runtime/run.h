@@ -35,7 +35,7 @@ inline std::string place_name(const Launch& l) {
 }
 
 inline int refuse_launch(const Launch& l, int error, std::string what, std::string expected) {
-    const FindingKey key{"launch", (uintptr_t)l.file, (uintptr_t)l.line, nullptr};
+    const FindingKey key{"launch of " + what, (uintptr_t)l.file, (uintptr_t)l.line, nullptr};
     if (!findings.repeated(key)) {
         Finding& f = findings.add(key, "launch", std::move(what));
         f.places.push_back(place("launched", l.file, l.line));
@@ -146,8 +146,9 @@ inline int run_guarded(Kernel& k) {
 
 int launch(const Launch& l) {
     static std::mutex one_at_a_time;
-    if (current) return cudaErrorNotSupported;  // a kernel that launches kernels
+    if (current && guard.thread == thread_id()) return cudaErrorNotSupported;  // a kernel that launches kernels
     std::lock_guard<std::mutex> lock(one_at_a_time);
+    findings.latest = Findings::none;
     Kernel& k = kernel_of(l.kernel, place_name(l));
     int error = validate(l, k);
     if (!error) {
