@@ -7,6 +7,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -108,6 +109,10 @@ class _Environment(jinja2.Environment):
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self.uses = defaultdict(set)
+
+    def make_globals(self, d: Any) -> dict[str, Any]:
+        """What templates see without being given it, as a plain dict: each render copies it, of a ChainMap slowly."""
+        return {**self.globals, **(d or {})}
 
     def join_path(self, template: str, parent: str) -> str:
         self.uses[parent].add(template)

@@ -153,8 +153,9 @@ class Operator:
     ) -> str | None:
         """Compile (or find in the cache) and load the CUDA kernels; returns the path of the library.
 
-        toolchain: "corex", "nvcc" or "host" (the CPU, at ``warp_size``, ``checked`` or fast); by default the one of
-        this machine's device, and None is returned where there is no device, or no CUDA kernel in the package.
+        toolchain: "corex", "nvcc" or "host" (the CPU, at ``warp_size``); by default the one of this machine's device,
+        and None is returned where there is no device, or no CUDA kernel in the package. checked: the host library
+        that takes only memory registered with a session of ``runtime.simt``.
         library: one that is already compiled; PAV2_LIBRARY names one too, and prebuilt/*.so in the package is one. A
         default that is loaded already is not loaded again. Raises LibraryError if a library can't be had; by default
         the reason is logged, and the PyTorch kernels serve.
