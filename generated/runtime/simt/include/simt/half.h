@@ -1,9 +1,6 @@
 // __half and __half2: storage, conversions. Their arithmetic is in float16.inc.
 #pragma once
 #include "narrow.h"
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
 
 struct __half_raw {
     unsigned short x;
@@ -12,12 +9,17 @@ struct __half_raw {
 namespace simt {
 inline namespace SIMT_ABI {
 
+#if defined(__F16C__)  // by the compiler's own names: immintrin.h takes a third of a second to read
+typedef short Shorts __attribute__((vector_size(16)));
+typedef float Floats __attribute__((vector_size(16)));
+#endif
+
 inline float half_to_float(uint16_t bits) {
     const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
     if (magnitude > 0x7c00) return bits_as<float>(0x7fffffffu);
 #if defined(__F16C__)
     (void)sign;
-    return _cvtsh_ss(bits);
+    return __builtin_ia32_vcvtph2ps(Shorts{(short)bits})[0];
 #else
     if (magnitude == 0x7c00) return bits_as<float>(sign | 0x7f800000u);
     if (magnitude < 0x0400) return bits_as<float>(sign | bits_as<uint32_t>((float)magnitude * 0x1p-24f));
@@ -28,7 +30,7 @@ inline float half_to_float(uint16_t bits) {
 inline uint16_t half_from_float(float value) {
 #if defined(__F16C__)
     if (value != value) return 0x7fff;
-    return _cvtss_sh(value, 0);
+    return (uint16_t)__builtin_ia32_vcvtps2ph(Floats{value}, 0)[0];
 #else
     return narrow<5, 10>(value);
 #endif

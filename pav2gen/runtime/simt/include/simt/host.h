@@ -3,7 +3,7 @@
 // There is one device, whose memory is the host's. Every call is finished when it returns: streams, events and
 // synchronization are accepted and have nothing to do. cudaMalloc registers its buffer with the checks.
 #pragma once
-#include <chrono>
+#include <time.h>
 #include <cstdlib>
 #include <cstring>
 #include "errors.h"
@@ -199,17 +199,18 @@ inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
 
 struct CUevent_st {
-    std::chrono::steady_clock::time_point time;
+    struct timespec time {};
 };
 inline cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new CUevent_st(), cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t = nullptr) {
-    event->time = std::chrono::steady_clock::now();
+    clock_gettime(CLOCK_MONOTONIC, &event->time);
     return cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-    *milliseconds = std::chrono::duration<float, std::milli>(to->time - from->time).count();
+    const double seconds = difftime(to->time.tv_sec, from->time.tv_sec);
+    *milliseconds = (float)(seconds * 1e3 + (to->time.tv_nsec - from->time.tv_nsec) / 1e6);
     return cudaSuccess;
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
