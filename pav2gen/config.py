@@ -75,7 +75,7 @@ def read_attention(path: str | os.PathLike[str]) -> Attention:
         alibi=_uses_alibi(fields),
         blocksparse=fields.get("blocksparse_block_size") is not None,
         uncovered=tuple(_uncovered(fields, length)),
-        notes=tuple(_notes(fields)),
+        notes=tuple(_notes(fields, heads)),
     )
 
 
@@ -227,7 +227,7 @@ def _uncovered(fields: _Fields, max_seq_len: int) -> Iterator[str]:
         yield "attention sinks, a learned logit for each head"
 
 
-def _notes(fields: _Fields) -> Iterator[str]:
+def _notes(fields: _Fields, heads: int) -> Iterator[str]:
     """Other things to know of the attention."""
     kinds, interval = fields.layer_types(), fields.get("full_attention_interval")
     layers = len(kinds) or fields.get("num_hidden_layers")
@@ -241,8 +241,7 @@ def _notes(fields: _Fields) -> Iterator[str]:
             "attention is latent (kv_lora_rank): vLLM 0.6 expands it to a KV head for each query head, as here; vLLM "
             "from 0.7 on keeps the latent vector instead, which no kernel here reads"
         )
-    listed = fields.get("num_key_value_heads_per_layer")
-    if isinstance(listed, list) and len(set(map(str, listed))) > 1:
+    if len(_kv_heads_by_layer(fields, heads)) > 1:
         yield "layers differ in their KV heads: vLLM 0.6 repeats them until all have the most, as here"
 
 

@@ -235,7 +235,7 @@ def _keys(spec: Spec, section: str) -> list[str]:
 def _values(spec: Spec, key: str) -> str:
     """What a spec gives for an axis, or for a feature that no kernel has."""
     values = spec.axes.get(key) or (spec.unbuilt[key],)
-    return flow_list(values) if len(values) > 1 else "null" if values[0] is None else spelled(values[0])
+    return flow_list(values) if len(values) > 1 else spelled(values[0])
 
 
 def _in_braces(spec: Spec, section: str) -> bool:

@@ -10,7 +10,7 @@ from pav2gen.cuda_plan import CHOICES
 from pav2gen.errors import UserError
 from pav2gen.family import Spec, extended, variants
 from pav2gen.rule import AxisRule, Expanded, Rule, SpecRule, Violation
-from pav2gen.runtime.select import BLOCK_SIZES, BUILDABLE, GQA_RATIOS, HEAD_SIZES, MOST_PARTITIONS
+from pav2gen.runtime.select import BLOCK_SIZES, BUILDABLE, GQA_RATIOS, HEAD_SIZES, MOST_BLOCKS
 from pav2gen.variant import AXES, DTYPE_TAGS, KV_TAGS, Key, Variant, expand
 from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
 
@@ -173,13 +173,13 @@ def _step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
 def _grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
     length = spec.model.max_seq_len
     smallest = min(variant.partition_size for variant in expanded())
-    if "cuda" not in spec.backends or length <= MOST_PARTITIONS * smallest:
+    if "cuda" not in spec.backends or length <= MOST_BLOCKS * smallest:
         return None
     what = f"partitions of {smallest} make {-(-length // smallest)} of max_seq_len {length}, and a grid holds"
-    fit = [size for size in PARTITION_SIZES if length <= MOST_PARTITIONS * size]
+    fit = [size for size in PARTITION_SIZES if length <= MOST_BLOCKS * size]
     works = f"take partition_size {fit[0]} or more, or leave" if fit else "leave"
     return Violation(
-        f"{what} {MOST_PARTITIONS}; {works} cuda out of the backends", ("axes.partition_size", "model.max_seq_len")
+        f"{what} {MOST_BLOCKS}; {works} cuda out of the backends", ("axes.partition_size", "model.max_seq_len")
     )
 
 

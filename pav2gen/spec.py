@@ -66,7 +66,8 @@ MOST_WORKSPACE_MIB = 1 << 16
 LONGEST_NAME = 32  # keeps every file name and symbol under 100 characters
 LONGEST_TEXT = 200
 
-_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+#: The name of a spec, and of a wheel's package.
+NAME_FORM = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _NOT_IN_COMMENTS = ('"', "\\", "/*", "*/")
 _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
 #: Names that the generated package has for itself, and names that Windows keeps for devices.
@@ -184,7 +185,7 @@ def _model(fields: _Fields) -> Model:
 def _name(node: Node) -> str:
     """The name of a family: it becomes a folder, a Python package and a part of C symbols."""
     name = node.text()
-    if not _NAME.fullmatch(name):
+    if not NAME_FORM.fullmatch(name):
         raise node.fail(f"name {quoted(name)} must be lower-case words, digits and single '_', such as llama3_8b")
     if len(name) > LONGEST_NAME:
         raise node.fail(f"name {quoted(name)} has {len(name)} characters; it may have {LONGEST_NAME}")

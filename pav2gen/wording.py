@@ -16,8 +16,8 @@ def quoted(value: object) -> str:
 
 
 def spelled(value: object) -> str:
-    """``value`` as a spec spells it: ``true``, ``512``, ``float16``."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """``value`` as a spec spells it: ``true``, ``512``, ``float16``, ``null``."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def flow_list(values: Iterable[object]) -> str:

@@ -60,16 +60,21 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
 
 def check_presence(call: Call) -> None:
     """Every tensor that a call cannot do without is there: the dispatcher lets None pass for a tensor."""
-    needed = {name: getattr(call, name) for name in NEEDED} | (call.scratch._asdict() if call.scratch else {})
-    for name, value in needed.items():
-        if value is None:
-            fail(f"{name} must be a tensor, got None")
+    for name in NEEDED:
+        check_tensor(name, getattr(call, name))
+    for name, tensor in zip(Scratch._fields, call.scratch or ()):
+        check_tensor(name, tensor)
+
+
+def check_tensor(name: str, value: object) -> None:
+    """A tensor, and nothing else."""
+    if not isinstance(value, torch.Tensor):
+        fail(f"{name} must be a tensor, got {value if value is None else type(value).__name__}")
 
 
 def check_declared(key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, block_size: int) -> None:
     """What the caller says of the cache is what the cache is. A tensor of KV heads (``head_mapping``) says nothing."""
-    if not isinstance(key_cache, torch.Tensor):
-        fail(f"key_cache must be a tensor, got {type(key_cache).__name__}")
+    check_tensor("key_cache", key_cache)
     if key_cache.dim() != 5:
         fail(f"key_cache must be [blocks, kv heads, head size / x, block size, x], got {shape_of(key_cache)}")
     if not isinstance(num_kv_heads, torch.Tensor) and num_kv_heads != key_cache.shape[1]:

@@ -9,7 +9,6 @@ import base64
 import hashlib
 import io
 import keyword
-import re
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from pav2gen.errors import UserError
 from pav2gen.install.contents import Choice, Contents, contents
 from pav2gen.lock import locked
 from pav2gen.render import GENERATOR
+from pav2gen.spec import NAME_FORM
 from pav2gen.wording import quoted
 
 #: The import name of the package in a wheel.
@@ -52,7 +52,7 @@ def build_wheel(dest: Path, choice: Choice, generated: Path = OUT, name: str = N
     Raises UserError where there is no sound package, and for a name that cannot be imported or a folder that cannot be
     written.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
+    if not NAME_FORM.fullmatch(name) or keyword.iskeyword(name):
         raise UserError(f"--name {quoted(name)} is no import name; write it as pav2_kernels, in small letters")
     if name in TAKEN or name in sys.stdlib_module_names:
         raise UserError(f"--name {quoted(name)} is another package's, which the wheel would replace; take pav2_{name}")

@@ -9,14 +9,12 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 import torch
 
 from .call import Call, Scratch
+from .select import MOST_BLOCKS
 
 VERSION = 1
 
 #: Negative codes of an entry function (runtime/cuda/pav2_args.h); positive ones are CUDA's.
 CODES = {-1: "the library was built from other sources than this package; compile it again"}
-
-#: The grid's second dimension is the sequence.
-MOST_SEQUENCES = 65535
 
 
 class Args(ctypes.Structure):
@@ -75,7 +73,7 @@ def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
     """The call in parts of consecutive sequences, with at most ``workspace_bytes`` of partials, or one alone."""
     seqs, heads, head_size = call.query.shape
     each = 4 * heads * partitions * (head_size + 2) if partitions > 1 else 1
-    rows = max(1, min(seqs, workspace_bytes // each, MOST_SEQUENCES))
+    rows = max(1, min(seqs, workspace_bytes // each, MOST_BLOCKS))
     for first in range(0, seqs, rows):
         span = slice(first, first + rows)
         yield call._replace(

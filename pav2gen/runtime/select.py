@@ -86,8 +86,8 @@ class NoKernelError(LookupError):
     """No row of the table serves a key; the message says which axis stands against it and how to add one."""
 
 
-#: Blocks in the third dimension of a grid, which are a CUDA kernel's partitions.
-MOST_PARTITIONS = 65535
+#: Blocks in the second and in the third dimension of a CUDA grid, which are a kernel's sequences and partitions.
+MOST_BLOCKS = 65535
 
 #: What a partition costs beside its tokens, in tokens: the start of a block, and its share of the reduction.
 PARTITION_OVERHEAD = 32
@@ -149,10 +149,10 @@ class Table:
             raise NoKernelError(f"no {backend} kernel for {key}{asked}; built: {built}")
         if backend == "cuda":
             largest = max(row.partition_size for row in rows)
-            rows = [row for row in rows if max_seq_len <= MOST_PARTITIONS * row.partition_size]
+            rows = [row for row in rows if max_seq_len <= MOST_BLOCKS * row.partition_size]
             if not rows:
                 raise NoKernelError(
-                    f"no CUDA kernel of {key} takes max_seq_len {max_seq_len}: a grid holds {MOST_PARTITIONS} "
+                    f"no CUDA kernel of {key} takes max_seq_len {max_seq_len}: a grid holds {MOST_BLOCKS} "
                     f"partitions, and the largest built is of {largest} tokens"
                 )
         for entry in self._tuned.get((key, backend, device, kv_heads), ()):
