@@ -21,13 +21,14 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which count
 
 import torch
 
-from pav2gen.bench import document, table
-from pav2gen.bench.bench import Options, Setup, bench
+from pav2gen.bench import measurement_file as document
+from pav2gen.bench import table
+from pav2gen.bench.bench import BenchOptions, Setup, bench
 from pav2gen.bench.commands import progress
 from pav2gen.bench.contestants import launches, workspace_bytes
-from pav2gen.bench.measurements import Measurement, measurements
+from pav2gen.bench.measurement_rows import Measurement, measurements
+from pav2gen.reading.selection import Selection, load
 from pav2gen.runtime.cases import Case, make
-from pav2gen.selection import Selection, load
 
 SPEC = """\
 schema: 1
@@ -103,7 +104,7 @@ def measure(spec: Path, dtypes: Sequence[str], rounds: int) -> dict[str, Any]:
         for dtype in dtypes:
             chosen = load([spec], [f"dtype={dtype}"])[0]
             for num_seqs, seq_lens, against in PROBLEMS:
-                options = Options(
+                options = BenchOptions(
                     torch.device("cpu"), seq_lens, num_seqs, against, rounds=rounds, progress=bar, max_gib=8.0,
                     command="python benches/against_peers.py",
                 )  # fmt: skip

@@ -23,8 +23,8 @@ from pav2gen.errors import UserError
 from pav2gen.install import commands as install_commands
 
 if TYPE_CHECKING:
-    from pav2gen.build import Options, Outcome
-    from pav2gen.drift import Report
+    from pav2gen.commands.build import BuildOptions, Outcome
+    from pav2gen.commands.check import Report
 
 #: At most so many lines of each kind of drift.
 LINES = 20
@@ -140,9 +140,9 @@ def build(specs: tuple[Path, ...], out: Path, filters: tuple[str, ...], dry_run:
       pav2gen build specs/*.yaml --dry-run
       pav2gen build specs/qwen36.yaml --filter dtype=float16 --filter '*_p512' --out /tmp/part
     """
-    from pav2gen.build import Options, build
+    from pav2gen.commands.build import BuildOptions, build
 
-    options = Options(out, filters, force, dry_run, on_wait=_say_waiting)
+    options = BuildOptions(out, filters, force, dry_run, on_wait=_say_waiting)
     _print_outcome(build(specs, options), options)
 
 
@@ -158,9 +158,9 @@ def remove(spec: str, out: Path, dry_run: bool, force: bool) -> None:
     Example:
       pav2gen remove qwen36
     """
-    from pav2gen.build import Options, remove
+    from pav2gen.commands.build import BuildOptions, remove
 
-    options = Options(out, (), force, dry_run, on_wait=_say_waiting)
+    options = BuildOptions(out, (), force, dry_run, on_wait=_say_waiting)
     _print_outcome(remove(spec, options), options)
 
 
@@ -178,11 +178,11 @@ def check(ctx: click.Context, specs: tuple[Path, ...], out: Path) -> None:
     Example:
       pav2gen check
     """
-    from pav2gen.build import Options
-    from pav2gen.drift import check
+    from pav2gen.commands.build import BuildOptions
+    from pav2gen.commands.check import check
 
     whole = ctx.get_parameter_source("specs") is not ParameterSource.COMMANDLINE
-    report = check(specs, Options(out, on_wait=_say_waiting), whole)
+    report = check(specs, BuildOptions(out, on_wait=_say_waiting), whole)
     _print_report(report)
     ctx.exit(1 if report.drifts else 0)
 
@@ -198,8 +198,8 @@ def list_(specs: tuple[Path, ...], as_json: bool) -> None:
       pav2gen list specs/qwen36.yaml
       pav2gen list --json
     """
-    from pav2gen.listing import entries, table
-    from pav2gen.selection import load
+    from pav2gen.commands.list import entries, table
+    from pav2gen.reading.selection import load
 
     listed = entries(load(specs))
     if as_json:
@@ -221,8 +221,8 @@ def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
       pav2gen explain head_size=80 gqa_ratio=6
       pav2gen explain head_size=256 gqa_ratio=6 dtype=float16 block_size=16
     """
-    from pav2gen.explain import explain, read_query
-    from pav2gen.spec import load
+    from pav2gen.commands.explain import explain, read_query
+    from pav2gen.reading.spec_file import load
 
     for line in explain(read_query(query), [load(path) for path in specs]).lines():
         click.echo(line)
@@ -240,7 +240,7 @@ def init(config: Path, out: Path | None, force: bool) -> None:
       pav2gen init --from config.json
       pav2gen init --from config.json --out specs/my_model.yaml
     """
-    from pav2gen.init import init
+    from pav2gen.commands.init import init
 
     draft = init(config, out, force)
     click.echo(f"{draft.path}: written; read its comments before you build it")
@@ -313,7 +313,7 @@ def _say_waiting() -> None:
     click.echo("another build is at work in the same package; waiting for it", err=True)
 
 
-def _print_outcome(outcome: Outcome, options: Options) -> None:
+def _print_outcome(outcome: Outcome, options: BuildOptions) -> None:
     """What a build did, in a line or two; what a dry run would do, file by file."""
     for change in outcome.changes if options.dry_run else ():
         click.echo(

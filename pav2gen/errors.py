@@ -1,9 +1,6 @@
-"""The one exception that stands for a user's mistake: a sentence, and where to look."""
+"""The one exception for a user's mistake: a sentence, and where to look."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 
 class UserError(Exception):
@@ -16,20 +13,3 @@ class UserError(Exception):
         self.message = message
         self.where = where
         super().__init__(f"{where}: {message}" if where else message)
-
-
-def check_replaceable(path: Path, begins: bytes, what: str) -> None:
-    """Raise UserError where a command would write to ``path`` over something else than ``what``, by its first bytes."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        start = file.read(len(begins))
-    if start and start != begins:
-        raise UserError(f"is there already, and is no {what}; write to another file", str(path))
-
-
-def check_output(path: Path, *inputs: Path) -> None:
-    """Raise UserError where a command would write to ``path`` over one of the files that it reads."""
-    for given in inputs:
-        if os.path.realpath(path) == os.path.realpath(given):
-            raise UserError("is read by this command, which would replace it; write to another file", str(path))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from pav2gen.build import Options, Outcome, build
-from pav2gen.template import Templates
+from pav2gen.commands.build import BuildOptions, Outcome, build
+from pav2gen.render.templates import Templates
 
 settings.register_profile("pav2gen", deadline=None)  # a slow machine is no failure
 settings.load_profile("pav2gen")
@@ -80,7 +80,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (runtime / "simt").mkdir(parents=True)
     (runtime / "__init__.py").write_text('"""The runtime."""\n')
     (runtime / "simt" / "warp.h").write_text("#define WARP 64\n")
-    monkeypatch.setattr("pav2gen.render.RUNTIME", runtime)
+    monkeypatch.setattr("pav2gen.render.kernels.RUNTIME", runtime)
     return runtime
 
 
@@ -103,7 +103,7 @@ def make(templates: Path) -> Callable[..., Outcome]:
     """Builds specs with the small templates."""
 
     def make(*paths: Path, **options: object) -> Outcome:
-        return build(paths, Options(templates=Templates(templates), **options))  # type: ignore[arg-type]
+        return build(paths, BuildOptions(templates=Templates(templates), **options))  # type: ignore[arg-type]
 
     return make
 

@@ -26,15 +26,13 @@ if __package__ in (None, ""):  # run as a file: stand in a package, without impo
 
 from . import simt
 from .compiling import Kernels, build_gpu, build_host, on_stderr, quiet
-from .select import Row
+from .select import MIB, Row
 from .toolchain import TOOLCHAINS, CompilerMissingError, Toolchain, corex, nvcc
 
 if TYPE_CHECKING:
     from .call import Call
 
 ROOT = Path(__file__).resolve().parents[1]
-
-MIB = 1 << 20
 
 
 class LibraryError(RuntimeError):

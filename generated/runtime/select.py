@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 logger = logging.getLogger("pav2")
 
+#: Bytes of a mebibyte.
+MIB = 1 << 20
+
 
 class Key(NamedTuple):
     """What a call asks for. Several partition sizes may serve one key."""

@@ -13,14 +13,14 @@ import torch
 from pav2gen.bench import machine
 from pav2gen.bench.clock import Times, interleave
 from pav2gen.bench.contestants import Checker, Contestant, baselines, kernels, launches, workspace_bytes
-from pav2gen.bench.document import KIND, SCHEMA
+from pav2gen.bench.measurement_file import KIND, SCHEMA
 from pav2gen.bench.package import measured
 from pav2gen.bench.problem import Inputs, Problem, make, rotation
 from pav2gen.errors import UserError
-from pav2gen.family import RankShape, Spec
+from pav2gen.family.spec import RankShape, Spec
+from pav2gen.reading.selection import Selection
 from pav2gen.runtime.op import device_name
 from pav2gen.runtime.select import Key, Row
-from pav2gen.selection import Selection
 from pav2gen.wording import one_of
 
 HOST_NOTE = "the CUDA kernels are not timed on a CPU: the host runtime checks and counts, and is no measure of speed"
@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """What is measured, and how. ``tensor_parallel`` None means the smallest size with a kernel's ratio.
 
     max_gib: problems whose KV cache is larger are left out. progress: called with the number of samples to come, and
@@ -94,7 +94,7 @@ def ranks(spec: Spec, key: Key, tensor_parallel: int | None = None) -> list[Rank
     return [rank for rank in shapes if tensor_parallel in (None, rank.tensor_parallel)]
 
 
-def problems(setup: Setup, options: Options) -> tuple[list[Problem], list[str]]:
+def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[str]]:
     """The problems that are measured, and notes on those that are left out.
 
     Raises UserError where none is left.
@@ -118,7 +118,7 @@ def problems(setup: Setup, options: Options) -> tuple[list[Problem], list[str]]:
     return found, notes
 
 
-def bench(chosen: Selection, options: Options) -> dict[str, Any]:
+def bench(chosen: Selection, options: BenchOptions) -> dict[str, Any]:
     """Measure the kernels of ``chosen``: a document as docs/bench.md describes it. Raises UserError as ``problems``."""
     with machine.current(options.device):
         setup = Setup(chosen, options.device)
@@ -144,7 +144,7 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def measure(setup: Setup, problem: Problem, options: Options) -> dict[str, Any]:
+def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, Any]:
     """One problem: check every contestant, probe it, then time those that are right, side by side."""
     peers, absent = baselines(problem, options.against)
     every = [*setup.kernels(problem.key), *peers]

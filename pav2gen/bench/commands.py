@@ -15,10 +15,11 @@ import click
 from click.core import ParameterSource
 
 from pav2gen.console import print_table
-from pav2gen.errors import UserError, check_output, check_replaceable
+from pav2gen.errors import UserError
+from pav2gen.files import check_output, check_replaceable
 
 if TYPE_CHECKING:
-    from pav2gen.selection import Selection
+    from pav2gen.reading.selection import Selection
 
 #: What each command measures unless it is told.
 BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
@@ -98,8 +99,9 @@ def bench(
       pav2gen bench specs/qwen36.yaml --device cuda --json bench.json
     """
     require_torch("bench")
-    from pav2gen.bench import document, machine, table
-    from pav2gen.bench.bench import Options, wrong
+    from pav2gen.bench import machine, table
+    from pav2gen.bench import measurement_file as document
+    from pav2gen.bench.bench import BenchOptions, wrong
     from pav2gen.bench.bench import bench as measure
 
     if json_file:
@@ -109,7 +111,9 @@ def bench(
     with progress() as bar:
         found = measure(
             selected(spec, filters),
-            Options(machine.device_of(device), against=against, command=command_line(ctx), progress=bar, **options),
+            BenchOptions(
+                machine.device_of(device), against=against, command=command_line(ctx), progress=bar, **options
+            ),
         )
     if json_file:
         document.write(json_file, found)
@@ -146,11 +150,11 @@ def tune(ctx: click.Context, /, spec: Path, device: str, filters: tuple[str, ...
     """
     require_torch("tune")
     from pav2gen.bench import machine
-    from pav2gen.bench.tune import Options
+    from pav2gen.bench.tune import TuneOptions
     from pav2gen.bench.tune import tune as measure
 
     with progress() as bar:
-        measured = Options(machine.device_of(device), command=command_line(ctx), progress=bar, **options)
+        measured = TuneOptions(machine.device_of(device), command=command_line(ctx), progress=bar, **options)
         outcome = measure(selected(spec, filters, tuned=False), measured)
     for note in (*outcome.notes, *outcome.noisy):
         click.echo(f"note: {note}")
@@ -191,7 +195,7 @@ def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: P
 
 def selected(spec: Path, filters: tuple[str, ...], tuned: bool = True) -> Selection:
     """The kernels of one spec. Raises UserError for a bad spec, and a filter that selects nothing."""
-    from pav2gen.selection import load
+    from pav2gen.reading.selection import load
 
     return load([spec], filters, tuned)[0]
 

@@ -10,16 +10,14 @@ import torch
 
 from pav2gen.bench.baselines import TOLERANCE, NotApplicable, baseline
 from pav2gen.bench.clock import Run
+from pav2gen.bench.float64_reference import sequences, truth
 from pav2gen.bench.machine import peak_bytes
 from pav2gen.bench.problem import Inputs, Problem
-from pav2gen.bench.truth import sequences, truth
 from pav2gen.runtime import op, probe
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.launch import tiles
 from pav2gen.runtime.oracle import excess
-from pav2gen.runtime.select import Row
-
-MIB = 1 << 20
+from pav2gen.runtime.select import MIB, Row
 
 
 @dataclass(frozen=True)

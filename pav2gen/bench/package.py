@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from pav2gen.package import compose
-from pav2gen.selection import Selection
-from pav2gen.template import Templates
+from pav2gen.reading.selection import Selection
+from pav2gen.render.package import render_package
+from pav2gen.render.templates import Templates
 
 _numbers = itertools.count()
 
@@ -26,7 +26,7 @@ def render(chosen: Selection, folder: Path) -> str:
     Raises UserError for a mistake in a template.
     """
     digest = hashlib.sha256()
-    for files in compose([chosen], [], Templates()).files.values():
+    for files in render_package([chosen], [], Templates()).files.values():
         for path, content in files.items():
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)

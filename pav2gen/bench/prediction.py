@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pav2gen.family import RankShape
-from pav2gen.plan import Plan
+from pav2gen.family.spec import RankShape
+from pav2gen.family.target import Target
+from pav2gen.plan.kernel import Plan
 from pav2gen.runtime.select import Key, Row, cost
-from pav2gen.target import Target
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pav2gen.bench import charts, document
-from pav2gen.bench.bars import Bars, Group, bars
-from pav2gen.bench.charts import Chart, Heading, Series
-from pav2gen.bench.glance import glance, short_title
-from pav2gen.bench.measurements import Measurement, measurements
+from pav2gen.bench import line_chart as charts
+from pav2gen.bench import measurement_file as document
+from pav2gen.bench.bar_chart import Bars, Group, bars
+from pav2gen.bench.line_chart import Chart, Heading, Series
+from pav2gen.bench.measurement_rows import Measurement, measurements
+from pav2gen.bench.model_summary import glance, short_title
 from pav2gen.bench.prediction import Predictor, predictable
 from pav2gen.errors import UserError
-from pav2gen.family import RankShape, Spec
-from pav2gen.plan import Plan
-from pav2gen.render import GENERATOR, Kernel, render_spec
+from pav2gen.family.spec import RankShape, Spec
+from pav2gen.plan.kernel import Kernel, Plan
+from pav2gen.reading.selection import Selection
+from pav2gen.render.kernels import GENERATOR, render_spec
+from pav2gen.render.templates import Templates
 from pav2gen.runtime.select import Key
-from pav2gen.selection import Selection
-from pav2gen.template import Templates
 
 TEMPLATE = "report/report.html.j2"
 

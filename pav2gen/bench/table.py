@@ -8,9 +8,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from pav2gen.runtime.select import Key
-
-MIB = 1 << 20
+from pav2gen.runtime.select import MIB, Key
 
 PEERS = ("sdpa", "seed", "vllm")
 FIRST_COLUMNS, LAST_COLUMNS = ("S", "L", "contestant", "ms", "+-"), ("GB/s", "copy", "calls", "MiB")

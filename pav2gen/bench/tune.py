@@ -14,20 +14,20 @@ from typing import Any
 
 import torch
 
-from pav2gen import tuning
 from pav2gen.bench import machine
 from pav2gen.bench.bench import GIB, Setup, now, ranks
 from pav2gen.bench.clock import interleave
 from pav2gen.bench.contestants import Checker, Contestant
 from pav2gen.bench.problem import Problem, rotation
 from pav2gen.bench.progress import Journal
-from pav2gen.bench.tuning_file import Group, Measured, write
+from pav2gen.bench.tuning_writer import Group, Measured, write
 from pav2gen.errors import UserError
-from pav2gen.family import Spec
+from pav2gen.family.spec import Spec
+from pav2gen.reading import tuning_file as tuning
+from pav2gen.reading.selection import Selection
+from pav2gen.reading.tuning_file import LEAST_RUNS, MOST_SPREAD
 from pav2gen.runtime.op import device_name
 from pav2gen.runtime.select import Key, Row
-from pav2gen.selection import Selection
-from pav2gen.tuning import LEAST_RUNS, MOST_SPREAD
 
 #: By so much the winner may lose a run and still be called the fastest: less is no difference that a user would see.
 TIE = 0.02
@@ -37,7 +37,7 @@ DIGITS = 6
 
 
 @dataclass(frozen=True)
-class Options:
+class TuneOptions:
     """What is measured, and how. ``seq_lens`` None means the powers of two at which a spec prefers V2.
 
     replace: whether rows that this run does not measure may be lost. progress: as in ``bench.Options``.
@@ -66,7 +66,7 @@ class Outcome:
     notes: tuple[str, ...]
 
 
-def tune(chosen: Selection, options: Options) -> Outcome:
+def tune(chosen: Selection, options: TuneOptions) -> Outcome:
     """Measure the kernels of ``chosen`` and write the tuning file of this device.
 
     Raises UserError where no key has two kernels to choose from, and where rows would be lost that are not measured.
@@ -75,7 +75,7 @@ def tune(chosen: Selection, options: Options) -> Outcome:
         return _tune(chosen, options)
 
 
-def _tune(chosen: Selection, options: Options) -> Outcome:
+def _tune(chosen: Selection, options: TuneOptions) -> Outcome:
     path = tuning.path_of(chosen.path, chosen.spec.name, device_name(options.device))
     setup = Setup(chosen, options.device)
     every, notes = problems(setup, options)
@@ -94,7 +94,7 @@ def _tune(chosen: Selection, options: Options) -> Outcome:
     return _outcome(path, list(groups.values()), [*setup.notes, *notes])
 
 
-def problems(setup: Setup, options: Options) -> tuple[list[tuple[Problem, str]], list[str]]:
+def problems(setup: Setup, options: TuneOptions) -> tuple[list[tuple[Problem, str]], list[str]]:
     """The problems that are measured, each with its backend, and notes on what is left out."""
     found: dict[tuple[Problem, str], None] = {}
     notes = []
@@ -157,7 +157,7 @@ def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> st
     return ""
 
 
-def _measure(setup: Setup, problem: Problem, backend: str, options: Options, journal: Journal) -> dict[str, Any]:
+def _measure(setup: Setup, problem: Problem, backend: str, options: TuneOptions, journal: Journal) -> dict[str, Any]:
     """The times of one problem, in ``options.runs`` runs with inputs of their own; kept in the journal."""
     every = [c for c in setup.kernels(problem.key) if c.backend == backend]
     total = len(every) * (1 + options.runs * (options.rounds + options.warmups))
@@ -198,7 +198,7 @@ def _id(problem: Problem, backend: str) -> str:
     return f"{backend} {problem}"
 
 
-def _circumstances(setup: Setup, options: Options) -> dict[str, object]:
+def _circumstances(setup: Setup, options: TuneOptions) -> dict[str, object]:
     """What a measurement must have in common with another to stand beside it."""
     return {
         "package": setup.digest,
@@ -208,7 +208,7 @@ def _circumstances(setup: Setup, options: Options) -> dict[str, object]:
     }
 
 
-def _head(setup: Setup, options: Options) -> dict[str, object]:
+def _head(setup: Setup, options: TuneOptions) -> dict[str, object]:
     """What a tuning file says of itself."""
     described = machine.describe(setup.device)
     return {
@@ -224,7 +224,7 @@ def _head(setup: Setup, options: Options) -> dict[str, object]:
     }
 
 
-def _check_replaced(path: Path, spec: Spec, every: Sequence[tuple[Problem, str]], options: Options) -> None:
+def _check_replaced(path: Path, spec: Spec, every: Sequence[tuple[Problem, str]], options: TuneOptions) -> None:
     """Raise UserError if the file at ``path`` has rows that this run does not measure, unless they may be lost."""
     if not path.exists() or options.replace:
         return

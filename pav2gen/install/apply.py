@@ -8,39 +8,39 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pav2gen.build import OUT, no_wait
 from pav2gen.errors import UserError
-from pav2gen.fileset import sha256
-from pav2gen.install import standing
+from pav2gen.files import sha256
+from pav2gen.install import tree_state as standing
 from pav2gen.install.callers import decodes
-from pav2gen.install.contents import Choice, Contents, contents
 from pav2gen.install.diff import unified
 from pav2gen.install.edits import Edited, Fork, edit
 from pav2gen.install.hunks import hunks
 from pav2gen.install.imports import try_import
+from pav2gen.install.package_contents import Choice, Contents, contents
 from pav2gen.install.payload.structure import LAYER
 from pav2gen.install.pyc import unchecked
 from pav2gen.install.record import NAME, Edit, Record
 from pav2gen.install.repository import Repository
-from pav2gen.install.standing import Standing
 from pav2gen.install.transaction import Change, Transaction
+from pav2gen.install.tree_state import Standing
 from pav2gen.install.trees import PAV2, VllmTree, find
-from pav2gen.lock import locked
-from pav2gen.render import GENERATOR
+from pav2gen.output.lock import locked, no_wait
+from pav2gen.output.tree import DEFAULT_FOLDER
+from pav2gen.render.kernels import GENERATOR
 
 #: Our own modules that go into a tree beside the generated package.
 MODULES = ("hooks",)
 
 
 @dataclass(frozen=True)
-class Options:
+class InstallOptions:
     """What an install may be told.
 
     generated: the folder of the generated package. python: the interpreter that will run the tree, which imports the
     package before it is installed; empty leaves that out. on_wait is called when another command holds the tree.
     """
 
-    generated: Path = OUT
+    generated: Path = DEFAULT_FOLDER
     choice: Choice = field(default_factory=Choice)
     dry_run: bool = False
     commit: bool = False
@@ -76,7 +76,7 @@ class Outcome:
         return any(planned.changes for planned in self.trees)
 
 
-def install(path: Path, options: Options) -> Outcome:
+def install(path: Path, options: InstallOptions) -> Outcome:
     """Put the chosen specs of ``options.generated`` into the vLLM trees at ``path``; they replace what was installed.
 
     Everything is computed and tried before the first write. Raises UserError, with nothing changed, where a tree is not
@@ -103,7 +103,7 @@ def install(path: Path, options: Options) -> Outcome:
     return Outcome(chosen, planned, imported, commit)
 
 
-def _plan(found: Standing, chosen: Contents, options: Options) -> Planned:
+def _plan(found: Standing, chosen: Contents, options: InstallOptions) -> Planned:
     """The changes of one tree."""
     check_ours(found, options.force, chosen.files)
     tree = found.tree
@@ -135,7 +135,7 @@ def check_ours(found: Standing, force: bool, files: Collection[str] = ()) -> Non
         raise UserError(f"{lost}; nothing was changed. To replace them, add --force", shown)
 
 
-def _record(found: Standing, chosen: Contents, edited: Edited, options: Options) -> Record:
+def _record(found: Standing, chosen: Contents, edited: Edited, options: InstallOptions) -> Record:
     originals = {path: found.sources[path].original for path in edited.sources}
     return Record(
         generator=GENERATOR,

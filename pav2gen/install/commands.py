@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from pav2gen.install.apply import Outcome, Planned
-    from pav2gen.install.contents import Contents
+    from pav2gen.install.package_contents import Contents
     from pav2gen.install.status import Status
     from pav2gen.install.undo import Undone
 
@@ -68,11 +68,11 @@ def install(
       pav2gen install ~/vllm --spec qwen36 --commit
       pav2gen install /usr/local/corex/lib64/python3/dist-packages --min-seq-len 16384
     """
-    from pav2gen.install.apply import Options, install
-    from pav2gen.install.contents import Choice
+    from pav2gen.install.apply import InstallOptions, install
+    from pav2gen.install.package_contents import Choice
 
     choice = Choice(specs, min_seq_len, with_tests, prebuilt)
-    options = Options(out, choice, dry_run, commit, force, python, on_wait=_say_waiting)
+    options = InstallOptions(out, choice, dry_run, commit, force, python, on_wait=_say_waiting)
     _print_install(install(tree, options), options.dry_run)
 
 
@@ -134,7 +134,7 @@ def wheel(
       pip install --no-deps --no-index dist/pav2_kernels-*.whl
       PAV2_PLUGIN=1 python -m vllm.entrypoints.openai.api_server ...
     """
-    from pav2gen.install.contents import Choice
+    from pav2gen.install.package_contents import Choice
     from pav2gen.install.wheel import build_wheel
 
     built = build_wheel(dest, Choice(specs, min_seq_len, with_tests, prebuilt), out, name)

@@ -24,7 +24,7 @@ from pav2gen.install.payload.structure import (
     find_v2,
     v1_works,
 )
-from pav2gen.install.sources import Insertion, Source, insert
+from pav2gen.install.source_edit import Insertion, Source, insert
 from pav2gen.install.trees import PAV2
 
 Found = TypeVar("Found")

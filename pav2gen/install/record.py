@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pav2gen.errors import UserError
-from pav2gen.fileset import checked_path
+from pav2gen.files import checked_path
 from pav2gen.install.hunks import Hunk
 
 NAME = "INSTALLED.json"

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pav2gen.build import OUT
 from pav2gen.errors import UserError
-from pav2gen.fileset import sha256
-from pav2gen.install import standing
+from pav2gen.files import sha256
+from pav2gen.install import tree_state as standing
 from pav2gen.install.apply import MODULES
-from pav2gen.install.contents import PREBUILT, Choice, contents
 from pav2gen.install.edits import Fork, edit
+from pav2gen.install.package_contents import PREBUILT, Choice, contents
 from pav2gen.install.record import Record
-from pav2gen.install.standing import Standing
+from pav2gen.install.tree_state import Standing
 from pav2gen.install.trees import PAV2, VllmTree, find
+from pav2gen.output.tree import DEFAULT_FOLDER
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Status:
         return bool(self.record and self.record.complete and not self.edited and self.stale == ())
 
 
-def status(path: Path, generated: Path = OUT) -> list[Status]:
+def status(path: Path, generated: Path = DEFAULT_FOLDER) -> list[Status]:
     """What is installed in the vLLM trees at ``path``, compared with the package at ``generated``. Writes nothing.
 
     Raises UserError where there is no tree, or it is not as a vLLM that is known.

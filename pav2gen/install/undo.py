@@ -7,15 +7,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from pav2gen.build import no_wait
-from pav2gen.install import standing
+from pav2gen.install import tree_state as standing
 from pav2gen.install.apply import check_ours
 from pav2gen.install.diff import unified
 from pav2gen.install.record import NAME
-from pav2gen.install.standing import Standing, tidy
 from pav2gen.install.transaction import Change, Transaction
+from pav2gen.install.tree_state import Standing, tidy
 from pav2gen.install.trees import VllmTree, find
-from pav2gen.lock import locked
+from pav2gen.output.lock import locked, no_wait
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pav2gen
-from pav2gen.build import OUT
 from pav2gen.errors import UserError
-from pav2gen.install.contents import Choice, Contents, contents
-from pav2gen.lock import locked
-from pav2gen.render import GENERATOR
-from pav2gen.spec import NAME_FORM
+from pav2gen.install.package_contents import Choice, Contents, contents
+from pav2gen.output.lock import locked
+from pav2gen.output.tree import DEFAULT_FOLDER
+from pav2gen.reading.spec_file import NAME_FORM
+from pav2gen.render.kernels import GENERATOR
 from pav2gen.wording import quoted
 
 #: The import name of the package in a wheel.
@@ -46,7 +46,7 @@ class Wheel:
     contents: Contents
 
 
-def build_wheel(dest: Path, choice: Choice, generated: Path = OUT, name: str = NAME) -> Wheel:
+def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, name: str = NAME) -> Wheel:
     """Write the wheel of the chosen specs of ``generated`` into the folder ``dest``; ``name`` is its import name.
 
     Raises UserError where there is no sound package, and for a name that cannot be imported or a folder that cannot be

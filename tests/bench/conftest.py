@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pav2gen.bench import bench as benching
-from pav2gen.selection import load
+from pav2gen.reading.selection import load
 
 SPEC = """\
 schema: 1

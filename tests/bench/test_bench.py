@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from pav2gen.bench import bench as benching
 from pav2gen.bench import commands, contestants, machine, table
-from pav2gen.bench import document as documents
+from pav2gen.bench import measurement_file as documents
 from pav2gen.bench.problem import Problem, make
 from pav2gen.errors import UserError
+from pav2gen.reading.selection import load
 from pav2gen.runtime.select import Key, Row
-from pav2gen.selection import load
 
 from .conftest import options
 

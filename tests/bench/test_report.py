@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 from pav2gen.bench import commands
-from pav2gen.bench import document as documents
-from pav2gen.bench.measurements import measurements
+from pav2gen.bench import measurement_file as documents
+from pav2gen.bench.measurement_rows import measurements
 from pav2gen.bench.prediction import Predictor, predictable
 from pav2gen.bench.report import contestants, highlights, plans_by_key, report, shares
 from pav2gen.cli import main
 from pav2gen.errors import UserError
-from pav2gen.selection import load
-from pav2gen.target import TARGETS
+from pav2gen.family.target import TARGETS
+from pav2gen.reading.selection import load
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from pav2gen.bench import problem, truth
+from pav2gen.bench import float64_reference as truth
+from pav2gen.bench import problem
 from pav2gen.bench.problem import Problem
 from pav2gen.runtime.oracle import reference
 from pav2gen.runtime.select import Key

@@ -9,17 +9,17 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen import tuning
 from pav2gen.bench import commands, contestants
 from pav2gen.bench import tune as tuner
 from pav2gen.bench.clock import Times
 from pav2gen.bench.problem import Problem
 from pav2gen.bench.progress import Journal
-from pav2gen.bench.tune import Options, decide, lengths_of, tune
+from pav2gen.bench.tune import TuneOptions, decide, lengths_of, tune
 from pav2gen.cli import main
 from pav2gen.errors import UserError
+from pav2gen.reading import tuning_file as tuning
+from pav2gen.reading.selection import load
 from pav2gen.runtime.select import Key
-from pav2gen.selection import load
 
 KEY = Key(64, 2, 16, "float16", "auto", False, False)
 PROBLEM = Problem(KEY, 2, 8, 512)
@@ -84,7 +84,7 @@ def clock(monkeypatch):
 
 
 def options(**changes):
-    return Options(**{"device": torch.device("cpu"), "num_seqs": (1, 2), "seq_lens": (256,), **changes})
+    return TuneOptions(**{"device": torch.device("cpu"), "num_seqs": (1, 2), "seq_lens": (256,), **changes})
 
 
 def test_every_rank_batch_and_length_is_measured_in_several_runs(selection, clock):

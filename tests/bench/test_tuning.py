@@ -9,12 +9,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from pav2gen import tuning
 from pav2gen.bench.package import load as load_package
 from pav2gen.bench.problem import Problem, make
 from pav2gen.cli import main
 from pav2gen.errors import UserError
-from pav2gen.spec import load as load_spec
+from pav2gen.reading import tuning_file as tuning
+from pav2gen.reading.spec_file import load as load_spec
 
 AXES = "head_size: 64, gqa_ratio: 2, block_size: 16, dtype: float16, kv_cache_dtype: auto, alibi: false"
 GOOD = """\

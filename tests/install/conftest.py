@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pav2gen.build import Options as BuildOptions
-from pav2gen.build import build
+from pav2gen.commands.build import BuildOptions, build
 from pav2gen.errors import UserError
-from pav2gen.install.apply import Options, Outcome, install
-from pav2gen.install.contents import Choice
-from pav2gen.template import Templates
+from pav2gen.install.apply import InstallOptions, Outcome, install
+from pav2gen.install.package_contents import Choice
+from pav2gen.render.templates import Templates
 
 from .forms import make_bi
 from .vllm_files import cached
@@ -81,7 +80,7 @@ def put(built: Path) -> Callable[..., Outcome]:
     def put(tree: Path, *specs: str, generated: Path = built, **options: object) -> Outcome:
         names = ("min_seq_len", "tests", "prebuilt")
         choice = Choice(specs, **{name: options.pop(name) for name in names if name in options})  # type: ignore[arg-type]
-        return install(tree, Options(generated, choice, **{"python": "", **options}))  # type: ignore[arg-type]
+        return install(tree, InstallOptions(generated, choice, **{"python": "", **options}))  # type: ignore[arg-type]
 
     return put
 

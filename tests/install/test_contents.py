@@ -10,7 +10,7 @@ import pytest
 
 from pav2gen.errors import UserError
 from pav2gen.install.apply import Outcome
-from pav2gen.install.contents import Choice, contents
+from pav2gen.install.package_contents import Choice, contents
 from pav2gen.install.wheel import MODULES
 
 Put = Callable[..., Outcome]

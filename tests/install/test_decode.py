@@ -19,10 +19,9 @@ from typing import Any
 
 import pytest
 
-from pav2gen.build import Options as BuildOptions
-from pav2gen.build import build
-from pav2gen.install.apply import Options, install
-from pav2gen.install.contents import Choice
+from pav2gen.commands.build import BuildOptions, build
+from pav2gen.install.apply import InstallOptions, install
+from pav2gen.install.package_contents import Choice
 from pav2gen.install.payload.structure import DECODE, OPS
 from pav2gen.install.wheel import build_wheel
 
@@ -79,7 +78,7 @@ class Jobs:
         if change:
             change(tree / "vllm")
         if patch:
-            install(tree, Options(self.package, Choice(**choice), python=""))
+            install(tree, InstallOptions(self.package, Choice(**choice), python=""))
         self.jobs[name] = {"tree": str(tree), "cases": runs, **job}
 
     def plugin(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from pav2gen.install.contents import PAYLOAD
+from pav2gen.install.package_contents import PAYLOAD
 
 
 class Answers:

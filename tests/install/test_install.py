@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pav2gen.errors import UserError
-from pav2gen.install.apply import Options, Outcome, install
+from pav2gen.install.apply import InstallOptions, Outcome, install
 from pav2gen.install.payload.structure import DECODE, LAYER, OPS
 from pav2gen.install.undo import uninstall
 
@@ -166,12 +166,12 @@ def test_an_unchanged_choice_has_the_table_that_was_built(vllm: Vllm, put: Put, 
 
 def test_the_import_is_tried_first(vllm: Vllm, generated: Path) -> None:
     tree = vllm()
-    assert install(tree, Options(generated)).imported
+    assert install(tree, InstallOptions(generated)).imported
     uninstall(tree)
     hooks = generated / "runtime/op.py"
     record = generated / "MANIFEST.json"
     assert hooks.is_file() and record.is_file()
-    said = refusal(install, tree, Options(generated, python="/nowhere/python"))
+    said = refusal(install, tree, InstallOptions(generated, python="/nowhere/python"))
     assert said == "/nowhere/python: cannot import the package (No such file or directory)"
 
 

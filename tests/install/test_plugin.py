@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pav2gen.install.contents import PAYLOAD
+from pav2gen.install.package_contents import PAYLOAD
 
 OPS = """
 calls = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pav2gen.errors import UserError
 from pav2gen.install.hunks import hunks, reverse
-from pav2gen.install.sources import Insertion, Source, insert
+from pav2gen.install.source_edit import Insertion, Source, insert
 
 TEXT = dedent('''\
     """A module."""

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from pav2gen.install.apply import Options, install
-from pav2gen.install.contents import Choice
+from pav2gen.install.apply import InstallOptions, install
+from pav2gen.install.package_contents import Choice
 
 from .conftest import make_package
 from .vllm_files import cached
@@ -77,7 +77,7 @@ def run(folder: Path, backend: str, every: int) -> dict[str, int]:
     source = cached("0.6.3.post1")
     shutil.copytree(source / "vllm", folder / "tree/vllm")
     package = make_package(folder, SPEC.format(**(ALL if backend == "torch" else FEW)))
-    install(folder / "tree", Options(package, Choice(tests=backend == "cuda"), python=""))
+    install(folder / "tree", InstallOptions(package, Choice(tests=backend == "cuda"), python=""))
     shutil.copytree(source / "tests/kernels", folder / "run/tests/kernels")
     (folder / "run/tests/__init__.py").touch()
     here = Path(__file__).parent

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pav2gen.errors import UserError
-from pav2gen.install.contents import Choice
+from pav2gen.install.package_contents import Choice
 from pav2gen.install.wheel import Wheel, build_wheel
 
 

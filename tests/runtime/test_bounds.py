@@ -4,7 +4,8 @@ import importlib
 
 import pytest
 
-from pav2gen import plan, spec
+from pav2gen.plan import kernel as plan
+from pav2gen.reading import spec_file as spec
 from pav2gen.runtime import probe
 from pav2gen.runtime.cases import Case, make
 from pav2gen.runtime.select import Key

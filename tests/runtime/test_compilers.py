@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pav2gen import plan, spec
+from pav2gen.plan import kernel as plan
+from pav2gen.reading import spec_file as spec
 
 from .conftest import GENERATED
 

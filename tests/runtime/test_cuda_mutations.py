@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pav2gen.build import Options, build
+from pav2gen.commands.build import BuildOptions, build
 
 from .conftest import load
 
@@ -93,7 +93,7 @@ class Mutants:
         for name, options in FAMILIES.items():
             specs.append(root / f"{name}.yaml")
             specs[-1].write_text(SPEC.format(name=name, heads=2 * options["ratio"], **options))
-        build(specs, Options(self.root))
+        build(specs, BuildOptions(self.root))
         self.package = load(self.root, "pav2_of_the_cuda_mutants")
         self.healthy = {row.spec: row for row in self.package.operator.table.rows}
         self.rows = [self.plant(number, fault) for number, fault in enumerate(FAULTS)]

@@ -5,12 +5,12 @@ import itertools
 
 import pytest
 
-from pav2gen.build import Options, build
-from pav2gen.cuda_plan import CHOICES, plan_cuda
+from pav2gen.commands.build import BuildOptions, build
 from pav2gen.errors import UserError
-from pav2gen.selection import load as select
-from pav2gen.spec import load as load_spec
-from pav2gen.spec import variants
+from pav2gen.plan.cuda_plan import CHOICES, plan_cuda
+from pav2gen.reading.selection import load as select
+from pav2gen.reading.spec_file import load as load_spec
+from pav2gen.reading.spec_file import variants
 
 from .conftest import load
 
@@ -57,7 +57,7 @@ def packages(request, tmp_path_factory):
     for number, some in enumerate(layouts[i : i + len(DTYPES)] for i in range(0, len(layouts), len(DTYPES))):
         paths = {layout: write(folder, layout, *each) for layout, each in zip(some, DTYPES)}
         allowed = {layout: path for layout, path in paths.items() if not refusal(path)}
-        build(list(allowed.values()), Options(folder / f"package{number}"))
+        build(list(allowed.values()), BuildOptions(folder / f"package{number}"))
         package = load(folder / f"package{number}", f"pav2_of_layouts{number}")
         found.update({layout: (package, path.stem) for layout, path in allowed.items()})
     return found

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pav2gen.build import Options, build
+from pav2gen.commands.build import BuildOptions, build
 
 SPEC = """
 schema: 1
@@ -95,7 +95,7 @@ def verdicts(tmp_path_factory):
     for name, options in FAMILIES.items():
         specs.append(root / f"{name}.yaml")
         specs[-1].write_text(SPEC.format(name=name, **options))
-    build(specs, Options(root / "healthy"))
+    build(specs, BuildOptions(root / "healthy"))
     for number, fault in enumerate(FAULTS):
         plant(fault, root / "healthy", root / f"mutant{number}")
     report = root / "report.xml"

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from pav2gen.build import Options, build
+from pav2gen.commands.build import BuildOptions, build
 
 from .conftest import load
 
@@ -60,7 +60,7 @@ def package(request, tmp_path_factory):
         fields = dict(sizes=sizes, ratio=ratio, partition=partition, pages=pages, dtypes=dtypes, kv=kv, target=target)
         specs.append(folder / f"{name}.yaml")
         specs[-1].write_text(SPEC.format(name=name, heads=2 * ratio, **fields))
-    build(specs, Options(folder / "package"))
+    build(specs, BuildOptions(folder / "package"))
     return load(folder / "package", "pav2_of_the_shapes")
 
 

@@ -1,0 +1,82 @@
+"""Bars as numbers: groups of horizontal bars under their titles, which templates/report draws as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pav2gen.bench.line_chart import Tick
+
+WIDTH, ROOM, THICKNESS, GAP, TITLE = 1040, 270, 15, 5, 22
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar, its CSS class, and the text behind its end."""
+
+    style: str
+    y: float
+    width: float
+    text: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Title:
+    """The title of a group of bars."""
+
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Groups of bars, ready to draw. ``title``, ``note`` and ``summary`` are what stands above and is read aloud."""
+
+    id: str
+    title: str
+    note: str
+    summary: str
+    ticks: tuple[Tick, ...]
+    titles: tuple[Title, ...]
+    bars: tuple[Bar, ...]
+    height: float
+    width: int = WIDTH
+    left: int = 0
+    thickness: int = THICKNESS
+
+
+@dataclass(frozen=True)
+class Group:
+    """Bars that are compared: (label, CSS class, value) each."""
+
+    title: str
+    bars: tuple[tuple[str, str, float], ...]
+
+
+def bars(
+    identity: str, title: str, note: str, groups: Sequence[Group], show: Callable[[float], str], most: float
+) -> Bars:
+    """The bars of ``groups``, of which one of value ``most`` would span the width; there is at least one bar."""
+    scale = (WIDTH - ROOM) / most
+    titles, drawn, y = [], [], 0.0
+    for group in groups:
+        y += TITLE
+        titles.append(Title(y - 7, group.title))
+        for label, style, value in group.bars:
+            width = max(1.5, round(value * scale, 2))
+            drawn.append(
+                Bar(style, y, width, f"{show(value)} \N{MIDDLE DOT} {label}", f"{group.title}: {label}, {show(value)}")
+            )
+            y += THICKNESS + GAP
+        y += GAP
+    return Bars(
+        id=identity,
+        title=title,
+        note=note,
+        summary="; ".join(bar.title for bar in drawn),
+        ticks=tuple(Tick(round(most * share * scale, 2), show(most * share)) for share in (0.25, 0.5, 0.75, 1.0)),
+        titles=tuple(titles),
+        bars=tuple(drawn),
+        height=y + 24,
+    )

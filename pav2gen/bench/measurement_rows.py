@@ -1,0 +1,67 @@
+"""The points of bench documents as a report reads them: the kernel chosen, what a peer took, where the floor is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pav2gen.bench.line_chart import tokens
+from pav2gen.runtime.select import Key
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A point of a bench document, on ``device``."""
+
+    device: str
+    point: Mapping[str, Any]
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens in a sequence."""
+        return int(self.point["seq_len"])
+
+    @property
+    def floor_ms(self) -> float:
+        """The time in which the device moves each byte once, at the rate of a copy in the same run."""
+        return float(self.point["io_bytes"]) / float(self.point["copy_gbps"]) / 1e6
+
+    @property
+    def batch(self) -> str:
+        """``8 sequences``."""
+        return "1 sequence" if self.point["num_seqs"] == 1 else f"{self.point['num_seqs']} sequences"
+
+    @property
+    def title(self) -> str:
+        """The key and the rank, in short."""
+        key = Key(**self.point["key"])
+        cache = "" if key.kv_cache_dtype == "auto" else f", {key.kv_cache_dtype} cache"
+        extras = ", ALiBi" * key.alibi + ", block-sparse" * key.blocksparse
+        heads = f"{self.point['num_heads']}/{self.point['kv_heads']} heads of {key.head_size}"
+        return f"{heads}, {key.dtype}{cache}, pages of {key.block_size}{extras}"
+
+    @property
+    def where(self) -> str:
+        """Where a figure was measured."""
+        return f"{self.title}, {self.batch}, {tokens(self.seq_len)} tokens"
+
+    def entry(self, name: str) -> Mapping[str, Any] | None:
+        """The contestant called ``name``; None where it has no part."""
+        return next((entry for entry in self.point["contestants"] if entry["name"] == name), None)
+
+    def ratio(self, backend: str, peer: str) -> float | None:
+        """How many times faster than ``peer`` the chosen kernel is; None where either has no time."""
+        ours, theirs = (entry.get("median_ms") if entry else None for entry in (self.chosen(backend), self.entry(peer)))
+        return theirs / ours if ours and theirs else None
+
+    def chosen(self, backend: str) -> Mapping[str, Any] | None:
+        """The kernel that the dispatch table chose; None where that backend was not measured."""
+        symbol = self.point["chosen"].get(backend)
+        entries = (entry for entry in self.point["contestants"] if entry.get("backend") == backend)
+        return next((entry for entry in entries if entry.get("symbol") == symbol), None)
+
+
+def measurements(documents: Iterable[Mapping[str, Any]]) -> Sequence[Measurement]:
+    """Every point of ``documents``, in their order."""
+    return [Measurement(each["device"]["name"], point) for each in documents for point in each["points"]]

@@ -1,0 +1,64 @@
+"""The family at a glance: which partition sizes each key has, and why the others are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pav2gen.family.spec import Spec
+from pav2gen.plan.kernel import Plan
+from pav2gen.runtime.select import Key
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A partition size of a key: built, or left out ``because``; ``number`` is that of the reason in the list."""
+
+    built: bool
+    because: str = ""
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A key and its cells, one for each partition size of the family."""
+
+    title: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Glance:
+    """The matrix of keys and partition sizes."""
+
+    sizes: tuple[int, ...]
+    rows: tuple[Row, ...]
+    reasons: tuple[str, ...]
+
+
+def glance(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Glance:
+    """The matrix of ``plans``, and the reasons of the spec's exclusions that it shows."""
+    sizes = tuple(sorted({plan.variant.partition_size for every in plans.values() for plan in every}))
+    reasons: dict[str, int] = {}
+    rows = tuple(
+        Row(short_title(every[0]), tuple(_cell(spec, every, size, reasons) for size in sizes))
+        for every in plans.values()
+    )
+    return Glance(sizes, rows, tuple(reasons))
+
+
+def _cell(spec: Spec, every: Sequence[Plan], size: int, reasons: dict[str, int]) -> Cell:
+    if any(plan.variant.partition_size == size for plan in every):
+        return Cell(True)
+    absent = replace(every[0].variant, partition_size=size)
+    because = next((exclusion.because for exclusion in spec.exclude if exclusion.covers(absent)), "")
+    return Cell(False, because, reasons.setdefault(because, len(reasons) + 1) if because else 0)
+
+
+def short_title(plan: Plan) -> str:
+    """A key in short: what tells it from the others of a family."""
+    v = plan.variant
+    cache = "" if v.kv_cache_dtype == "auto" else f", {v.kv_cache_dtype} cache"
+    extras = ", ALiBi" * v.alibi + ", block-sparse" * v.blocksparse
+    heads = f"{plan.rank.num_heads}/{plan.rank.num_kv_heads} heads of {v.head_size}"
+    return f"{heads}, {v.dtype}{cache}, pages of {v.block_size}{extras}"

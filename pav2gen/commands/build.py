@@ -1,0 +1,143 @@
+"""``pav2gen build`` and ``remove``: from spec files to a generated package, in one step that happens or doesn't."""
+
+from __future__ import annotations
+
+import keyword
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pav2gen.errors import UserError
+from pav2gen.output import tree
+from pav2gen.output.commit import commit
+from pav2gen.output.lock import locked, no_wait
+from pav2gen.output.tree import DEFAULT_FOLDER, FileChange, Tree
+from pav2gen.reading.selection import Selection, load
+from pav2gen.render.fileset import FileSet
+from pav2gen.render.manifest import SHARED, Manifest
+from pav2gen.render.package import render_package
+from pav2gen.render.templates import Templates
+from pav2gen.wording import did_you_mean, quoted
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a build may be told. ``on_wait`` is called when another build holds the tree.
+
+    ``templates`` are the generator's own unless they are given.
+    """
+
+    out: Path = DEFAULT_FOLDER
+    filters: tuple[str, ...] = ()
+    force: bool = False
+    dry_run: bool = False
+    templates: Templates | None = None
+    on_wait: Callable[[], None] = no_wait
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a build did, or would do if it was a dry run; ``refusal`` is then what would stop it."""
+
+    shown: str
+    kernels: Mapping[str, int]
+    changes: tuple[FileChange, ...]
+    unchanged: int
+    notes: tuple[str, ...]
+    refusal: UserError | None
+
+    def count(self, kind: str) -> int:
+        """The number of files that are ``new``, ``changed`` or ``removed``."""
+        return sum(change.kind == kind for change in self.changes)
+
+
+def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
+    """Build the specs at ``paths`` into ``options.out``, beside the specs that were built there before.
+
+    Raises UserError, with nothing written, for a bad spec, a filter that selects nothing, files that the build would
+    take from someone, and a tree that cannot be read or written.
+    """
+    _check_name(options.out)
+    selections = load(paths, options.filters)
+    with locked(options.out, options.on_wait):
+        found = tree.read_tree(options.out)
+        others = found.sound_manifests([chosen.spec.name for chosen in selections])
+        _check_parts(found, others, options)
+        return _carry_out(found, selections, others, options)
+
+
+def _check_name(out: Path) -> None:
+    """Raise UserError where Python could not import the package by the name of its folder."""
+    name = Path(os.path.realpath(out)).name
+    if not _importable(name):
+        fit = re.sub(r"\W", "_", name)
+        fit = fit if _importable(fit) else f"pav2_{fit}"
+        raise UserError(f"is no name of a Python package, which a generated one is; take {quoted(fit)}", str(out))
+
+
+def _importable(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def remove(name: str, options: BuildOptions) -> Outcome:
+    """Remove a spec's files and its rows in the dispatch table. ``name`` is the spec's, or its file's path.
+
+    Raises UserError as ``build`` does, and where the package has no such spec.
+    """
+    with locked(options.out, options.on_wait):
+        found = tree.read_tree(options.out)
+        found.sound_manifests()  # the removed spec's manifest must be sound too: it says which files are ours
+        owner = _owner(name, found)
+        return _carry_out(found, [], found.sound_manifests([owner]), options, removed=owner)
+
+
+def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions) -> None:
+    """Raise UserError where parts of specs, as ``--filter`` builds them, would be mixed with whole specs."""
+    shown = found.disk.shown
+    whole = [owner for owner, entry in found.manifests.items() if owner != SHARED and not entry.filter]
+    if options.filters and (whole or options.out == DEFAULT_FOLDER):
+        holds = f" ({shown} holds {', '.join(sorted(whole))})" if whole else ""
+        raise UserError(
+            f"--filter builds a part of a package, which needs a folder of its own{holds}; give it another --out"
+        )
+    for entry in others:
+        if entry.filter and not options.filters:
+            part = shlex.join(f"--filter={text}" for text in entry.filter)
+            raise UserError(f"holds only a part of {entry.owner} ({part}); give whole specs another --out", shown)
+
+
+def _carry_out(
+    found: Tree, selections: Sequence[Selection], others: Sequence[Manifest], options: BuildOptions, removed: str = ""
+) -> Outcome:
+    """Render, compare, and, unless it is a dry run, write."""
+    package = render_package(selections, others, options.templates or Templates())
+    files = {removed: FileSet(), **package.files} if removed else package.files
+    comparison = found.compare(files)
+    refusal = comparison.refusal(found.disk.shown, options.force)
+    if refusal and not options.dry_run:
+        raise refusal
+    unsettled = sorted(owner for owner in found.journal.keys() - files.keys() if found.unsettled(owner))
+    if not options.dry_run:
+        commit(found, comparison, files.keys(), unsettled)
+    return Outcome(
+        shown=found.disk.shown,
+        kernels={chosen.spec.name: len(chosen.kernels) for chosen in selections},
+        changes=comparison.changes,
+        unchanged=comparison.unchanged,
+        notes=(*package.clashes, *(f"{owner} is still incomplete: its build was cut short" for owner in unsettled)),
+        refusal=refusal,
+    )
+
+
+def _owner(name: str, found: Tree) -> str:
+    """The spec that ``name`` stands for: its name, or a path that ends in the name of its file."""
+    built = sorted({*found.specs, *found.journal} - {SHARED})
+    files = {entry.spec.get("file"): owner for owner, entry in found.manifests.items() if owner != SHARED}
+    owner = name if name in built else files.get(Path(name).name, Path(name).stem)
+    if owner not in built:
+        hint = did_you_mean(name, built) if built else "nothing was built there"
+        raise UserError(f"there is no spec {quoted(name)} in it; {hint}", found.disk.shown)
+    return owner

@@ -1,0 +1,139 @@
+"""``pav2gen check``: how a generated package differs from what its specs render to today, and what repairs it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pav2gen.commands.build import BuildOptions
+from pav2gen.files import is_leftover
+from pav2gen.output import journal, tree
+from pav2gen.output.lock import locked
+from pav2gen.output.tree import DEFAULT_FOLDER, FileChange, Tree
+from pav2gen.reading.selection import Selection, load
+from pav2gen.render.manifest import SHARED
+from pav2gen.render.package import Package, render_package
+from pav2gen.render.templates import Templates
+
+#: The kinds of drift, in the order that they are told.
+KINDS = ("incomplete", "hand-edited", "changed", "missing", "orphan")
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One way in which the package is not as it should be: a kind, where, and why.
+
+    ``owner`` is whose build repairs it (a spec's name, or that of what all specs share), None where no build does.
+    ``blocked`` says that a link or a folder stands there, which no build removes.
+    """
+
+    kind: str
+    path: str
+    note: str = ""
+    owner: str | None = None
+    blocked: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """All the drift of a package, sorted by kind and path, and the commands that repair it."""
+
+    shown: str
+    files: int
+    drifts: tuple[Drift, ...]
+    repairs: tuple[str, ...]
+
+
+def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> Report:
+    """Compare ``options.out`` with what the specs at ``paths`` render to, byte by byte.
+
+    ``whole`` says that these are all the specs there are: then a spec in the package that is not among them is an
+    orphan. Raises UserError for a bad spec and for a tree that cannot be read.
+    """
+    selections = load(paths)
+    names = {chosen.spec.name for chosen in selections}
+    with locked(options.out, options.on_wait):
+        found = tree.read_tree(options.out)
+        others = [entry for owner, entry in sorted(found.manifests.items()) if owner not in {SHARED, *names}]
+        package = render_package(selections, others, options.templates or Templates())
+        drifts = sorted(_drifts(found, package, whole), key=lambda drift: (KINDS.index(drift.kind), drift.path))
+    files = sum(map(len, package.files.values()))
+    return Report(found.disk.shown, files, tuple(drifts), tuple(_repairs(drifts, selections, found.disk.shown, whole)))
+
+
+def _drifts(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
+    changes = found.compare(package.files).changes
+    absent = {owner for owner, files in package.files.items() if _all_new(owner, changes) == len(files)}
+    yield from (Drift("missing", f"{owner}/" if owner else "", "nothing of it is there", owner) for owner in absent)
+    for owner in _cut_short(found):
+        yield Drift("incomplete", journal.NAME, f"the build of {owner or 'the package'} was cut short", owner)
+    for change in changes:
+        if change.owner not in absent:
+            yield _drift(change, found)
+    yield from _orphans(found, package, whole)
+
+
+def _cut_short(found: Tree) -> list[str]:
+    """The specs whose build was cut short, or what they share if that is not known."""
+    return sorted(found.journal.keys() - {SHARED}) or ([SHARED] if found.incomplete else [])
+
+
+def _all_new(owner: str, changes: Iterable[FileChange]) -> int:
+    """The number of an owner's files that are not there."""
+    return sum(change.owner == owner and change.kind == "new" for change in changes)
+
+
+def _drift(change: FileChange, found: Tree) -> Drift:
+    """The kind of drift that a build would repair by ``change``."""
+    if change.old is None:
+        if change.is_manifest:
+            return Drift("incomplete", change.path, "the stamp of a complete build is not there", change.owner)
+        return Drift("missing", change.path, owner=change.owner)
+    if not change.ours:
+        if not change.old.is_file:
+            return Drift("hand-edited", change.path, change.old.kind, change.owner, blocked=True)
+        note = found.broken.get(change.owner, "") if change.is_manifest else ""
+        return Drift("hand-edited", change.path, note, change.owner)
+    if change.new is None:
+        return Drift("orphan", change.path, "no longer rendered", change.owner)
+    return Drift("changed", change.path, owner=change.owner)
+
+
+def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
+    """What stands in the package and belongs to none of ``package``'s owners."""
+    strangers = set(found.specs) - package.files.keys()
+    if whole:
+        yield from (Drift("orphan", f"{name}/", "there is no such spec") for name in strangers)
+    not_ours = {*strangers, journal.NAME, journal.ASIDE}
+    known = {path for owner, files in package.files.items() for path in (*files, *found.known(owner))}
+    for path in found.disk.walk():
+        if path not in known and path.split("/")[0] not in not_ours and not _is_nobody_s(path):
+            yield Drift("orphan", path, "owned by no MANIFEST")
+
+
+def _is_nobody_s(path: str) -> bool:
+    """Whether a file is of no account: what running leaves, and hidden files and folders, such as .git."""
+    return is_leftover(path) or any(part.startswith(".") for part in path.split("/"))
+
+
+def _repairs(drifts: Sequence[Drift], selections: Sequence[Selection], shown: str, whole: bool) -> Iterator[str]:
+    """The commands that put right what ``drifts`` says."""
+    out = [] if Path(shown) == DEFAULT_FOLDER else ["--out", shown]
+    paths = {chosen.spec.name: str(chosen.path) for chosen in selections}
+    owners = sorted({drift.owner for drift in drifts if drift.owner is not None})
+    built = [paths.get(owner, f"specs/{owner}.yaml") for owner in owners if owner in paths or (owner and not whole)]
+    blocked = [f"{shown}/{drift.path}" for drift in drifts if drift.blocked]
+    if blocked:
+        yield shlex.join(["rm", "-r", *blocked])
+    if built or SHARED in owners:
+        command = shlex.join(["pav2gen", "build", *(built or [str(selections[0].path)]), *out])
+        edited = any(drift.kind == "hand-edited" and not drift.blocked for drift in drifts)
+        yield f"{command} --force  # what was edited by hand is lost" if edited else command
+    gone = {drift.path.rstrip("/") for drift in drifts if drift.owner is None and drift.path.endswith("/")}
+    for name in sorted({*gone, *(owner for owner in owners if owner and whole and owner not in paths)}):
+        yield shlex.join(["pav2gen", "remove", name, *out])
+    loose = [f"{shown}/{drift.path}" for drift in drifts if drift.owner is None and not drift.path.endswith("/")]
+    if loose:
+        yield shlex.join(["rm", *loose])

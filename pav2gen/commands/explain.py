@@ -1,0 +1,284 @@
+"""Which kernels serve a key, or which rule or axis stands against it, what is nearest, and what would add it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pav2gen.errors import UserError
+from pav2gen.family.spec import Exclusion, Spec, axis_path, extended, variants
+from pav2gen.family.variant import AXES, KV_ALIASES, Variant, expand
+from pav2gen.reading.rule import AxisRule
+from pav2gen.reading.rules import RULES, check
+from pav2gen.wording import did_you_mean, flow_list, flow_map, quoted, spelled
+
+#: Of kernels, and of specs, so many are named at most.
+MOST_NAMED = 8
+
+#: A variant, for the types of its axes.
+_ANY = Variant("", 1, 1, 1, "", "", False, False, 1)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A rule that no kernel with the asked values can keep, and its sentence."""
+
+    rule: AxisRule
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """What in a spec stands against a query: axes that lack its value, or else exclusions that cover its points."""
+
+    spec: Spec
+    lacking: tuple[str, ...]
+    exclusions: tuple[Exclusion, ...]
+
+    def sentence(self, query: Mapping[str, object]) -> str:
+        """What stands against ``query``, and where."""
+        if self.lacking:
+            axes = (f"{axis} {flow_list(self.spec.axes[axis])} lacks {spelled(query[axis])}" for axis in self.lacking)
+            return f"{_file(self.spec)}: {', '.join(axes)}"
+        if len(self.exclusions) == 1:
+            return f"{_file(self.spec)}: line {self.exclusions[0].line} excludes it ({self.exclusions[0].because})"
+        lines = (str(exclusion.line) for exclusion in self.exclusions)
+        return f"{_file(self.spec)}: the exclusions on lines {', '.join(lines)} cover it together"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The new ``values`` of axes, and the ``line`` that gives them, to write at ``where`` (``file:line`` as it is)."""
+
+    values: Mapping[str, tuple[object, ...]]
+    line: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer to a query: the kernels that serve it, or what stands against it and what would add it.
+
+    ``obstacles`` has one entry for each spec, the easiest to overcome first. ``nearest`` is the variant that differs
+    from the query on the fewest axes, and there the least. ``edits`` belong to one spec, and ``command`` builds it;
+    both are empty where a rule stands against the query, or no spec can take it.
+    """
+
+    query: Mapping[str, object]
+    served: tuple[Variant, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    obstacles: tuple[Obstacle, ...] = ()
+    nearest: Variant | None = None
+    edits: tuple[Edit, ...] = ()
+    command: str = ""
+
+    def lines(self) -> tuple[str, ...]:
+        """The answer as text, a few lines of it."""
+        asked = _pairs(self.query) or "any key"
+        if self.served:
+            served = (f"  {variant.spec}  {variant.slug}" for variant in self.served)
+            kernels = f"{len(self.served)} kernels serve" if len(self.served) > 1 else "1 kernel serves"
+            return f"{asked}: {kernels} it", *_named(served)
+        return f"{asked}: no kernel serves it", *self._against(), *self._remedy()
+
+    def _against(self) -> Iterator[str]:
+        for refusal in self.refusals:
+            yield f"  {refusal.sentence} (rule {refusal.rule.id}: {refusal.rule.reason})"
+        yield from _named(f"  {obstacle.sentence(self.query)}" for obstacle in self.obstacles)
+        if self.nearest:
+            differing = {axis: getattr(self.nearest, axis) for axis in differing_axes(self.query, self.nearest)}
+            note = f", which has {_pairs(differing)}" if differing else ""
+            yield f"nearest: {self.nearest.spec}  {self.nearest.slug}{note}"
+
+    def _remedy(self) -> Iterator[str]:
+        if self.edits:
+            yield "to add it, write"
+            yield from (f"  {edit.where}: {edit.line}" for edit in self.edits)
+            yield f"and run  {self.command}"
+        elif self.command:
+            yield f"to add it, exclude less and run  {self.command}"
+        elif self.obstacles and not self.refusals:
+            yield "no spec here can take it in; write one for its model: pav2gen init --from config.json"
+
+
+def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
+    """Which variants of ``specs`` serve ``query``, or what stands against it and what would add it.
+
+    ``query`` has values of some of ``AXES``, as text or typed; the other axes are free. Raises UserError for an
+    unknown axis, and a value of the wrong type.
+    """
+    asked = {axis: read_value(axis, value) for axis, value in query.items()}
+    family = [variant for spec in specs for variant in variants(spec)]
+    if served := tuple(variant for variant in family if not differing_axes(asked, variant)):
+        return Explanation(asked, served)
+    refusals = tuple(_refusals(asked))
+    obstacles = tuple(sorted((_obstacle(asked, spec) for spec in specs), key=lambda found: _effort(asked, found)))
+    nearest = min(family, key=lambda variant: distance(asked, variant), default=None)
+    if refusals:
+        return Explanation(asked, (), refusals, obstacles, nearest)
+    for obstacle in obstacles:
+        edits = tuple(_edits(asked, obstacle))
+        if not edits or _would_serve(asked, obstacle.spec, edits):
+            command = f"pav2gen build {shlex.quote(_file(obstacle.spec))}"
+            return Explanation(asked, (), (), obstacles, nearest, edits, command)
+    return Explanation(asked, (), (), obstacles, nearest)
+
+
+def read_query(words: Iterable[str]) -> dict[str, object]:
+    """The query that ``axis=value`` words make. Raises UserError for a word of another form, or an axis given twice."""
+    query: dict[str, object] = {}
+    for word in words:
+        axis, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"{quoted(word)} is not axis=value; write it as head_size=128")
+        if axis in query:
+            raise UserError(f"{axis} is given twice; keep one")
+        query[axis] = read_value(axis, value)
+    return query
+
+
+def read_value(axis: str, value: object) -> object:
+    """``value`` of ``axis``, typed. Raises UserError for an unknown axis, and where it is of another type."""
+    if axis not in AXES:
+        raise UserError(f"there is no axis {quoted(axis)}; {did_you_mean(axis, AXES)}")
+    kind = type(getattr(_ANY, axis))
+    if type(value) is kind and kind is not str:
+        return value
+    text = spelled(value).strip()
+    if kind is str:
+        return KV_ALIASES.get(text, text)
+    if kind is bool and text in ("true", "false"):
+        return text == "true"
+    if kind is int and text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text)
+    raise UserError(
+        f"{axis}={text[:40]} is no {'whole number from 0 to 999999999' if kind is int else 'true or false'}"
+    )
+
+
+def differing_axes(query: Mapping[str, object], variant: Variant) -> tuple[str, ...]:
+    """The axes on which ``variant`` has another value than ``query`` asks for."""
+    return tuple(axis for axis, value in query.items() if getattr(variant, axis) != value)
+
+
+def distance(query: Mapping[str, object], variant: Variant) -> tuple[int, float]:
+    """How far ``variant`` is from ``query``: the axes that differ, then the sum of their relative differences."""
+    axes = differing_axes(query, variant)
+    return len(axes), sum(_relative_difference(query[axis], getattr(variant, axis)) for axis in axes)
+
+
+def _relative_difference(asked: object, has: object) -> float:
+    """Of two different numbers, their difference over the larger; 1 for names and flags."""
+    if isinstance(asked, int) and isinstance(has, int) and not isinstance(asked, bool):
+        return abs(asked - has) / max(asked, has)
+    return 1.0
+
+
+def _refusals(query: Mapping[str, object]) -> Iterator[Refusal]:
+    """The rules that the values of ``query`` break, whatever its free axes are."""
+    for rule in RULES:
+        if isinstance(rule, AxisRule) and query.keys() >= set(rule.axes):
+            sentence = rule.complaint(*(query[axis] for axis in rule.axes))
+            if sentence:
+                yield Refusal(rule, sentence)
+
+
+def _obstacle(query: Mapping[str, object], spec: Spec) -> Obstacle:
+    """What in ``spec``, which doesn't serve ``query``, stands against it."""
+    lacking = tuple(axis for axis, value in query.items() if value not in spec.axes[axis])
+    if lacking:
+        return Obstacle(spec, lacking, ())
+    points = [point for point in expand(spec.name, spec.axes) if not differing_axes(query, point)]
+    alone = next(((entry,) for entry in spec.exclude if all(map(entry.covers, points))), None)
+    return Obstacle(spec, (), alone or tuple(entry for entry in spec.exclude if any(map(entry.covers, points))))
+
+
+def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float]:
+    """How much an obstacle asks to change: the axes to extend, then how far from what they have."""
+    axes = obstacle.spec.axes
+    nearest = (min(_relative_difference(query[axis], has) for has in axes[axis]) for axis in obstacle.lacking)
+    return len(obstacle.lacking), sum(nearest)
+
+
+def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[Edit]:
+    """The lines that put the asked values on the axes that lack them.
+
+    A section that is not there, or stands in braces, comes whole.
+    """
+    spec, whole = obstacle.spec, dict[str, dict[str, tuple[object, ...]]]()
+    for axis in obstacle.lacking:
+        values = extended(spec.axes[axis], query[axis])
+        path = axis_path(axis)
+        section = path.partition(".")[0]
+        if section not in spec.places or _in_braces(spec, section):
+            whole.setdefault(section, {})[axis] = values
+            continue
+        where, last = spec.where(path, section), spec.where(f"{path}[{len(spec.axes[axis]) - 1}]", path, section)
+        yield Edit({axis: values}, f"{axis}: {flow_list(values)}", _range(where, last))
+    for section, added in whole.items():
+        fields = {key: _values(spec, key) for key in _keys(spec, section)}
+        fields |= {axis: flow_list(values) for axis, values in added.items()}
+        where = f"{_file(spec)}, at its end"
+        if section in spec.places:
+            ends = (place for path, place in spec.places.items() if path.startswith(f"{section}."))
+            where = _range(spec.where(section), max(ends, key=_line))
+        yield Edit(added, f"{section}: {flow_map(fields.items())}", where)
+
+
+def _keys(spec: Spec, section: str) -> list[str]:
+    """The keys of a section, as its file has them."""
+    return [path.removeprefix(f"{section}.") for path in spec.places if re.fullmatch(rf"{section}\.\w+", path)]
+
+
+def _values(spec: Spec, key: str) -> str:
+    """What a spec gives for an axis, or for a feature that no kernel has."""
+    values = spec.axes.get(key) or (spec.unbuilt[key],)
+    return flow_list(values) if len(values) > 1 else spelled(values[0])
+
+
+def _in_braces(spec: Spec, section: str) -> bool:
+    """Whether a section is a mapping in braces: its first value stands on the line of its own key."""
+    return any(spec.places[f"{section}.{key}"] == spec.places[section] for key in _keys(spec, section))
+
+
+def _line(place: str) -> int:
+    """The line of ``file:line``."""
+    return int(place.rpartition(":")[2])
+
+
+def _range(first: str, last: str) -> str:
+    """``file:line``, or ``file:first-last`` of what goes as a whole."""
+    return first if _line(first) == _line(last) else f"{first}-{_line(last)}"
+
+
+def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[Edit]) -> bool:
+    """Whether ``spec`` with ``edits`` keeps every rule and serves ``query``."""
+    axes = dict(spec.axes)
+    for edit in edits:
+        axes.update(edit.values)
+    edited = replace(spec, axes=axes)
+    try:
+        check(edited)
+    except UserError:
+        return False
+    return any(not differing_axes(query, variant) for variant in variants(edited))
+
+
+def _file(spec: Spec) -> str:
+    """The path of a spec's file, as it was loaded."""
+    return spec.where("").rpartition(":")[0] or spec.file_name
+
+
+def _pairs(values: Mapping[str, object]) -> str:
+    """``head_size=80 gqa_ratio=6``."""
+    return " ".join(f"{axis}={spelled(value)}" for axis, value in values.items())
+
+
+def _named(lines: Iterable[str]) -> Iterator[str]:
+    """The first ``MOST_NAMED`` lines, and how many more there are."""
+    every = list(lines)
+    yield from every[:MOST_NAMED]
+    if len(every) > MOST_NAMED:
+        yield f"  and {len(every) - MOST_NAMED} more"

@@ -1,0 +1,43 @@
+"""``pav2gen init``: a first spec for a model, written where there is none yet."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pav2gen.errors import UserError
+from pav2gen.files import check_output
+from pav2gen.reading.model_config import read_attention
+from pav2gen.reading.spec_file import parse
+from pav2gen.render.spec_draft import draft_spec
+
+#: Where specs stand.
+SPECS = Path("specs")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The spec that was written, and the attention features of the model that no kernel covers."""
+
+    path: Path
+    uncovered: tuple[str, ...]
+
+
+def init(config: Path, out: Path | None = None, force: bool = False) -> Draft:
+    """Write a spec for the model whose config.json is at ``config`` to ``out``, by default ``specs/NAME.yaml``.
+
+    Raises UserError where the config cannot be served, where the file is there already (unless ``force``), and where
+    it cannot be written.
+    """
+    text = draft_spec(config).encode()
+    path = out or SPECS / f"{parse(text, os.fspath(config)).name}.yaml"
+    check_output(path, config)
+    if path.exists() and not force:
+        raise UserError("is there already; name another with --out, or add --force to replace it", str(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    except OSError as error:
+        raise UserError(f"cannot be written ({error.strerror})", str(path)) from error
+    return Draft(path, read_attention(config).uncovered)

@@ -1,0 +1,47 @@
+"""``pav2gen list``: every variant of some specs, with what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pav2gen.reading.selection import Selection
+from pav2gen.wording import spelled
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def entries(selections: Iterable[Selection]) -> list[dict[str, Any]]:
+    """An entry for each kernel: its names, the axes of its key, and the figures of its plan."""
+    return [
+        {
+            "spec": v.spec,
+            "slug": v.slug,
+            "symbol": v.symbol,
+            **v.key._asdict(),
+            "partition_size": v.partition_size,
+            "figures": p.figures,
+        }
+        for chosen in selections
+        for v, p in chosen.kernels
+    ]
+
+
+def table(listed: Sequence[dict[str, Any]]) -> Table:
+    """The entries as a table: spec, kernel, and a column for each figure that any has."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    figures = dict.fromkeys(name for entry in listed for name in entry["figures"])
+    result = Table("spec", "kernel", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in figures:
+        result.add_column(name, justify="right")
+    for entry in listed:
+        result.add_row(entry["spec"], entry["slug"], *(_cell(entry["figures"].get(name)) for name in figures))
+    return result
+
+
+def _cell(figure: object) -> str:
+    """A figure as the table shows it; nothing for one that is not known, or that the kernel does not have."""
+    return "" if figure is None else spelled(figure)

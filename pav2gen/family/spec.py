@@ -1,0 +1,126 @@
+"""A family of kernels as a spec describes it: the product of its axes, less what it excludes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pav2gen.family.target import Target
+from pav2gen.family.variant import AXES, Variant, expand
+
+
+@dataclass(frozen=True)
+class RankShape:
+    """The attention heads of one tensor-parallel rank, as vLLM shards them."""
+
+    tensor_parallel: int
+    num_heads: int
+    num_kv_heads: int
+
+    @property
+    def gqa_ratio(self) -> int:
+        """Query heads for each KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True)
+class Model:
+    """The sizes of the model that the kernels serve; used by plans, tests and benches."""
+
+    num_heads: int
+    num_kv_heads: int
+    max_seq_len: int
+    tensor_parallel: tuple[int, ...]
+
+    def ranks(self) -> tuple[RankShape, ...]:
+        """The shape of a rank for each tensor-parallel size. Beyond the number of KV heads vLLM replicates them."""
+        return tuple(
+            RankShape(size, self.num_heads // size, max(1, self.num_kv_heads // size)) for size in self.tensor_parallel
+        )
+
+    def shards_over(self, size: int) -> bool:
+        """Whether vLLM can run the model on ``size`` ranks: heads split evenly, KV heads split or replicate evenly."""
+        kv_heads = self.num_kv_heads
+        return self.num_heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Points of the product that are left out, and why."""
+
+    when: Mapping[str, tuple[object, ...]]
+    because: str
+    line: int
+
+    def covers(self, variant: Variant) -> bool:
+        """Whether ``variant`` has one of the named values on every axis of ``when``."""
+        return all(getattr(variant, axis) in values for axis, values in self.when.items())
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """How a call is routed: above ``min_seq_len`` tokens V2 serves; ``partition`` fixes the partition size, or None."""
+
+    min_seq_len: int
+    partition: int | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the family: the number of its variants, and the workspace of a call in MiB."""
+
+    max_variants: int
+    workspace_mib: int
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A family of kernels. ``axes`` has every axis of ``variant.AXES`` (alibi and blocksparse come from ``features``).
+
+    ``cuda`` holds what the spec sets of the layout of CUDA kernels (``cuda_plan.CHOICES``); the rest is planned.
+    ``unbuilt`` holds the features of the schema that no kernel has yet. ``places`` says where things stand in the
+    file (``axes.head_size``, ``axes.head_size[0]``, ``model.tensor_parallel[1]``), each as ``file:line``.
+    """
+
+    name: str
+    about: str
+    target: Target
+    model: Model
+    axes: Mapping[str, tuple[object, ...]]
+    exclude: tuple[Exclusion, ...]
+    backends: tuple[str, ...]
+    dispatch: Dispatch
+    limits: Limits
+    file_name: str
+    sha256: str
+    cuda: Mapping[str, int] = field(default_factory=dict)
+    unbuilt: Mapping[str, object] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def canonical_path(self) -> str:
+        """The path that headers name, whatever folder the build ran in."""
+        return f"specs/{self.file_name}"
+
+    def where(self, *path: str) -> str:
+        """``file:line`` of the first of ``path`` that stands in the file, else the file's name."""
+        return next((self.places[name] for name in path if name in self.places), self.file_name)
+
+
+def axis_path(axis: str) -> str:
+    """Where a spec gives the values of ``axis``: ``axes.head_size``, ``features.alibi``."""
+    return f"{'features' if axis in ('alibi', 'blocksparse') else 'axes'}.{axis}"
+
+
+def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
+    """The values of an axis and one more; numbers in ascending order."""
+    return (*values, value) if isinstance(value, str) else tuple(sorted((*values, value)))  # type: ignore[type-var]
+
+
+def variants(spec: Spec) -> tuple[Variant, ...]:
+    """Every variant of ``spec`` in the order of its axes: the product, less what its exclusions cover."""
+    return tuple(
+        variant
+        for variant in expand(spec.name, {axis: spec.axes[axis] for axis in AXES})
+        if not any(exclusion.covers(variant) for exclusion in spec.exclude)
+    )

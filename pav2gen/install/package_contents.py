@@ -1,0 +1,154 @@
+"""What goes into a vLLM tree or a wheel: the chosen specs of a generated package, with a table for just these."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pav2gen.errors import UserError
+from pav2gen.files import sha256
+from pav2gen.output import tree
+from pav2gen.render import manifest
+from pav2gen.render.fileset import FileSet
+from pav2gen.render.manifest import SHARED, Manifest
+from pav2gen.render.package import render_package
+from pav2gen.render.templates import Templates
+from pav2gen.wording import did_you_mean, quoted
+
+PAYLOAD = Path(__file__).parent / "payload"
+
+#: The folder, below the package, of a library that was compiled elsewhere.
+PREBUILT = "prebuilt"
+
+#: What only tests need: pytest's settings, inputs and references, and the C++ that executes CUDA on a CPU.
+FOR_TESTS = frozenset(
+    ("pytest.ini", *(f"runtime/{name}.py" for name in ("cases", "cuda_harness", "harness", "oracle", "probe")))
+)
+SIMT = "runtime/simt/include/"
+
+#: The machine of an ELF file, as the tags of wheels spell it.
+MACHINES = {62: "x86_64", 183: "aarch64"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of a generated package is wanted: all, if no ``specs``; ``min_seq_len`` overrides that of the specs."""
+
+    specs: tuple[str, ...] = ()
+    min_seq_len: int | None = None
+    tests: bool = False
+    prebuilt: Path | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The files of the package to be, and the manifests of its specs. ``machine`` is that of a prebuilt library."""
+
+    files: FileSet
+    specs: Mapping[str, Manifest]
+    machine: str = ""
+
+    @property
+    def digest(self) -> str:
+        """A sha256 over all paths and contents."""
+        return sha256("".join(f"{sha256(content)} {path}\n" for path, content in self.files.items()).encode())
+
+    def thresholds(self) -> list[int]:
+        """The lengths above which V2 is preferred, each once, sorted."""
+        return sorted({row["min_seq_len"] for entry in self.specs.values() for row in entry.rows})
+
+
+def contents(generated: Path, choice: Choice, modules: Sequence[str]) -> Contents:
+    """The chosen part of the package at ``generated``, and of our own ``modules`` (names in ``payload``) beside it.
+
+    Raises UserError where there is no sound package at ``generated``, or it is not as its manifests say, and for a
+    spec that it lacks.
+    """
+    found = _sound(generated)
+    specs = {name: _with_threshold(found.manifests[name], choice.min_seq_len) for name in _names(found, choice.specs)}
+    files = FileSet()
+    altered = choice.min_seq_len is not None or len(specs) < len(found.specs)
+    table = render_package([], list(specs.values()), Templates()).files[SHARED] if altered else {}
+    for owner in (SHARED, *specs):
+        for path, content in _owned(found, owner).items():
+            if _wanted(path, choice):
+                files.add(path, table.get(path, content) if path == "dispatch.py" else content)
+    for name in modules:
+        files.add(f"{name}.py", (PAYLOAD / f"{name}.py").read_bytes())
+    return _with_prebuilt(Contents(files, specs), choice.prebuilt)
+
+
+def _sound(generated: Path) -> tree.Tree:
+    """The package at ``generated``. Raises UserError if there is none, or its build was cut short."""
+    found = tree.read_tree(generated)
+    if SHARED not in found.manifests and not found.broken:
+        raise UserError("holds no generated package; run: pav2gen build specs/NAME.yaml", found.disk.shown)
+    if found.incomplete:
+        raise UserError("is incomplete: its build was cut short; run pav2gen check", found.disk.shown)
+    if SHARED in found.broken:
+        raise UserError(f"{found.broken[SHARED]}; run pav2gen check", f"{found.disk.shown}/{manifest.NAME}")
+    if not found.sound_manifests():
+        raise UserError("holds no spec; run: pav2gen build specs/NAME.yaml", found.disk.shown)
+    return found
+
+
+def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
+    """The names of the wanted specs, sorted. Raises UserError for one that the package lacks."""
+    for name in wanted:
+        if name not in found.specs:
+            raise UserError(
+                f"there is no spec {quoted(name)} in it; {did_you_mean(name, found.specs)}", found.disk.shown
+            )
+    return sorted(set(wanted)) or found.specs
+
+
+def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
+    """A manifest whose rows have another ``min_seq_len``."""
+    if min_seq_len is None:
+        return entry
+    return replace(entry, rows=tuple({**row, "min_seq_len": min_seq_len} for row in entry.rows))
+
+
+def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
+    """The files of an owner, its manifest included. Raises UserError where one is not as the manifest says."""
+    entry = found.manifests[owner]
+    files = {}
+    for path, digest in {**entry.owned(), entry.path: entry.digest}.items():
+        there = found.disk.at(path)
+        if there is None or there.digest != digest:
+            word = "is missing" if there is None else "was edited by hand"
+            raise UserError(f"{word}; run pav2gen check, and install what it calls clean", f"{found.disk.shown}/{path}")
+        files[path] = there.content
+    return files
+
+
+def _wanted(path: str, choice: Choice) -> bool:
+    """Whether a file travels. The shared manifest describes the whole package, so it stays behind."""
+    if path == manifest.path_of(SHARED):
+        return False
+    return choice.tests or not (path in FOR_TESTS or path.startswith(SIMT) or path.split("/")[1:2] == ["tests"])
+
+
+def _with_prebuilt(found: Contents, library: Path | None) -> Contents:
+    """``found`` and a compiled library of its CUDA kernels. Raises UserError where the library is not that."""
+    if library is None:
+        return found
+    try:
+        content = library.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", str(library)) from error
+    if content[:4] != b"\x7fELF" or len(content) < 20:
+        raise UserError("is no shared library (not an ELF file)", str(library))
+    symbols = [row["symbol"] for entry in found.specs.values() for row in entry.rows if row["cuda"]]
+    if not symbols:
+        raise UserError("--prebuilt: the chosen specs have no CUDA kernels", str(library))
+    absent = [symbol for symbol in symbols if f"\0{symbol}\0".encode() not in content]
+    if absent:
+        raise UserError(f"lacks {len(absent)} of the {len(symbols)} CUDA kernels, as {absent[0]}", str(library))
+    files = FileSet()
+    files.update(found.files)
+    files.add(f"{PREBUILT}/{library.name}", content)
+    (machine,) = struct.unpack_from("<H", content, 18)
+    return replace(found, files=files, machine=MACHINES.get(machine, ""))

@@ -1,0 +1,127 @@
+"""What an install left in a tree, against what stands there now: the sources as they were, and what was edited."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pav2gen.errors import UserError
+from pav2gen.files import is_leftover, sha256
+from pav2gen.install.edits import HOOKS
+from pav2gen.install.hunks import reverse
+from pav2gen.install.payload.structure import DECODE, LAYER, OPS
+from pav2gen.install.record import NAME, Record, parse
+from pav2gen.install.transaction import ASIDE
+from pav2gen.install.trees import PAV2, VllmTree
+from pav2gen.output.disk import Disk
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """A source file of vLLM: its bytes now, those without our lines, whether our lines are in it.
+
+    edited: whether it was changed after the install; the changes are then in both.
+    """
+
+    now: bytes
+    original: bytes
+    patched: bool
+    edited: bool
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A tree. ``files`` are those in ``pav2/`` now, leftovers of a run and the record left out: path -> sha256."""
+
+    tree: VllmTree
+    record: Record | None
+    sources: Mapping[str, SourceState]
+    files: Mapping[str, str]
+    leftovers: tuple[str, ...]
+
+    def edited(self) -> list[str]:
+        """The files of the package that are missing or not as they were installed, by path below ``pav2/``."""
+        if self.record is None:
+            return []
+        return [path for path in sorted(self.record.files) if self.files.get(path) not in self.record.known(path)]
+
+    def strangers(self) -> list[str]:
+        """The files in ``pav2/`` that no install put there."""
+        ours = {path for state in (self.record.states() if self.record else ()) for path in state.files}
+        return sorted(self.files.keys() - ours)
+
+
+def read(tree: VllmTree) -> Standing:
+    """What stands in a tree.
+
+    Raises UserError where it lacks a file that has to be edited, something cannot be read, the record is broken, or
+    our lines were changed, so that they cannot be told from the rest.
+    """
+    disk = Disk(tree.pav2, tree.where(PAV2))
+    if tree.pav2.is_symlink():
+        raise UserError("is a symbolic link, and a folder of its own belongs there; remove it", disk.shown)
+    files = {}
+    for path in disk.walk():
+        there = disk.at(path)
+        files[path] = there.digest if there else ""
+    record_file = disk.at(NAME)
+    record = parse(record_file.content, f"{disk.shown}/{NAME}") if record_file else None
+    sources = {path: _source(tree, path, record) for path in _sources(tree)}
+    installed = {path for state in (record.states() if record else ()) for path in state.files}
+    leftovers = {path for path in files.keys() - installed if is_leftover(path) or ASIDE in path}
+    return Standing(tree, record, sources, {p: files[p] for p in files.keys() - leftovers - {NAME}}, tuple(leftovers))
+
+
+def _sources(tree: VllmTree) -> list[str]:
+    """The files of the tree that are edited. Raises UserError for a vLLM without the first two."""
+    for path in (OPS, DECODE):
+        if not tree.source(path).is_file():
+            raise UserError(
+                "is not there; vLLM 0.4.3 to 0.11 decode by it, and no other can be patched", tree.where(path)
+            )
+    return [OPS, DECODE, *([LAYER] if tree.source(LAYER).is_file() else [])]
+
+
+def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
+    """A source file, with the lines of any install that the record knows taken out."""
+    try:
+        now = tree.source(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", tree.where(path)) from error
+    edits = [state.edits[path] for state in (record.states() if record else ()) if path in state.edits]
+    if not edits or sha256(now) in {edit.before for edit in edits}:
+        return SourceState(now, now, patched=False, edited=False)
+    bom = codecs.BOM_UTF8 if now.startswith(codecs.BOM_UTF8) else b""
+    text = now[len(bom) :].decode(errors="surrogateescape")
+    for edit in edits:
+        original = reverse(text, edit.hunks)
+        if original is not None:
+            content, edited = bom + original.encode(errors="surrogateescape"), sha256(now) != edit.after
+            if edited or sha256(content) == edit.before:
+                return SourceState(now, content, patched=True, edited=edited)
+    if HOOKS not in text:  # taken out by hand, or by a checkout
+        return SourceState(now, now, patched=False, edited=True)
+    raise UserError(
+        "the lines that pav2gen put there were edited; take them out by hand, then run the command again",
+        tree.where(path),
+    )
+
+
+def tidy(found: Standing, files: Collection[str] = ()) -> None:
+    """Remove what runs and kills left in ``pav2/`` where none of ``files`` stands any more, and empty folders."""
+    folders = {os.path.dirname(path) for path in files}
+    for path in found.leftovers:
+        folder = os.path.dirname(path)
+        if ASIDE in path or folder.removesuffix("__pycache__").rstrip("/") not in folders:
+            with suppress(OSError):
+                (found.tree.pav2 / path).unlink()
+    for path in found.sources:
+        for left in found.tree.source(path).parent.glob(f"{ASIDE}*"):
+            with suppress(OSError):
+                left.unlink()
+    for inside, _, _ in os.walk(found.tree.pav2, topdown=False):
+        with suppress(OSError):
+            os.rmdir(inside)

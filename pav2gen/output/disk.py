@@ -1,0 +1,123 @@
+"""Reading a generated package off the disk without following links, and the words for what stands in a file's place."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pav2gen.errors import UserError
+from pav2gen.files import sha256
+
+#: A link is not followed, and a pipe is not waited for.
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """What stands at a path: the bytes and the mode bits of a file, or the ``kind`` of something else."""
+
+    content: bytes = b""
+    mode: int = 0
+    kind: str = "a file"
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file: anything else is never ours."""
+        return self.kind == "a file"
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of a file's content, empty for anything else."""
+        return sha256(self.content) if self.is_file else ""
+
+
+class Disk:
+    """Reads files below ``root`` (resolved), called ``shown`` in messages."""
+
+    def __init__(self, root: Path, shown: str) -> None:
+        self.root = root
+        self.shown = shown
+        self._folders: dict[str, bool] = {}
+
+    def at(self, path: str) -> OnDisk | None:
+        """What stands at ``path``, None for nothing.
+
+        Raises UserError where a symbolic link or a file stands in the place of a folder (what lies beyond a link is
+        not ours to touch), and for what cannot be read.
+        """
+        if not self._has_folder(path.rpartition("/")[0]):
+            return None
+        try:
+            handle = os.open(f"{self.root}/{path}", READ)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK):
+                return OnDisk(kind="a symbolic link")
+            raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{path}") from error
+        try:
+            return _read(handle)
+        finally:
+            os.close(handle)
+
+    def folders(self) -> list[str]:
+        """The names of the folders in the root, sorted, links left out; none if there is no root."""
+        if not self._has_folder(""):
+            return []
+        return sorted(entry.name for entry in self._entries("") if entry.is_dir(follow_symlinks=False))
+
+    def walk(self) -> Iterator[str]:
+        """The path of everything below the root that is no folder. Links are not followed.
+
+        Raises UserError for a folder that cannot be read.
+        """
+        folders = [""] if self._has_folder("") else []
+        while folders:
+            folder = folders.pop()
+            for entry in self._entries(folder):
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(path)
+                else:
+                    yield path
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(f"{self.root}/{folder}") as entries:
+                return list(entries)
+        except OSError as error:
+            raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{folder}".rstrip("/")) from error
+
+    def _has_folder(self, folder: str) -> bool:
+        known = self._folders.get(folder)
+        if known is None:
+            known = self._folders[folder] = self._is_folder(folder)
+        return known
+
+    def _is_folder(self, folder: str) -> bool:
+        if folder and not self._has_folder(folder.rpartition("/")[0]):
+            return False
+        try:
+            mode = os.lstat(f"{self.root}/{folder}").st_mode
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{folder}".rstrip("/")) from error
+        if stat.S_ISDIR(mode):
+            return True
+        kind = "a symbolic link" if stat.S_ISLNK(mode) else "no folder"
+        raise UserError(f"is {kind}, and a folder of the package belongs there; remove it", f"{self.shown}/{folder}")
+
+
+def _read(handle: int) -> OnDisk:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        return OnDisk(kind="a folder" if stat.S_ISDIR(status.st_mode) else "a special file")
+    content = os.read(handle, status.st_size + 1)
+    while more := os.read(handle, 1 << 20) if len(content) != status.st_size else b"":
+        content += more
+    return OnDisk(content, stat.S_IMODE(status.st_mode))

@@ -1,0 +1,91 @@
+"""The journal of a build under way: it stands in the tree from before the first change until after the last.
+
+A build that was killed leaves it behind. It names the bytes that the build found and those it was putting there, so
+that the next build knows both for its own, and repairs the tree without being told to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pav2gen.files import checked_path
+
+#: The journal, and the folder where a build writes aside, both at the root of the generated package.
+NAME = ".pav2gen-build.json"
+ASIDE = ".pav2gen-build"
+
+#: owner -> path below the package's root -> the sha256 of each content that is ours.
+Entries = Mapping[str, Mapping[str, Iterable[str]]]
+
+
+def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
+    """What the journal says; nothing if there is none, or if it is not as a build wrote it."""
+    try:
+        entries = json.loads((root / NAME).read_bytes())
+        return {
+            owner: {checked_path(path): list(map(str, digests)) for path, digests in files.items()}
+            for owner, files in entries.items()
+        }
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def begin(root: Path, entries: Entries) -> None:
+    """Put a journal in place, and an empty folder to write aside in. What an earlier build wrote aside goes."""
+    _remove_aside(root)
+    os.mkdir(root / ASIDE)
+    _write(root, entries)
+
+
+def end(root: Path, entries: Entries) -> None:
+    """Leave a journal of ``entries``, or none if there are none: then that is the last change. What is aside goes."""
+    if entries:
+        _write(root, entries)
+    _remove_aside(root)
+    if not entries and os.path.lexists(root / NAME):
+        os.unlink(root / NAME)
+
+
+def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
+    """All that any of ``journals`` knows for ours."""
+    known: dict[str, dict[str, set[str]]] = {}
+    for entries in journals:
+        for owner, files in entries.items():
+            for path, digests in files.items():
+                known.setdefault(owner, {}).setdefault(path, set()).update(digests)
+    return known
+
+
+def write_all(handle: int, content: bytes) -> None:
+    """Write all of ``content``: one call may take less than it was given."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _write(root: Path, entries: Entries) -> None:
+    """Replace the journal, and force it to the disk: what follows may be cut short by more than a signal."""
+    data = {owner: {path: sorted(digests) for path, digests in files.items()} for owner, files in entries.items()}
+    draft = root / ASIDE / NAME
+    os.makedirs(draft.parent, exist_ok=True)
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        write_all(handle, json.dumps(data).encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    os.replace(draft, root / NAME)
+    folder = os.open(root, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _remove_aside(root: Path) -> None:
+    if os.path.lexists(root / ASIDE):
+        shutil.rmtree(root / ASIDE)

@@ -1,0 +1,166 @@
+"""The generated package as it stands on the disk: what is there, whose it is, and how it differs from a build."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pav2gen.errors import UserError
+from pav2gen.output import journal
+from pav2gen.output.disk import Disk, OnDisk
+from pav2gen.render import manifest
+from pav2gen.render.fileset import FileSet
+from pav2gen.render.manifest import SHARED, Manifest, NotAManifest
+
+#: Where a package stands unless ``--out`` says otherwise.
+DEFAULT_FOLDER = Path("generated")
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A file that a build makes different. ``old`` is None where there is none yet, ``new`` where it is removed.
+
+    ``digest`` is the sha256 of ``new``, empty without it. ``ours`` is whether the old content is what a build left
+    there, which a build may replace without asking.
+    """
+
+    owner: str
+    path: str
+    old: OnDisk | None
+    new: bytes | None
+    digest: str
+    ours: bool
+
+    @property
+    def kind(self) -> str:
+        """``new``, ``changed`` or ``removed``."""
+        return "removed" if self.new is None else "changed" if self.old else "new"
+
+    @property
+    def is_manifest(self) -> bool:
+        """Whether it is a MANIFEST.json, which is written when everything else stands."""
+        return self.path == manifest.path_of(self.owner)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A build against the tree: the changes, sorted by path, and the number of files that stay as they are."""
+
+    changes: tuple[FileChange, ...]
+    unchanged: int
+
+    def refusal(self, shown: str, force: bool) -> UserError | None:
+        """Why the build may not go on: it would take a file from someone (unless ``force``), or a link (always)."""
+        taken = [change for change in self.changes if not change.ours]
+        for change in taken:
+            if change.old and not change.old.is_file:
+                place = f"{shown}/{change.path}"
+                return UserError(f"is {change.old.kind}, and a file of the package belongs there; remove it", place)
+        if not taken or force:
+            return None
+        files = "1 file" if len(taken) == 1 else f"{len(taken)} files"
+        names = ", ".join(change.path for change in taken[:10]) + (", ..." if len(taken) > 10 else "")
+        lost = f"{files} edited or put there by hand would be lost: {names}"
+        return UserError(f"{lost}; nothing was written. To replace them, add --force", shown)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A generated package. ``manifests`` and ``broken`` (why a manifest cannot be trusted) are by owner."""
+
+    disk: Disk
+    manifests: Mapping[str, Manifest]
+    broken: Mapping[str, str]
+    journal: Mapping[str, Mapping[str, Sequence[str]]]
+    incomplete: bool
+
+    @property
+    def specs(self) -> list[str]:
+        """The names of the specs that were built here, sorted, those with a broken manifest included."""
+        return sorted({*self.manifests, *self.broken} - {SHARED})
+
+    def sound_manifests(self, except_for: Collection[str] = ()) -> list[Manifest]:
+        """The manifests of the specs here. ``except_for`` names specs that are built anew or removed.
+
+        Raises UserError where another manifest is broken: its rows belong in the dispatch table.
+        """
+        for owner in sorted(self.broken.keys() - {SHARED, *except_for}):
+            place = f"{self.disk.shown}/{manifest.path_of(owner)}"
+            raise UserError(f"{self.broken[owner]}; run: pav2gen build specs/{owner}.yaml --force", place)
+        return [entry for owner, entry in sorted(self.manifests.items()) if owner not in (SHARED, *except_for)]
+
+    def compare(self, package: Mapping[str, FileSet]) -> Comparison:
+        """What ``package`` (each owner's files from now on) changes. Every byte is compared, nothing is taken on trust.
+
+        Raises UserError as ``Disk.at`` does.
+        """
+        changes, unchanged = [], 0
+        for owner, files in package.items():
+            known = self.known(owner)
+            for path in files.keys() | known.keys():
+                old, new = self.disk.at(path), files.get(path)
+                if old and old.is_file and old.content == new:
+                    unchanged += 1
+                elif new is not None or (old and old.is_file):  # else it is gone already, or someone's link or folder
+                    ours = old is None or (old.is_file and old.digest in known.get(path, ()))
+                    digest = "" if new is None else files.digest(path)
+                    changes.append(FileChange(owner, path, old, new, digest, ours))
+        return Comparison(tuple(sorted(changes, key=lambda change: change.path)), unchanged)
+
+    def known(self, owner: str) -> dict[str, set[str]]:
+        """The contents that are an owner's by its manifest or by a build that was cut short: path -> sha256s."""
+        known = {path: set(digests) for path, digests in self.journal.get(owner, {}).items()}
+        if owner in self.manifests:
+            entry = self.manifests[owner]
+            for path, digest in {**entry.owned(), entry.path: entry.digest}.items():
+                known.setdefault(path, set()).add(digest)
+        return known
+
+    def unsettled(self, owner: str) -> bool:
+        """Whether a build that was cut short left files of ``owner`` that are not as its manifest says."""
+        entry = self.manifests.get(owner)
+        owned = {**entry.owned(), entry.path: entry.digest} if entry else {}
+        return any(self._digest(path) != owned.get(path) for path in self.journal.get(owner, ()))
+
+    def _digest(self, path: str) -> str | None:
+        standing = self.disk.at(path)
+        return standing.digest if standing else None
+
+
+def read_tree(out: Path) -> Tree:
+    """The tree at ``out``, which need not exist.
+
+    Raises UserError if it is no folder, cannot be read, or holds another package.
+    """
+    disk = Disk(Path(os.path.realpath(out)), os.fspath(out))
+    if os.path.lexists(disk.root) and not disk.root.is_dir():
+        raise UserError("is no folder, which a generated package is; name another with --out", disk.shown)
+    incomplete = _is_incomplete(disk)
+    manifests, broken = {}, {}
+    for owner in [SHARED, *(folder for folder in disk.folders() if folder != journal.ASIDE)]:
+        standing = disk.at(manifest.path_of(owner))
+        if standing is None:
+            continue
+        try:
+            manifests[owner] = manifest.parse(owner, standing.content)
+        except NotAManifest as reason:
+            broken[owner] = str(reason)
+            continue
+        if owner and not manifests[owner].spec:
+            where = f"{disk.shown}/{owner}"
+            raise UserError("is a generated package of its own, and cannot stand in another; move it elsewhere", where)
+    return Tree(disk, manifests, broken, journal.read_journal(disk.root), incomplete)
+
+
+def _is_incomplete(disk: Disk) -> bool:
+    """Whether a build was cut short. Raises UserError where something else has a name that builds need."""
+    found = {name: disk.at(name) for name in (journal.NAME, journal.ASIDE)}
+    for name, kind in ((journal.NAME, "a file"), (journal.ASIDE, "a folder")):
+        standing = found[name]
+        if standing and standing.kind != kind:
+            raise UserError(
+                f"is {standing.kind}, and a build needs the name for {kind}; remove it", f"{disk.shown}/{name}"
+            )
+    return any(found.values())

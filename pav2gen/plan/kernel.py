@@ -1,0 +1,108 @@
+"""What a variant costs: every derived number of a kernel, computed once, here.
+
+Templates hold these numbers as literals, `pav2gen list` shows them, and tests hold the kernels to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from pav2gen.family.spec import RankShape, Spec
+from pav2gen.family.variant import Variant
+from pav2gen.plan.cuda_plan import CudaPlan, plan_cuda
+from pav2gen.plan.torch_plan import TorchPlan
+from pav2gen.runtime.select import MIB
+from pav2gen.runtime.tiling import Budget
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All figures of one kernel."""
+
+    variant: Variant
+    spec: Spec
+    torch: TorchPlan
+
+    @cached_property
+    def cuda(self) -> CudaPlan:
+        """The figures of the CUDA kernel; made when they are asked for."""
+        return plan_cuda(self.variant, self.spec.target, self.spec.cuda)
+
+    @property
+    def title(self) -> str:
+        """The key in words, for the head of a source."""
+        v = self.variant
+        heads = f"{v.gqa_ratio} query heads for each KV head" if v.gqa_ratio > 1 else "one query head for each KV head"
+        cache = "" if v.kv_cache_dtype == "auto" else f", {v.kv_cache_dtype} cache"
+        extras = (", ALiBi" if v.alibi else "") + (", block-sparse" if v.blocksparse else "")
+        return f"head size {v.head_size}, {heads}, pages of {v.block_size}, {v.dtype}{cache}{extras}"
+
+    @cached_property
+    def rank(self) -> RankShape:
+        """The heads of the rank that this kernel serves: of the smallest tensor-parallel size with its ratio."""
+        model, ratio = self.spec.model, self.variant.gqa_ratio
+        ranks = (rank for rank in model.ranks() if rank.gqa_ratio == ratio)
+        return next(ranks, RankShape(1, model.num_kv_heads * ratio, model.num_kv_heads))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token in one layer, for the rank."""
+        return 2 * self.variant.head_size * self.variant.cache_item_bytes * self.rank.num_kv_heads
+
+    def torch_calls(self, num_seqs: int, max_seq_len: int, budget: Budget) -> int:
+        """ATen calls that are no views, for the rank's KV heads."""
+        tiling = budget.fit(num_seqs, max_seq_len, self.rank.num_kv_heads, self.variant.partition_size)
+        return self.torch.calls(tiling)
+
+    @cached_property
+    def figures(self) -> dict[str, int | float | str | None]:
+        """What ``pav2gen list`` shows, for one sequence of the model's full length; None for what is not known."""
+        tokens = self.spec.model.max_seq_len
+        bandwidth = self.spec.target.bandwidth_gbps
+        kv_bytes = self.kv_bytes_per_token * tokens
+        return {
+            "heads": f"{self.rank.num_heads}/{self.rank.num_kv_heads}",
+            "tokens": tokens,
+            "partitions": -(-tokens // self.variant.partition_size),
+            "kv_mib": round(kv_bytes / MIB, 1),
+            "workspace_mib": self.spec.limits.workspace_mib,
+            "torch_calls": self.torch_calls(1, tokens, self.torch.gpu),
+            "floor_ms": round(kv_bytes / bandwidth / 1e6, 2) if bandwidth else None,
+            **(self.cuda.figures() if "cuda" in self.spec.backends else {}),
+        }
+
+    def row(self) -> dict[str, object]:
+        """The literals of the kernel's row in the dispatch table (runtime/select.Row)."""
+        v, dispatch, target = self.variant, self.spec.dispatch, self.spec.target
+        return {
+            "symbol": v.symbol,
+            "spec": v.spec,
+            "key": v.key._asdict(),
+            "partition_size": v.partition_size,
+            "torch": v.torch_path.removesuffix(".py").replace("/", ".") if "torch" in self.spec.backends else "",
+            "cuda": v.cuda_path if "cuda" in self.spec.backends else "",
+            "min_seq_len": dispatch.min_seq_len,
+            "fixed_partition": dispatch.partition or 0,
+            "multiprocessors": target.multiprocessors or 0,
+            "workspace_mib": self.spec.limits.workspace_mib,
+        }
+
+
+def plan(variant: Variant, spec: Spec) -> Plan:
+    """The figures of ``variant`` under the limits and the target of ``spec``."""
+    return Plan(variant, spec, TorchPlan(variant, spec.limits.workspace_mib * MIB))
+
+
+class Kernel(NamedTuple):
+    """A variant and what it costs: the ``v`` and ``p`` of a kernel's templates."""
+
+    v: Variant
+    p: Plan
+
+
+def kernels(spec: Spec, variants: Sequence[Variant]) -> tuple[Kernel, ...]:
+    """Each variant with its plan, in the order of ``variants``: the one tuple that everything is rendered from."""
+    return tuple(Kernel(variant, plan(variant, spec)) for variant in variants)

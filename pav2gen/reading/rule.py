@@ -1,0 +1,76 @@
+"""What a rule is: an id and a reason, and how a spec is held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pav2gen.family.spec import Spec, axis_path
+from pav2gen.family.variant import Variant
+from pav2gen.wording import flow_map
+
+#: The variants of the spec that is checked, expanded at the first use: rules on its size come before.
+Expanded = Callable[[], tuple[Variant, ...]]
+
+
+class Violation(NamedTuple):
+    """What breaks a rule, and where it stands: the first of ``paths`` that is in the file."""
+
+    sentence: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``id`` is stable: messages name it. ``reason`` says why the rule is there, with its source."""
+
+    id: str
+    reason: str
+
+    def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
+        """The first thing in ``spec`` that breaks the rule, or None."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AxisRule(Rule):
+    """A rule on the value of one axis, or on the values of several together.
+
+    ``complaint`` takes a value of each of ``axes``, and returns None or a sentence that says what would work.
+    """
+
+    axes: tuple[str, ...]
+    complaint: Callable[..., str | None]
+
+    def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
+        """The first value, or the first point of the family, that breaks the rule."""
+        if len(self.axes) == 1:
+            points = [(value,) for value in spec.axes[self.axes[0]]]
+        else:
+            points = list(dict.fromkeys(tuple(getattr(v, axis) for axis in self.axes) for v in expanded()))
+        for point in points:
+            if sentence := self.complaint(*point):
+                return Violation(sentence + self._advice(point), self._paths(spec, point[0]))
+        return None
+
+    def _advice(self, point: tuple[object, ...]) -> str:
+        """The entry of ``exclude`` that would remove ``point``, where more than one axis makes it wrong."""
+        when = flow_map(zip(self.axes, point, strict=True))
+        return f"; or exclude: - {{when: {when}, because: ...}}" if len(point) > 1 else ""
+
+    def _paths(self, spec: Spec, value: object) -> tuple[str, ...]:
+        """Where ``value`` of the first axis may stand."""
+        path = axis_path(self.axes[0])
+        return f"{path}[{spec.axes[self.axes[0]].index(value)}]", path, "axes"
+
+
+@dataclass(frozen=True)
+class SpecRule(Rule):
+    """A rule on a spec as a whole."""
+
+    check: Callable[[Spec, Expanded], Violation | None]
+
+    def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
+        """What ``check`` finds."""
+        return self.check(spec, expanded)

@@ -1,0 +1,310 @@
+"""What a family of kernels must keep: named rules, each with its reason, and the sentence for who breaks it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection
+
+from pav2gen.errors import UserError
+from pav2gen.family.spec import Spec, extended, variants
+from pav2gen.family.variant import AXES, DTYPE_TAGS, KV_TAGS, Key, expand
+from pav2gen.plan.cuda_plan import CHOICES
+from pav2gen.plan.torch_plan import smallest_workspace_bytes
+from pav2gen.reading.rule import AxisRule, Expanded, Rule, SpecRule, Violation
+from pav2gen.runtime.select import BLOCK_SIZES, BUILDABLE, GQA_RATIOS, HEAD_SIZES, MIB, MOST_BLOCKS
+from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
+
+PARTITION_SIZES = (64, 128, 256, 512, 1024, 2048)
+
+
+def check(spec: Spec) -> None:
+    """Raises UserError, with file:line, at the first of ``RULES`` that ``spec`` breaks."""
+    expanded = functools.cache(functools.partial(variants, spec))
+    for rule in RULES:
+        if found := rule.violation(spec, expanded):
+            raise UserError(f"{found.sentence} (rule {rule.id})", spec.where(*found.paths, ""))
+
+
+def _number_rule(id: str, axis: str, choices: Collection[int], works: str, reason: str) -> AxisRule:
+    """A rule that the values of ``axis`` are among ``choices``, which ``works`` describes."""
+
+    def complaint(value: int) -> str | None:
+        if value in choices:
+            return None
+        nearest = min(choices, key=lambda choice: abs(choice - value))
+        return f"{axis} cannot be {value}: it is {works}; the nearest is {nearest}"
+
+    return AxisRule(id, reason, (axis,), complaint)
+
+
+def _name_rule(id: str, axis: str, choices: Collection[str], reason: str) -> AxisRule:
+    """A rule that the values of ``axis`` are among the words ``choices``."""
+
+    def complaint(value: str) -> str | None:
+        return None if value in choices else f"{axis} cannot be {quoted(value)}; {did_you_mean(value, choices)}"
+
+    return AxisRule(id, reason, (axis,), complaint)
+
+
+def _whole_blocks(partition_size: int, block_size: int) -> str | None:
+    if partition_size % block_size == 0:
+        return None
+    return f"partition_size {partition_size} is not a multiple of block_size {block_size}: take at least {block_size}"
+
+
+def _whole_groups(head_size: int, kv_cache_dtype: str) -> str | None:
+    if kv_cache_dtype == "auto" or head_size % 16 == 0:
+        return None
+    return f"head_size {head_size} with {kv_cache_dtype} is no multiple of 16: take kv_cache_dtype auto for it"
+
+
+def _features_built(spec: Spec, expanded: Expanded) -> Violation | None:
+    for feature, value in spec.unbuilt.items():
+        if value is not None and value is not False:
+            off = "false" if value is True else "null"
+            sentence = f"no kernel has {feature} yet; write {feature}: {off}, or leave it out"
+            return Violation(sentence, (f"features.{feature}",))
+    return None
+
+
+def _kv_heads_divide_heads(spec: Spec, expanded: Expanded) -> Violation | None:
+    heads, kv_heads = spec.model.num_heads, spec.model.num_kv_heads
+    if heads % kv_heads == 0:
+        return None
+    return Violation(f"model.num_heads {heads} is no multiple of num_kv_heads {kv_heads}", ("model.num_heads",))
+
+
+def _ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
+    model = spec.model
+    for index, size in enumerate(model.tensor_parallel):
+        if not model.shards_over(size):
+            sizes = [other for other in range(1, model.num_heads + 1) if model.shards_over(other)]
+            shape = f"{model.num_heads} heads and {model.num_kv_heads} KV heads"
+            sentence = f"{shape} do not split over {size} ranks; they do over {one_of(sizes)}"
+            return Violation(sentence, (f"model.tensor_parallel[{index}]", "model.tensor_parallel", "model"))
+    return None
+
+
+def _product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
+    sizes = [len(spec.axes[axis]) for axis in AXES]
+    product, limit = math.prod(sizes), spec.limits.max_variants
+    if product <= limit:
+        return None
+    factors = " x ".join(f"{size} {axis}" for axis, size in zip(AXES, sizes, strict=True) if size > 1)
+    sentence = f"the axes make {product} variants ({factors}), over limits.max_variants {limit}"
+    return Violation(f"{sentence}; shorten an axis, or raise the limit", ("axes",))
+
+
+def _exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
+    for index, exclusion in enumerate(spec.exclude):
+        for axis, values in exclusion.when.items():
+            for place, value in enumerate(values):
+                if value not in spec.axes[axis]:
+                    hint = did_you_mean(spelled(value), map(spelled, spec.axes[axis]))
+                    has = f"{axis} {flow_list(spec.axes[axis])} does not have {quoted(spelled(value))}"
+                    path = f"exclude[{index}].when.{axis}"
+                    return Violation(f"excludes nothing: {has}; {hint}", (f"{path}[{place}]", path, "exclude"))
+    return None
+
+
+def _exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
+    left = expand(spec.name, spec.axes) if spec.exclude else ()
+    for index, exclusion in enumerate(spec.exclude):
+        rest = tuple(variant for variant in left if not exclusion.covers(variant))
+        if len(rest) == len(left):
+            sentence = "excludes nothing that the exclusions above leave; remove it"
+            return Violation(sentence, (f"exclude[{index}]", "exclude"))
+        if not rest:
+            sentence = "with this exclusion nothing is left of the family; exclude less"
+            return Violation(sentence, (f"exclude[{index}]", "exclude"))
+        left = rest
+    return None
+
+
+def _ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
+    ratios = {variant.gqa_ratio for variant in expanded()}
+    for index, rank in enumerate(spec.model.ranks()):
+        if rank.gqa_ratio not in ratios:
+            shape = f"each of {rank.tensor_parallel} ranks has ratio {rank.gqa_ratio}"
+            heads = f"({rank.num_heads} heads over {rank.num_kv_heads})"
+            ratio, axis = rank.gqa_ratio, spec.axes["gqa_ratio"]
+            works = "exclude less" if ratio in axis else f"write gqa_ratio: {flow_list(extended(axis, ratio))}"
+            sentence = f"{shape} {heads}, which no variant serves; {works}"
+            return Violation(sentence, (f"model.tensor_parallel[{index}]", "model.tensor_parallel", "model"))
+    return None
+
+
+def _fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
+    partition, paths = spec.dispatch.partition, ("dispatch.partition", "dispatch")
+    if partition is None:
+        return None
+    if partition not in spec.axes["partition_size"]:
+        built = one_of(("auto", *spec.axes["partition_size"]))
+        return Violation(f"dispatch.partition {partition} is not built; write {built}", paths)
+    keys: dict[Key, set[int]] = {}
+    for variant in expanded():
+        keys.setdefault(variant.key, set()).add(variant.partition_size)
+    for key, sizes in keys.items():
+        if partition not in sizes:
+            what = flow_map(zip(Key._fields, key, strict=True))
+            sentence = f"dispatch.partition {partition} is excluded for {what}; exclude less, or write auto"
+            return Violation(sentence, paths)
+    return None
+
+
+def _layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
+    if spec.cuda and "cuda" not in spec.backends:
+        return Violation("no CUDA kernel is built that this could be for; write backends: [torch, cuda]", ("cuda",))
+    for name, value in spec.cuda.items():
+        if value not in CHOICES[name]:
+            return Violation(f"cuda.{name} cannot be {value}; it is {one_of(CHOICES[name])}", (f"cuda.{name}",))
+    return None
+
+
+def _step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
+    step, page = spec.cuda.get("step"), max(variant.block_size for variant in expanded())
+    if step is None or step >= page:
+        return None
+    return Violation(f"cuda.step {step} is less than a page of {page} tokens; write at least {page}", ("cuda.step",))
+
+
+def _grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
+    length = spec.model.max_seq_len
+    smallest = min(variant.partition_size for variant in expanded())
+    if "cuda" not in spec.backends or length <= MOST_BLOCKS * smallest:
+        return None
+    what = f"partitions of {smallest} make {-(-length // smallest)} of max_seq_len {length}, and a grid holds"
+    fit = [size for size in PARTITION_SIZES if length <= MOST_BLOCKS * size]
+    works = f"take partition_size {fit[0]} or more, or leave" if fit else "leave"
+    return Violation(
+        f"{what} {MOST_BLOCKS}; {works} cuda out of the backends", ("axes.partition_size", "model.max_seq_len")
+    )
+
+
+def _workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | None:
+    kv_heads: dict[int, int] = {}
+    for rank in spec.model.ranks():
+        kv_heads[rank.gqa_ratio] = max(rank.num_kv_heads, kv_heads.get(rank.gqa_ratio, 1))
+    for variant in expanded():
+        heads = kv_heads.get(variant.gqa_ratio, spec.model.num_kv_heads)
+        needed = math.ceil(smallest_workspace_bytes(variant, heads) / MIB)
+        if needed > spec.limits.workspace_mib:
+            what = f"one partition of {heads} KV heads of {variant.slug} needs {needed} MiB"
+            sentence = f"{what}, limits.workspace_mib is {spec.limits.workspace_mib}; raise it to {needed}"
+            return Violation(f"{sentence}, or take a smaller partition_size", ("limits.workspace_mib", "limits"))
+    return None
+
+
+#: Every rule, in the order in which a spec is held against them.
+RULES: tuple[Rule, ...] = (
+    SpecRule(
+        "kv-heads-divide-heads",
+        "each KV head serves the same number of query heads (vLLM: num_heads % num_kv_heads == 0)",
+        _kv_heads_divide_heads,
+    ),
+    _number_rule(
+        "head-size",
+        "head_size",
+        HEAD_SIZES,
+        BUILDABLE["head_size"][1],
+        "a key lies in the cache as groups of 16 bytes, 8 elements of float16 (vLLM's split_kv_cache); models have "
+        "heads of 32 to 256 elements, and a few of 512",
+    ),
+    _number_rule(
+        "gqa-ratio",
+        "gqa_ratio",
+        GQA_RATIOS,
+        BUILDABLE["gqa_ratio"][1],
+        "one block holds the query heads of a whole group; the largest group known is Falcon-7B's 71",
+    ),
+    _number_rule(
+        "partition-size",
+        "partition_size",
+        PARTITION_SIZES,
+        "a power of two from 64 to 2048",
+        "threads share a partition evenly; vLLM's V2 takes 512, the ROCm forks 256 and 1024",
+    ),
+    _number_rule(
+        "block-size",
+        "block_size",
+        BLOCK_SIZES,
+        BUILDABLE["block_size"][1],
+        "vLLM 0.6 offers pages of 8, 16 and 32 tokens, later ones and other cards' forks also 64 and 128",
+    ),
+    _name_rule("dtype", "dtype", DTYPE_TAGS, "the types of query and output that vLLM's operator takes"),
+    _name_rule(
+        "kv-cache-dtype",
+        "kv_cache_dtype",
+        KV_TAGS,
+        "the names of vLLM's --kv-cache-dtype; fp8 is a storage format, decoded in float32 on any card",
+    ),
+    SpecRule(
+        "feature-built",
+        "a kernel that ignored the feature would give wrong results without a word",
+        _features_built,
+    ),
+    SpecRule(
+        "ranks-split-heads",
+        "vLLM splits the heads evenly over the ranks, and splits the KV heads or replicates them",
+        _ranks_split_heads,
+    ),
+    SpecRule(
+        "product-within-limit",
+        "generated kernels are reviewed, compiled and tested one by one",
+        _product_within_limit,
+    ),
+    SpecRule(
+        "exclusion-on-axes",
+        "an exclusion of what is not there is a typo, or left over",
+        _exclusions_on_axes,
+    ),
+    SpecRule(
+        "exclusion-excludes",
+        "an exclusion without effect is a mistake, or hides one",
+        _exclusions_exclude,
+    ),
+    AxisRule(
+        "whole-blocks",
+        "a partition begins at the beginning of a page, so that each page is read by one block",
+        ("partition_size", "block_size"),
+        _whole_blocks,
+    ),
+    AxisRule(
+        "whole-groups",
+        "a key lies in the cache as groups of 16 bytes, 16 elements of fp8 (vLLM's split_kv_cache)",
+        ("head_size", "kv_cache_dtype"),
+        _whole_groups,
+    ),
+    SpecRule(
+        "ranks-served",
+        "a model without a kernel for its ranks fails at the first decode; beyond the number of KV heads vLLM "
+        "replicates them, and the ratio falls",
+        _ranks_served,
+    ),
+    SpecRule(
+        "fixed-partition-built",
+        "a call whose partition size is fixed has no other kernel to fall back to",
+        _fixed_partition_built,
+    ),
+    SpecRule(
+        "cuda-layout-known",
+        "a figure that no kernel is laid out by would be without effect",
+        _layout_known,
+    ),
+    SpecRule(
+        "cuda-step-holds-a-page",
+        "threads take a page at once, whose weights must be at hand",
+        _step_holds_a_page,
+    ),
+    SpecRule(
+        "grid-holds-partitions",
+        "a CUDA grid has a block for each partition in its third dimension, which ends at 65535",
+        _grid_holds_partitions,
+    ),
+    SpecRule(
+        "workspace-holds-a-partition",
+        "a call is cut into chunks of whole partitions, for all KV heads of the rank at once",
+        _workspace_holds_a_partition,
+    ),
+)

@@ -1,0 +1,268 @@
+"""From a YAML file to a Spec that keeps every rule; each mistake is answered with file:line and what would work."""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pav2gen.family.spec import Dispatch, Exclusion, Limits, Model, RankShape, Spec, axis_path, variants
+from pav2gen.family.target import FIGURES, Target, find
+from pav2gen.family.variant import AXES, KV_ALIASES
+from pav2gen.plan.cuda_plan import CHOICES
+from pav2gen.reading import rules
+from pav2gen.reading.yaml_file import parse_yaml, read_file
+from pav2gen.reading.yaml_node import Node
+from pav2gen.wording import one_of, quoted, spelled
+
+__all__ = ["Dispatch", "Exclusion", "Limits", "Model", "RankShape", "Spec", "load", "parse", "variants"]
+
+SCHEMA = 1
+
+#: The keys of each mapping: those that a spec must give, and those that it may.
+KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "": (
+        ("schema", "name", "target", "model", "axes"),
+        ("about", "features", "exclude", "backends", "cuda", "dispatch", "limits"),
+    ),
+    "model": (("num_heads", "num_kv_heads", "max_seq_len"), ("tensor_parallel",)),
+    "axes": (("head_size", "gqa_ratio"), ("partition_size", "block_size", "dtype", "kv_cache_dtype")),
+    "features": ((), ("alibi", "blocksparse", "softcap", "sliding_window", "sinks")),
+    "cuda": ((), tuple(CHOICES)),
+    "dispatch": ((), ("min_seq_len", "partition")),
+    "limits": ((), ("max_variants", "workspace_mib")),
+}
+
+#: What stands for a key that a spec leaves out; for ``about``, the name does.
+DEFAULTS: Mapping[str, object] = {
+    "model.tensor_parallel": (1,),
+    "axes.partition_size": (512,),  # vLLM's
+    "axes.block_size": (16,),  # vLLM's
+    "axes.dtype": ("float16",),
+    "axes.kv_cache_dtype": ("auto",),
+    "features.alibi": (False,),
+    "features.blocksparse": (False,),
+    "features.softcap": None,
+    "features.sliding_window": None,
+    "features.sinks": False,
+    "exclude": (),
+    "backends": ("torch",),
+    "dispatch.min_seq_len": 8192,  # up to here vLLM may choose V1
+    "dispatch.partition": None,  # auto: chosen for each call
+    "limits.max_variants": 256,
+    "limits.workspace_mib": 64,
+}
+
+BACKENDS = ("torch", "cuda")
+
+LARGEST_INT32 = 2**31 - 1  # lengths and tables are int32
+MOST_HEADS = 4096
+MOST_RANKS = 1024
+MOST_VARIANTS = 1 << 16
+MOST_WORKSPACE_MIB = 1 << 16
+LONGEST_NAME = 32  # keeps every file name and symbol under 100 characters
+LONGEST_TEXT = 200
+
+#: The name of a spec, and of a wheel's package.
+NAME_FORM = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_NOT_IN_COMMENTS = ('"', "\\", "/*", "*/")
+_DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
+#: Names that the generated package has for itself, and names that Windows keeps for devices.
+RESERVED_NAMES = frozenset(
+    (
+        *("runtime", "dispatch", "test", "tests", "conftest", "generated", "pav2gen", *_DEVICES),
+        *("hooks", "plugin", "structure", "prebuilt"),  # what an installation puts beside the specs
+    )
+)
+
+
+def load(path: str | os.PathLike[str]) -> Spec:
+    """The spec in the file at ``path``.
+
+    Raises UserError, with ``file:line`` and what would work, for anything that is not a spec that keeps every rule.
+    """
+    return parse(read_file(path), os.fspath(path))
+
+
+def parse(data: bytes, file: str) -> Spec:
+    """The spec that ``data`` holds; ``file`` is the path that messages name. Raises UserError as ``load`` does."""
+    root = parse_yaml(data, file)
+    _check_schema(root)
+    spec = _spec(_Fields(root), os.path.basename(file), hashlib.sha256(data).hexdigest())
+    rules.check(spec)
+    return spec
+
+
+class _Fields:
+    """The fields of a spec by their dotted paths, read as the caller says; an absent one has its default."""
+
+    def __init__(self, root: Node) -> None:
+        self.nodes: dict[str, Node] = {"": root}
+        for section, (required, optional) in KEYS.items():
+            if section in self.nodes:
+                children = self.nodes[section].fields(required, optional).values()
+                self.nodes.update((child.name, child) for child in children)
+
+    def one(self, path: str, read: Callable[[Node], Any]) -> Any:
+        """What ``read`` makes of the value at ``path``."""
+        return read(self.nodes[path]) if path in self.nodes else DEFAULTS[path]
+
+    def many(self, path: str, read: Callable[[Node], Any]) -> Any:
+        """A tuple of what ``read`` makes of each value at ``path``. A value that comes twice is an error."""
+        return _distinct(self.nodes[path], read) if path in self.nodes else DEFAULTS[path]
+
+
+def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
+    """Where ``node`` stands, and each field and item below it."""
+    yield path, node.where
+    if isinstance(node.value, dict):
+        for key, child in node.value.items():
+            yield from _places(child, f"{path}.{key}".lstrip("."))
+    if isinstance(node.value, tuple):
+        for index, item in enumerate(node.value):
+            yield from _places(item, f"{path}[{index}]")
+
+
+def _distinct(node: Node, read: Callable[[Node], Any]) -> tuple[Any, ...]:
+    """What ``read`` makes of each item of ``node``. Raises UserError where a value comes twice."""
+    values: dict[Any, None] = {}
+    for item in node.items():
+        value = read(item)
+        if value in values:
+            raise item.fail(f"{node.title} has {spelled(value)} twice; keep one")
+        values[value] = None
+    return tuple(values)
+
+
+def _check_schema(root: Node) -> None:
+    """Raises UserError for a spec of another schema, before its keys are looked at."""
+    if isinstance(root.value, dict) and "schema" in root.value:
+        schema = root.value["schema"]
+        if schema.integer() != SCHEMA:
+            raise schema.fail(f"schema {schema.value} is not known; this version reads schema: {SCHEMA}")
+
+
+def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
+    """The spec that ``fields`` make; rules are not looked at."""
+    name = fields.one("name", _name)
+    return Spec(
+        name=name,
+        about=fields.one("about", _comment) if "about" in fields.nodes else name,
+        target=fields.one("target", _target),
+        model=_model(fields),
+        axes={axis: fields.many(axis_path(axis), _AXIS_READERS[axis]) for axis in AXES},
+        exclude=fields.one("exclude", _exclusions),
+        backends=fields.many("backends", lambda node: node.choice(BACKENDS)),
+        dispatch=Dispatch(
+            min_seq_len=fields.one("dispatch.min_seq_len", lambda node: node.integer(0, LARGEST_INT32)),
+            partition=fields.one("dispatch.partition", _partition),
+        ),
+        limits=Limits(
+            max_variants=fields.one("limits.max_variants", lambda node: node.integer(1, MOST_VARIANTS)),
+            workspace_mib=fields.one("limits.workspace_mib", lambda node: node.integer(1, MOST_WORKSPACE_MIB)),
+        ),
+        file_name=file_name,
+        sha256=sha256,
+        cuda={name: fields.nodes[f"cuda.{name}"].integer() for name in CHOICES if f"cuda.{name}" in fields.nodes},
+        unbuilt={feature: fields.one(f"features.{feature}", read) for feature, read in _UNBUILT_READERS.items()},
+        places=dict(_places(fields.nodes[""])),
+    )
+
+
+def _model(fields: _Fields) -> Model:
+    """The sizes of the model."""
+    return Model(
+        num_heads=fields.one("model.num_heads", lambda node: node.integer(1, MOST_HEADS)),
+        num_kv_heads=fields.one("model.num_kv_heads", lambda node: node.integer(1, MOST_HEADS)),
+        max_seq_len=fields.one("model.max_seq_len", lambda node: node.integer(1, LARGEST_INT32)),
+        tensor_parallel=fields.many("model.tensor_parallel", lambda node: node.integer(1, MOST_RANKS)),
+    )
+
+
+def _name(node: Node) -> str:
+    """The name of a family: it becomes a folder, a Python package and a part of C symbols."""
+    name = node.text()
+    if not NAME_FORM.fullmatch(name):
+        raise node.fail(f"name {quoted(name)} must be lower-case words, digits and single '_', such as llama3_8b")
+    if len(name) > LONGEST_NAME:
+        raise node.fail(f"name {quoted(name)} has {len(name)} characters; it may have {LONGEST_NAME}")
+    if name in RESERVED_NAMES or keyword.iskeyword(name):
+        raise node.fail(f"name {quoted(name)} is reserved; add a word to it, such as {name}_model")
+    return name
+
+
+def _comment(node: Node) -> str:
+    """A text that goes into comments of generated files."""
+    text = node.text()
+    if len(text) > LONGEST_TEXT:
+        raise node.fail(f"{node.title} has {len(text)} characters; it may have {LONGEST_TEXT}")
+    if any(odd in text for odd in _NOT_IN_COMMENTS):
+        raise node.fail(f"{node.title} goes into comments of the generated files: leave out {one_of(_NOT_IN_COMMENTS)}")
+    return text
+
+
+def _target(node: Node) -> Target:
+    """A target by its name, or a mapping of its ``base`` and the figures that differ."""
+    figures = node.fields(("base",), tuple(FIGURES)) if isinstance(node.value, dict) else {"base": node}
+    base = figures.pop("base")
+    with base.placed():
+        target = find(base.text())
+    for name, figure in figures.items():
+        value = figure.integer() if FIGURES[name].whole else figure.number()
+        with figure.placed():
+            target = target.with_overrides({name: value})
+    return target
+
+
+def _kv_cache_dtype(node: Node) -> str:
+    """A type of the KV cache, under its own name."""
+    text = node.text()
+    return KV_ALIASES.get(text, text)
+
+
+def _partition(node: Node) -> int | None:
+    """A fixed partition size, or None for ``auto``."""
+    if node.yaml_type == "str":
+        node.choice(("auto",))
+        return None
+    return node.integer()
+
+
+def _exclusions(node: Node) -> tuple[Exclusion, ...]:
+    """The exclusions of a spec; an empty list is none."""
+    return () if node.value == () else tuple(map(_exclusion, node.items()))
+
+
+def _exclusion(node: Node) -> Exclusion:
+    """One exclusion."""
+    fields = node.fields(("when", "because"))
+    when = {axis: _distinct(values, _AXIS_READERS[axis]) for axis, values in fields["when"].fields((), AXES).items()}
+    if not when:
+        raise fields["when"].fail("exclude.when names no axis, and would exclude everything; name axes and values")
+    return Exclusion(when, _comment(fields["because"]), node.line)
+
+
+def _null_or(read: Callable[[Node], object]) -> Callable[[Node], object]:
+    """A reader that takes null for None."""
+    return lambda node: None if node.is_null() else read(node)
+
+
+_AXIS_READERS: Mapping[str, Callable[[Node], Any]] = {
+    "head_size": Node.integer,
+    "gqa_ratio": Node.integer,
+    "block_size": Node.integer,
+    "dtype": Node.text,
+    "kv_cache_dtype": _kv_cache_dtype,
+    "alibi": Node.boolean,
+    "blocksparse": Node.boolean,
+    "partition_size": Node.integer,
+}
+
+_UNBUILT_READERS: Mapping[str, Callable[[Node], object]] = {
+    "softcap": _null_or(Node.number),
+    "sliding_window": _null_or(Node.integer),
+    "sinks": Node.boolean,
+}

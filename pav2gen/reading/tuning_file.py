@@ -1,0 +1,197 @@
+"""Tuning files, ``specs/tuning/<spec>.<device>.yaml``: what ``pav2gen tune`` measured, read as strictly as a spec.
+
+A row says which partition size was the fastest in calls of one size, with the figures that say so. docs/tuning.md has
+the schema.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pav2gen.family.spec import Spec, variants
+from pav2gen.family.variant import KV_ALIASES, Key
+from pav2gen.files import sha256
+from pav2gen.reading.yaml_file import parse_yaml, read_file
+from pav2gen.reading.yaml_node import Node
+from pav2gen.wording import one_of, quoted
+
+SCHEMA = 1
+
+#: The folder of tuning files, beside the specs.
+FOLDER = "tuning"
+
+MOST_BYTES = 4 << 20
+LARGEST_INT32 = 2**31 - 1
+
+#: A row comes from at least so many runs, and these lie within this share of their median.
+LEAST_RUNS, MOST_SPREAD = 2, 0.10
+
+#: The keys of each mapping: those that it must have, and those that it may.
+FILE_KEYS = (
+    ("schema", "spec", "device", "date", "command", "runs", "kernels"),
+    ("about", "versions", "rounds"),
+)
+KERNEL_KEYS = (("key", "backend", "kv_heads", "rows"), ("noisy", "discarded"))
+ROW_KEYS = (("num_seqs", "max_seq_len", "partition_size", "ms", "spread"), ())
+
+_KEY_READERS: Mapping[str, Callable[[Node], Any]] = {
+    "head_size": Node.integer,
+    "gqa_ratio": Node.integer,
+    "block_size": Node.integer,
+    "dtype": Node.text,
+    "kv_cache_dtype": lambda node: KV_ALIASES.get(node.text(), node.text()),
+    "alibi": Node.boolean,
+    "blocksparse": Node.boolean,
+}
+
+
+@dataclass(frozen=True)
+class TunedRow:
+    """The fastest ``partition_size`` of a key, as measured by calls of ``num_seqs`` sequences of ``max_seq_len``."""
+
+    key: Key
+    partition_size: int
+    backend: str
+    kv_heads: int
+    num_seqs: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A tuning file: whose kernels were measured on which device, and the rows that came of it."""
+
+    path: str
+    sha256: str
+    device: str
+    rows: tuple[TunedRow, ...]
+
+    def of(self, key: Key, partition_size: int) -> list[dict[str, object]]:
+        """The literals of a kernel's entries in the tuned table (runtime/select.Tuned, less the symbol)."""
+        return [
+            {
+                "backend": row.backend,
+                "device": self.device,
+                "kv_heads": row.kv_heads,
+                "num_seqs": row.num_seqs,
+                "max_seq_len": row.max_seq_len,
+            }
+            for row in self.rows
+            if (row.key, row.partition_size) == (key, partition_size)
+        ]
+
+
+def slug(device: str) -> str:
+    """A device's name as a file's name has it: ``iluvatar_bi_v100``."""
+    return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") or "device"
+
+
+def path_of(spec_path: Path, spec_name: str, device: str) -> Path:
+    """Where the tuning file of a spec and a device stands."""
+    return spec_path.parent / FOLDER / f"{spec_name}.{slug(device)}.yaml"
+
+
+def load_all(spec_path: Path, spec: Spec) -> tuple[Tuning, ...]:
+    """Every tuning file of the spec at ``spec_path``, by name. Raises UserError as ``load`` does."""
+    return tuple(load(path, spec) for path in sorted((spec_path.parent / FOLDER).glob(f"{spec.name}.*.yaml")))
+
+
+def load(path: Path, spec: Spec) -> Tuning:
+    """The tuning file at ``path``. Raises UserError, with ``file:line``, for one that is broken, or not of ``spec``."""
+    return parse(read_file(path, MOST_BYTES), path, spec)
+
+
+def parse(data: bytes, path: Path, spec: Spec) -> Tuning:
+    """The tuning file that ``data`` holds; messages name ``path``. Raises UserError as ``load`` does."""
+    fields = parse_yaml(data, str(path)).fields(*FILE_KEYS)
+    _check_head(fields, path, spec)
+    built, rows = _built(spec), []
+    places: dict[TunedRow, str] = {}
+    for kernel in _list(fields["kernels"]):
+        for node, row in _rows(kernel, built, spec):
+            first = places.setdefault(replace(row, partition_size=0), node.where)
+            if first != node.where:
+                raise node.fail(f"this call was measured already, at {first}; keep one of the rows")
+            rows.append(row)
+    return Tuning(f"specs/{FOLDER}/{path.name}", sha256(data), fields["device"].text(), tuple(rows))
+
+
+def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
+    """Raise UserError for another schema, another spec, figures under another device's name, and those of one run."""
+    schema, name, device = fields["schema"], fields["spec"], fields["device"]
+    if schema.integer() != SCHEMA:
+        raise schema.fail(f"schema {schema.value} is not known; this version reads schema: {SCHEMA}")
+    if name.text() != spec.name:
+        raise name.fail(f"these are figures of {quoted(name.text())}, in a file of {spec.name}; tune {spec.name}")
+    if path.name != f"{spec.name}.{slug(device.text())}.yaml":
+        raise device.fail(
+            f"the figures of {quoted(device.text())} belong in {spec.name}.{slug(device.text())}.yaml; "
+            f"figures of another device choose nothing: run pav2gen tune on the device itself"
+        )
+    for text in ("date", "command"):
+        fields[text].text()
+    runs = fields["runs"]
+    if runs.integer() < LEAST_RUNS:
+        raise runs.fail(f"rows of {runs.integer()} run say nothing of the noise; measure at least {LEAST_RUNS} runs")
+
+
+def _built(spec: Spec) -> dict[Key, list[int]]:
+    """The partition sizes of each key of ``spec``."""
+    built: dict[Key, list[int]] = {}
+    for variant in variants(spec):
+        built.setdefault(variant.key, []).append(variant.partition_size)
+    return built
+
+
+def _list(node: Node) -> Iterable[Node]:
+    """The items of a list that may be empty."""
+    return () if node.value == () else node.items()
+
+
+def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[tuple[Node, TunedRow]]:
+    """The rows of one kernel, each with its place."""
+    fields = kernel.fields(*KERNEL_KEYS)
+    axes = fields["key"].fields(Key._fields)
+    key = Key(**{axis: read(axes[axis]) for axis, read in _KEY_READERS.items()})
+    if key not in built:
+        raise fields["key"].fail(f"{spec.name} has no kernel for {key}; {_again(spec)}")
+    backend, kv_heads = fields["backend"].choice(spec.backends), fields["kv_heads"].integer(1, LARGEST_INT32)
+    for row in _list(fields["rows"]):
+        yield row, _row(row, key, backend, kv_heads, built[key], spec)
+
+
+def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], spec: Spec) -> TunedRow:
+    """One row, if its figures bear it out."""
+    fields = node.fields(*ROW_KEYS)
+    chosen = fields["partition_size"]
+    milliseconds = _milliseconds(fields["ms"], sizes, spec)
+    if chosen.integer() not in milliseconds:
+        raise chosen.fail(f"partition_size {chosen.value} has no time in ms; it may be {one_of(milliseconds)}")
+    fastest = min(milliseconds, key=lambda size: milliseconds[size])
+    if milliseconds[chosen.integer()] > milliseconds[fastest]:
+        raise chosen.fail(f"partition_size {chosen.value} is not the fastest by its own figures: {fastest} is")
+    spread = fields["spread"]
+    if not 0 <= spread.number() <= MOST_SPREAD:
+        raise spread.fail(f"a spread of {spread.value} is noise; a row's runs lie within {MOST_SPREAD} of the median")
+    sizes_of_call = (fields[name].integer(1, LARGEST_INT32) for name in ("num_seqs", "max_seq_len"))
+    return TunedRow(key, chosen.integer(), backend, kv_heads, *sizes_of_call)
+
+
+def _milliseconds(node: Node, sizes: list[int], spec: Spec) -> dict[int, float]:
+    """The time of each partition size that was measured: at least two, none of them zero."""
+    times = {}
+    for name, time in node.fields((), [str(size) for size in sizes]).items():
+        if time.number() <= 0:
+            raise time.fail(f"a time of {time.value} ms was not measured; {_again(spec)}")
+        times[int(name)] = time.number()
+    if len(times) < 2:
+        raise node.fail(f"one partition size alone is no choice; give the times of two or more of {one_of(sizes)}")
+    return times
+
+
+def _again(spec: Spec) -> str:
+    return f"remove the row, or run pav2gen tune specs/{spec.file_name} again"

@@ -1,0 +1,57 @@
+"""What generated tests are made of: the lengths, patterns and counts that a kernel is tried with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pav2gen.family.variant import Variant
+from pav2gen.plan.kernel import Kernel
+
+
+class SparsePattern(NamedTuple):
+    """Arguments of a block-sparse call, in the order of ``runtime.call.BlockSparse``."""
+
+    local_blocks: int
+    vert_stride: int
+    block_size: int
+    head_sliding_step: int
+    tp_rank: int
+
+
+class CaseData(NamedTuple):
+    """The ``data`` of a test template."""
+
+    boundary_lengths: list[int]
+    sparse_patterns: list[SparsePattern]
+    calls_by_sequences: list[tuple[int, int]]
+
+
+def data_of(kernel: Kernel) -> CaseData:
+    """The data of the tests of ``kernel``."""
+    return CaseData(boundary_lengths(kernel.v), sparse_patterns(kernel.v.block_size), calls_by_sequences(kernel))
+
+
+def boundary_lengths(variant: Variant) -> list[int]:
+    """Lengths in tokens around 0, a page, a partition, a partition and a page, and two partitions."""
+    page, partition = variant.block_size, variant.partition_size
+    edges = (0, page, partition, partition + page, 2 * partition)
+    return sorted({max(0, edge + step) for edge in edges for step in (-1, 0, 1)})
+
+
+def sparse_patterns(page: int) -> list[SparsePattern]:
+    """Block-sparse patterns that differ in each argument; ``page`` is in tokens."""
+    return [
+        SparsePattern(local_blocks=1, vert_stride=2, block_size=page, head_sliding_step=0, tp_rank=0),
+        SparsePattern(local_blocks=0, vert_stride=4, block_size=2 * page, head_sliding_step=1, tp_rank=0),
+        SparsePattern(local_blocks=2, vert_stride=3, block_size=4 * page, head_sliding_step=2, tp_rank=1),
+        SparsePattern(local_blocks=1, vert_stride=5, block_size=page, head_sliding_step=1, tp_rank=1),
+        SparsePattern(local_blocks=1, vert_stride=3, block_size=page, head_sliding_step=-1, tp_rank=1),
+    ]
+
+
+def calls_by_sequences(kernel: Kernel) -> list[tuple[int, int]]:
+    """(sequences, ATen calls on a CPU) of calls with one KV head and two partitions."""
+    v, p = kernel
+    tokens, budget = v.partition_size + 1, p.torch.cpu
+    tilings = ((n, budget.fit(n, tokens, 1, v.partition_size)) for n in (1, 2, 16, 256))
+    return [(n, p.torch.calls(tiling)) for n, tiling in tilings]

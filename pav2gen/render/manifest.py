@@ -1,0 +1,153 @@
+"""MANIFEST.json: what a build made and from what. It is written last: the stamp of a complete build.
+
+The manifest of a spec owns the files of the spec's folder and holds the rows of its kernels; the one at the top owns
+what all specs share. docs/manifest.md documents the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pav2gen.files import checked_path, sha256
+from pav2gen.render.fileset import FileSet
+
+SCHEMA = 1
+NAME = "MANIFEST.json"
+
+#: The owner of the files that all specs share, where others are named by their spec.
+SHARED = ""
+
+Row = Mapping[str, Any]
+
+
+class NotAManifest(Exception):
+    """Why a MANIFEST.json cannot be trusted: it ends a sentence that begins with the file's name."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One MANIFEST.json. ``files`` are relative to its folder; ``spec`` and ``rows`` are empty in the shared one."""
+
+    owner: str
+    generator: str
+    spec: Mapping[str, Any]
+    filter: tuple[str, ...]
+    templates: Mapping[str, str]
+    rows: tuple[Row, ...]
+    files: Mapping[str, str]
+    digest: str = ""  # the sha256 of the file it was read from
+
+    @property
+    def path(self) -> str:
+        """Where it stands, below the root of the generated package."""
+        return path_of(self.owner)
+
+    def owned(self) -> dict[str, str]:
+        """The files it owns, below the root of the generated package: path -> sha256."""
+        return {below(self.owner, path): digest for path, digest in self.files.items()}
+
+    def content(self) -> bytes:
+        """The file's bytes: an entry or a row on each line, so that a diff names the kernels that changed."""
+        entries = {
+            "schema": _line(SCHEMA),
+            "generator": _line(self.generator),
+            "spec": _line(self.spec),
+            "filter": _line(self.filter),
+            "templates": _mapping(self.templates),
+            "rows": _block("[]", map(_line, self.rows)),
+            "files": _mapping(self.files),
+        }
+        body = "{\n" + "".join(f' "{key}": {text},\n' for key, text in entries.items())
+        return (body + _stamp_line(body)).encode()
+
+
+def path_of(owner: str) -> str:
+    """The path of an owner's manifest, below the root of the generated package."""
+    return below(owner, NAME)
+
+
+def below(owner: str, path: str) -> str:
+    """``path`` in an owner's folder, below the root of the generated package."""
+    return f"{owner}/{path}" if owner else path
+
+
+def describe(owner: str, files: FileSet, **entries: Any) -> Manifest:
+    """The manifest of ``files`` (paths below the package's root, all in ``owner``'s folder)."""
+    start = len(below(owner, ""))
+    digests = {path[start:]: files.digest(path) for path in files}
+    return Manifest(owner=owner, files=digests, **entries)
+
+
+def parse(owner: str, content: bytes) -> Manifest:
+    """Read a manifest's bytes. Raises NotAManifest when they are not as a build wrote them."""
+    try:
+        text = content.decode()
+        data = json.loads(text)
+    except ValueError as error:
+        raise NotAManifest(f"is not JSON ({error})") from None
+    if not isinstance(data, dict) or "schema" not in data:
+        raise NotAManifest("is not a manifest of pav2gen")
+    if data["schema"] != SCHEMA:
+        raise NotAManifest(f"has schema {data['schema']!r}, and this pav2gen knows {SCHEMA}")
+    body, found, _ = text.rpartition(' "stamp"')
+    if not found or body + _stamp_line(body) != text:
+        raise NotAManifest("was edited by hand (its stamp does not fit)")
+    return _from_data(owner, data, sha256(content))
+
+
+def _from_data(owner: str, data: dict[str, Any], digest: str) -> Manifest:
+    try:
+        return Manifest(
+            owner=owner,
+            generator=data["generator"],
+            spec=data["spec"],
+            filter=tuple(data["filter"]),
+            templates=data["templates"],
+            rows=tuple(data["rows"]),
+            files={checked_path(path): digest for path, digest in data["files"].items()},
+            digest=digest,
+        )
+    except (KeyError, ValueError) as error:
+        raise NotAManifest(f"is not a manifest of pav2gen ({error})") from None
+
+
+def merge(manifests: Iterable[Manifest]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """The rows of the dispatch table, in the order of ``manifests`` (by name) and of their rows, and notes on clashes.
+
+    Where two specs give the same key, the first serves it, with all of its partition sizes.
+    """
+    rows: list[Row] = []
+    server: dict[tuple[object, ...], str] = {}
+    clashes: dict[tuple[str, str], int] = {}
+    for manifest in manifests:
+        for row in manifest.rows:
+            first = server.setdefault(tuple(row["key"].values()), manifest.owner)
+            if first == manifest.owner:
+                rows.append(row)
+            else:
+                clashes[manifest.owner, first] = clashes.get((manifest.owner, first), 0) + 1
+    notes = [
+        f"{first} serves {n} of the kernels of {late}: the first by name serves a key"
+        for (late, first), n in clashes.items()
+    ]
+    return tuple(rows), tuple(notes)
+
+
+def _line(value: object) -> str:
+    return json.dumps(value)
+
+
+def _mapping(values: Mapping[str, str]) -> str:
+    return _block("{}", (f"{_line(key)}: {_line(values[key])}" for key in values))
+
+
+def _block(brackets: str, lines: Iterable[str]) -> str:
+    inside = ",\n".join(f"  {line}" for line in lines)
+    return f"{brackets[0]}\n{inside}\n {brackets[1]}" if inside else brackets
+
+
+def _stamp_line(body: str) -> str:
+    return f' "stamp": "{sha256(body.encode())}"\n}}\n'

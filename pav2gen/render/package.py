@@ -1,0 +1,88 @@
+"""A whole package in memory: the files and the MANIFEST of each spec that is built, and of what all specs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pav2gen.plan.kernel import Kernel
+from pav2gen.reading.selection import Selection
+from pav2gen.reading.tuning_file import Tuning
+from pav2gen.render import manifest
+from pav2gen.render.fileset import FileSet
+from pav2gen.render.kernels import (
+    GENERATOR,
+    SHARED_TEMPLATES,
+    SPEC_TEMPLATES,
+    kernel_templates,
+    render_shared,
+    render_spec,
+)
+from pav2gen.render.manifest import SHARED, Manifest
+from pav2gen.render.templates import Templates
+
+
+@dataclass(frozen=True)
+class Package:
+    """The files of each owner, MANIFESTs included, and ``clashes``: what to tell of keys that two specs give."""
+
+    files: Mapping[str, FileSet]
+    clashes: tuple[str, ...]
+
+
+def render_package(selections: Iterable[Selection], others: Iterable[Manifest], templates: Templates) -> Package:
+    """Render ``selections``, and the shared files for them and for the specs of ``others``, which stay as they are.
+
+    Raises UserError for a mistake in a template.
+    """
+    files: dict[str, FileSet] = {}
+    manifests = list(others)
+    for chosen in selections:
+        files[chosen.spec.name] = rendered = render_spec(chosen.spec, chosen.kernels, templates)
+        manifests.append(_add_manifest(chosen.spec.name, rendered, _entries(chosen, templates)))
+    manifests.sort(key=lambda entry: entry.owner)
+    rows, clashes = manifest.merge(manifests)
+    files[SHARED] = shared = render_shared([entry.spec for entry in manifests], rows, templates)
+    _add_manifest(SHARED, shared, _shared_entries(templates))
+    return Package(files, clashes)
+
+
+def _add_manifest(owner: str, files: FileSet, entries: Mapping[str, object]) -> Manifest:
+    """Add the manifest of ``files`` to them."""
+    described = manifest.describe(owner, files, **entries)
+    files.add(described.path, described.content())
+    return described
+
+
+def _entries(chosen: Selection, templates: Templates) -> dict[str, object]:
+    spec = chosen.spec
+    return {
+        "generator": GENERATOR,
+        "spec": {
+            "name": spec.name,
+            "about": spec.about,
+            "file": spec.file_name,
+            "sha256": spec.sha256,
+            "tuning": {tuning.path: tuning.sha256 for tuning in chosen.tuned},
+        },
+        "filter": chosen.filters,
+        "templates": templates.record(*kernel_templates(spec), *SPEC_TEMPLATES),
+        "rows": tuple(_row(kernel, chosen.tuned) for kernel in chosen.kernels),
+    }
+
+
+def _row(kernel: Kernel, tuned: Iterable[Tuning]) -> dict[str, object]:
+    """What the manifest says of a kernel."""
+    v, p = kernel
+    measured = [entry for tuning in tuned for entry in tuning.of(v.key, v.partition_size)]
+    return {**p.row(), "tuned": measured, "test": v.test_path, "figures": p.figures}
+
+
+def _shared_entries(templates: Templates) -> dict[str, object]:
+    return {
+        "generator": GENERATOR,
+        "spec": {},
+        "filter": (),
+        "templates": templates.record(*SHARED_TEMPLATES),
+        "rows": (),
+    }

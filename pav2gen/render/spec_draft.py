@@ -1,0 +1,116 @@
+"""``pav2gen init``: the text of a first spec for a model, with comments for its maintainer."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from pav2gen.errors import UserError
+from pav2gen.family.spec import Model
+from pav2gen.family.variant import DTYPE_TAGS, Variant
+from pav2gen.plan.torch_plan import smallest_workspace_bytes
+from pav2gen.reading.model_config import Attention, read_attention
+from pav2gen.reading.spec_file import DEFAULTS, LONGEST_NAME, RESERVED_NAMES, parse
+from pav2gen.reading.yaml_file import printable
+from pav2gen.runtime.select import MIB
+from pav2gen.wording import flow_list, spelled
+
+RANKS = (1, 2, 4, 8)
+SHORT_MODEL = 8192
+
+
+def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi-v100") -> str:
+    """The text of a spec for the model whose config.json is at ``config``; it loads as it is.
+
+    ``name`` is by default made from what the config calls the model. Raises UserError where the config cannot be
+    read, or the model's attention cannot be served.
+    """
+    file = printable(os.fspath(config))
+    attention = read_attention(config)
+    text = "\n".join(_lines(attention, name or _family_name(attention.title), target)) + "\n"
+    try:
+        parse(text.encode(), file)
+    except UserError as error:
+        raise UserError(f"no spec can serve this model: {error.message}", file) from None
+    return text
+
+
+def _family_name(title: str) -> str:
+    """A family's name from a model's: ``Qwen2.5-7B-Instruct`` is ``qwen2_5_7b_instruct``."""
+    words = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
+    name = (words if words[:1].isalpha() else f"model_{words}")[:LONGEST_NAME].strip("_")
+    return f"{name[: LONGEST_NAME - 6]}_model" if name in RESERVED_NAMES else name
+
+
+def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
+    """The lines of the spec."""
+    ranks = tuple(size for size in RANKS if _model(attention, (1,)).shards_over(size))
+    model = _model(attention, ranks)
+    yield from _head(attention)
+    yield "schema: 1"
+    yield f"name: {name}"
+    yield f"about: {attention.title}, from its config.json"
+    yield f"target: {target}"
+    sizes = f"num_heads: {model.num_heads}, num_kv_heads: {model.num_kv_heads}, max_seq_len: {model.max_seq_len}"
+    yield f"model: {{{sizes}, tensor_parallel: {flow_list(ranks)}}}"
+    yield "axes:"
+    yield f"  head_size: [{attention.head_size}]"
+    yield f"  gqa_ratio: {_ratios(model)}"
+    yield f"  partition_size: {flow_list(_partitions(attention))}  # chosen for each call by its lengths and its batch"
+    yield "  block_size: [16]  # vLLM's default"
+    yield f"  dtype: {_dtypes(attention)}"
+    yield "  kv_cache_dtype: [auto]  # add fp8_e4m3 for vLLM's --kv-cache-dtype fp8"
+    features = {"alibi": spelled(attention.alibi), "blocksparse": "[false, true]" if attention.blocksparse else "false"}
+    yield f"features: {{alibi: {features['alibi']}, blocksparse: {features['blocksparse']}}}"
+    yield "backends: [torch]"
+    yield f"dispatch: {{min_seq_len: {_min_seq_len(attention)}, partition: auto}}"
+    yield f"limits: {{max_variants: {DEFAULTS['limits.max_variants']}, workspace_mib: {_workspace_mib(attention)}}}"
+
+
+def _head(attention: Attention) -> Iterator[str]:
+    """The comments above the keys."""
+    yield f"# {attention.title}: made by pav2gen init from its config.json, model type {attention.model_type}."
+    yield from (f"# {note[0].upper()}{note[1:]}." for note in attention.notes)
+    if attention.uncovered:
+        yield "# NOT COVERED by any kernel, so do not route these layers to them:"
+        yield from (f"#   {feature}" for feature in attention.uncovered)
+
+
+def _model(attention: Attention, ranks: tuple[int, ...]) -> Model:
+    return Model(attention.num_heads, attention.num_kv_heads, attention.max_seq_len, ranks)
+
+
+def _ratios(model: Model) -> str:
+    """The ratios of all ranks, and which ranks have which, where they differ."""
+    ranks: dict[int, list[int]] = {}
+    for rank in model.ranks():
+        ranks.setdefault(rank.gqa_ratio, []).append(rank.tensor_parallel)
+    which = "; ".join(f"{ratio} on {', '.join(map(str, sizes))} ranks" for ratio, sizes in ranks.items())
+    return flow_list(sorted(ranks)) + (f"  # {which}" if len(ranks) > 1 else "")
+
+
+def _dtypes(attention: Attention) -> str:
+    """float16, as vLLM runs on the BI-V100, and the model's own type."""
+    if attention.dtype in DTYPE_TAGS and attention.dtype not in ("float16", "float32"):
+        return f"[float16, {attention.dtype}]  # the model's own is {attention.dtype}"
+    return "[float16]"
+
+
+def _partitions(attention: Attention) -> tuple[int, ...]:
+    """Partition sizes to choose from: a short model has no use for long ones."""
+    return (256, 512) if attention.max_seq_len <= SHORT_MODEL else (256, 512, 1024)
+
+
+def _min_seq_len(attention: Attention) -> int:
+    """vLLM's bound, or half of a context that never reaches it."""
+    return min(SHORT_MODEL, attention.max_seq_len // 2)
+
+
+def _workspace_mib(attention: Attention) -> int:
+    """The default, or what one partition needs."""
+    ratio = max(1, attention.num_heads // attention.num_kv_heads)
+    shape = (attention.head_size, ratio, 16, "float16", "auto", attention.alibi, attention.blocksparse)
+    largest = Variant("", *shape, _partitions(attention)[-1])
+    needed = -(-smallest_workspace_bytes(largest, attention.num_kv_heads) // MIB)
+    return max(int(str(DEFAULTS["limits.workspace_mib"])), needed)

@@ -1,0 +1,129 @@
+"""The Jinja templates: found, compiled once, and each render's text traced to the sha256 of its template."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from pav2gen.errors import UserError
+from pav2gen.files import sha256
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def data_folder(name: str) -> Path:
+    """The folder ``templates`` or ``specs``: inside an installed wheel, or at the top of a checkout.
+
+    Raises UserError when there is neither, which means a broken installation.
+    """
+    for folder in (PACKAGE / name, PACKAGE.parent / name):
+        if folder.is_dir():
+            return folder
+    raise UserError(f"this installation of pav2gen has no folder {name!r}; install it again")
+
+
+class Templates:
+    """A folder of templates. An unknown name in one is an error, not an empty string.
+
+    Templates are named by their path below the folder, ``torch/kernel.py.j2``, and shown to readers with the folder's
+    usual name in front, whatever it is called here: ``templates/torch/kernel.py.j2``.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Read from ``folder``, by default the generator's own templates."""
+        self._folder = data_folder("templates") if folder is None else folder
+        self._sha256: dict[str, str] = {}
+        self._compiled: dict[str, jinja2.Template] = {}
+        self._environment = _Environment(
+            loader=jinja2.FunctionLoader(self._source),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            auto_reload=False,
+        )
+        self._environment.filters["literals"] = literals
+
+    def render(self, name: str, **context: object) -> str:
+        """The text of template ``name``. Raises UserError, with the template's line, for a mistake in it."""
+        template = self._compiled.get(name) or self._compile(name)
+        try:
+            return template.render(context)
+        except jinja2.TemplateError as error:
+            raise self._mistake(name, error) from error
+
+    def sha256(self, name: str) -> str:
+        """The sha256 of a template's bytes. Raises UserError where there is no such template, or a mistake in it."""
+        if name not in self._compiled:
+            self._compile(name)
+        return self._sha256[name]
+
+    def record(self, *names: str) -> dict[str, str]:
+        """What these templates, and all that they include, were: shown path -> sha256. Call it after rendering."""
+        used = set(names)
+        queue = list(names)
+        while queue:
+            fresh = self._environment.uses[queue.pop()] - used
+            used |= fresh
+            queue += fresh
+        return {shown(name): self._sha256[name] for name in sorted(used)}
+
+    def _compile(self, name: str) -> jinja2.Template:
+        try:
+            template = self._compiled[name] = self._environment.get_template(name)
+        except jinja2.TemplateError as error:
+            raise self._mistake(name, error) from error
+        return template
+
+    def _source(self, name: str) -> tuple[str, str, Callable[[], bool]] | None:
+        path = self._folder / name
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        self._sha256[name] = sha256(content)
+        return content.decode(), str(path), lambda: True
+
+    def _mistake(self, name: str, error: jinja2.TemplateError) -> UserError:
+        if isinstance(error, jinja2.TemplateNotFound):
+            return UserError("there is no such template", shown(str(error.name or name)))
+        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        if isinstance(error, jinja2.TemplateSyntaxError):
+            frames.append((error.filename or "", error.lineno))
+        prefix = f"{self._folder}/"
+        places = [f"{shown(file.removeprefix(prefix))}:{line}" for file, line in frames if file.startswith(prefix)]
+        return UserError(str(error.message), places[-1] if places else shown(name))
+
+
+class _Environment(jinja2.Environment):
+    """Notes which template uses which: Jinja asks here for each include, import and extends."""
+
+    uses: defaultdict[str, set[str]]
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.uses = defaultdict(set)
+
+    def make_globals(self, d: Any) -> dict[str, Any]:
+        """What templates see without being given it, as a plain dict: each render copies it, of a ChainMap slowly."""
+        return {**self.globals, **(d or {})}
+
+    def join_path(self, template: str, parent: str) -> str:
+        self.uses[parent].add(template)
+        return template
+
+
+def literals(values: Iterable[object]) -> str:
+    """``values`` as arguments of a call in Python, strings in double quotes: a filter of templates."""
+    return ", ".join(json.dumps(value) if isinstance(value, str) else repr(value) for value in values)
+
+
+def shown(name: str) -> str:
+    """A template's path as readers know it."""
+    return f"templates/{name}"

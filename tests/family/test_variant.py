@@ -1,0 +1,121 @@
+"""Every name that derives from a variant is unique, short, and what a C compiler and Python take."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pav2gen.family.variant import AXES, DTYPE_TAGS, ITEM_BYTES, KV_ALIASES, KV_TAGS, Key, Variant, expand
+from pav2gen.reading.rules import PARTITION_SIZES
+from pav2gen.reading.spec_file import LONGEST_NAME, load, variants
+from pav2gen.runtime.select import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES
+
+SPECS = Path(__file__).parents[2] / "specs"
+
+VARIANTS = st.builds(
+    Variant,
+    spec=st.from_regex(r"[a-z][a-z0-9]{0,9}(_[a-z0-9]{1,6}){0,3}", fullmatch=True).filter(
+        lambda name: len(name) <= LONGEST_NAME and not keyword.iskeyword(name)
+    ),
+    head_size=st.sampled_from(HEAD_SIZES),
+    gqa_ratio=st.sampled_from(GQA_RATIOS),
+    block_size=st.sampled_from(BLOCK_SIZES),
+    dtype=st.sampled_from(list(DTYPE_TAGS)),
+    kv_cache_dtype=st.sampled_from(list(KV_TAGS)),
+    alibi=st.booleans(),
+    blocksparse=st.booleans(),
+    partition_size=st.sampled_from(PARTITION_SIZES),
+)
+
+
+def names(variant: Variant) -> tuple[str, str, str, str]:
+    """Everything that must differ between any two variants of any two specs."""
+    return variant.symbol, variant.torch_path, variant.cuda_path, variant.test_path
+
+
+def check_names(family: Iterable[Variant]) -> None:
+    """Raises AssertionError where a name is no name, too long, or given twice."""
+    seen: dict[str, Variant] = {}
+    for variant in family:
+        assert re.fullmatch(r"pav2_[a-z0-9_]+", variant.symbol) and "__" not in variant.symbol
+        for path in map(PurePosixPath, names(variant)[1:]):
+            assert not path.is_absolute() and ".." not in path.parts
+            assert all(len(part) < 100 for part in path.parts)
+        for module in (variant.torch_path, variant.test_path):
+            ast.parse(f"import {PurePosixPath(module).with_suffix('').as_posix().replace('/', '.')}")
+        assert len(variant.symbol) < 100
+        for name in names(variant):
+            assert seen.setdefault(name, variant) == variant, name
+
+
+def test_the_names_of_the_committed_specs() -> None:
+    family = [variant for path in SPECS.glob("*.yaml") for variant in variants(load(path))]
+    assert len(family) > 40
+    check_names(family)
+    assert len({(variant.spec, variant.slug) for variant in family}) == len(family)
+
+
+@given(st.lists(VARIANTS, max_size=40))
+@settings(max_examples=200)
+def test_the_names_of_any_variants(family: list[Variant]) -> None:
+    check_names(family)
+
+
+@given(VARIANTS, VARIANTS)
+@settings(max_examples=300)
+def test_two_variants_have_one_name_only_if_they_are_one(one: Variant, other: Variant) -> None:
+    assert (one.symbol == other.symbol) == (one == other)
+    assert (one.slug == other.slug) == (one.key == other.key and one.partition_size == other.partition_size)
+
+
+@pytest.mark.parametrize("name", ["a", "a_hd64_g1_b16_f16_p64", "hd64", "p64"])
+def test_a_spec_named_like_a_slug_takes_no_name_of_another(name: str) -> None:
+    point = (64, 1, 16, "float16", "auto", False, False, 64)
+    check_names([Variant(name, *point), Variant("b", *point), Variant("a", *point)])
+
+
+def test_the_longest_names() -> None:
+    variant = Variant("n" * LONGEST_NAME, 256, 128, 128, "bfloat16", "fp8_e4m3", True, True, 2048)
+    check_names([variant])
+    assert variant.slug == "hd256_g128_b128_bf16_e4m3_alibi_sparse_p2048"
+
+
+def test_the_names_of_one_variant() -> None:
+    variant = Variant("qwen36", 256, 6, 16, "float16", "auto", False, False, 512)
+    assert variant.slug == "hd256_g6_b16_f16_p512"
+    assert variant.symbol == "pav2_qwen36_hd256_g6_b16_f16_p512"
+    assert variant.torch_path == "qwen36/torch_kernels/hd256_g6_b16_f16_p512.py"
+    assert variant.cuda_path == "qwen36/cuda_kernels/hd256_g6_b16_f16_p512.cu"
+    assert variant.test_path == "qwen36/tests/test_qwen36_hd256_g6_b16_f16_p512.py"
+    assert variant.key == Key(256, 6, 16, "float16", "auto", False, False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache", "item_bytes", "grain"),
+    [("float16", "auto", 2, 8), ("bfloat16", "auto", 2, 8), ("float32", "auto", 4, 4), ("float32", "fp8_e5m2", 1, 16)],
+)
+def test_the_grain_is_16_bytes_of_the_cache(dtype: str, cache: str, item_bytes: int, grain: int) -> None:
+    variant = Variant("a", 64, 1, 32, dtype, cache, False, False, 256)
+    assert (variant.cache_item_bytes, variant.grain, variant.pages_per_partition) == (item_bytes, grain, 8)
+
+
+def test_the_tables_of_names_agree() -> None:
+    assert DTYPE_TAGS.keys() == ITEM_BYTES.keys()
+    assert set(KV_ALIASES.values()) <= KV_TAGS.keys()
+    assert set(AXES) == {*Key._fields, "partition_size"}
+    for tags in (DTYPE_TAGS, KV_TAGS):
+        assert len(set(tags.values())) == len(tags)
+
+
+def test_the_product_has_its_last_axis_fastest() -> None:
+    axes: dict[str, tuple[object, ...]] = {axis: (1,) for axis in AXES}
+    axes |= {"head_size": (2, 1), "alibi": (False, True), "partition_size": (7, 5)}
+    points = [(v.head_size, v.alibi, v.partition_size) for v in expand("x", axes)]
+    assert points == [(h, a, p) for h in (2, 1) for a in (False, True) for p in (7, 5)]
