@@ -1,0 +1,113 @@
+"""The oracle's reading of an attention modification: an expression is evaluated for one element, in plain Python.
+
+Integers are Python's, numbers are float64. This module parses the text on its own: what it says is independent of the
+translations that kernels are made by.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Names = Mapping[str, Any]
+Evaluate = Callable[[Names], Any]
+
+
+def _divide(a: float, b: float) -> float:
+    """a / b as floating-point hardware does it: a division by zero gives an infinity, or NaN for 0 / 0."""
+    if b == 0:
+        return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
+    return a / b
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 709.0 else math.inf
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf if x == 0 else math.nan
+
+
+def _sqrt(x: float) -> float:
+    return math.sqrt(x) if x >= 0 else math.nan
+
+
+def _floor(x: float) -> float:
+    return float(math.floor(x)) if math.isfinite(x) else x
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "tanh": math.tanh, "exp": _exp, "log": _log, "sqrt": _sqrt, "floor": _floor, "abs": abs, "min": min, "max": max,
+}  # fmt: skip
+
+_BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: _divide,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+}
+
+_COMPARE: Mapping[type, Callable[[Any, Any], bool]] = {
+    ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b,
+    ast.Gt: lambda a, b: a > b,
+    ast.GtE: lambda a, b: a >= b,
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+}
+
+
+def evaluator(text: str) -> Evaluate:
+    """A function from names to the value of ``text``.
+
+    Names are ``s``, ``q``, ``k``, ``h``, ``kvh``, ``len`` and parameter tensors, each as a sequence of floats. Raises
+    ValueError for anything that is not part of the language.
+    """
+    return _build(ast.parse(text.strip(), mode="eval").body)
+
+
+def _build(node: ast.expr) -> Evaluate:
+    """The evaluation of one node, with those of its operands inside."""
+    if isinstance(node, ast.Constant):
+        value = node.value
+        return lambda names: value
+    if isinstance(node, ast.Name):
+        name = node.id
+        return lambda names: names[name]
+    if isinstance(node, ast.Subscript):
+        tensor, index = _build(node.value), _build(node.slice)
+        return lambda names: tensor(names)[index(names)]
+    if isinstance(node, ast.BinOp):
+        operation, left, right = _BINARY[type(node.op)], _build(node.left), _build(node.right)
+        return lambda names: operation(left(names), right(names))
+    if isinstance(node, ast.UnaryOp):
+        operand = _build(node.operand)
+        return (lambda names: not operand(names)) if isinstance(node.op, ast.Not) else (lambda names: -operand(names))
+    if isinstance(node, ast.IfExp):
+        test, then, other = _build(node.test), _build(node.body), _build(node.orelse)
+        return lambda names: then(names) if test(names) else other(names)
+    if isinstance(node, ast.BoolOp):
+        parts, combine = [_build(part) for part in node.values], all if isinstance(node.op, ast.And) else any
+        return lambda names: combine(part(names) for part in parts)
+    if isinstance(node, ast.Compare):
+        return _comparison(node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        function, arguments = _FUNCTIONS[node.func.id], [_build(argument) for argument in node.args]
+        return lambda names: function(*(argument(names) for argument in arguments))
+    raise ValueError(f"{type(node).__name__} is not part of the language of attention modifications")
+
+
+def _comparison(node: ast.Compare) -> Evaluate:
+    """A comparison, or a chain of them."""
+    sides = [_build(side) for side in (node.left, *node.comparators)]
+    operations = [_COMPARE[type(op)] for op in node.ops]
+
+    def compare(names: Names) -> bool:
+        values = [side(names) for side in sides]
+        return all(op(a, b) for op, a, b in zip(operations, values, values[1:]))
+
+    return compare

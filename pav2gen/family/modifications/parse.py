@@ -1,0 +1,245 @@
+"""From the text of an expression to its typed tree; each mistake is answered with its column and what would work.
+
+The syntax is Python's, read by ``ast``. Only what is listed here is taken.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pav2gen.family.modifications import tree
+from pav2gen.family.modifications.tree import CONDITION, FUNCTIONS, NAMES, Expression, Mistake
+from pav2gen.wording import did_you_mean, one_of, quoted
+
+LONGEST = 400  # characters
+DEEPEST = 24  # operations within one another
+MOST_NODES = 120
+
+#: The axis of a parameter tensor, and the name that is its index.
+INDEX = {"heads": "h", "kv_heads": "kvh"}
+
+_ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
+_COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
+
+#: What stands instead of Python that the language does not have.
+_INSTEAD: Mapping[type, str] = {
+    ast.Pow: "'**' is not part of the language; write x * x, or exp(y * log(x))",
+    ast.BitAnd: "'&' is not part of the language; write 'and'",
+    ast.BitOr: "'|' is not part of the language; write 'or'",
+    ast.BitXor: "'^' is not part of the language; compare with '!='",
+    ast.LShift: "'<<' is not part of the language; multiply",
+    ast.RShift: "'>>' is not part of the language; write '//'",
+    ast.MatMult: "'@' is not part of the language",
+    ast.Invert: "'~' is not part of the language; write 'not'",
+    ast.UAdd: "a sign '+' is not part of the language; leave it out",
+    ast.Is: "'is' is not part of the language; write '=='",
+    ast.IsNot: "'is not' is not part of the language; write '!='",
+    ast.In: "'in' is not part of the language; write 'a == 1 or a == 2'",
+    ast.NotIn: "'not in' is not part of the language; write 'a != 1 and a != 2'",
+    ast.Attribute: "attributes (a '.') are not part of the language",
+    ast.Lambda: "a lambda is not part of the language; write the expression alone",
+    ast.NamedExpr: "':=' is not part of the language",
+    ast.Tuple: "a list of values is not part of the language; write one expression",
+    ast.List: "a list is not part of the language",
+    ast.Set: "a set is not part of the language",
+    ast.Dict: "a mapping is not part of the language; put the expression in quotes",
+    ast.JoinedStr: "a string is not part of the language",
+}
+
+
+class ExpressionError(Exception):
+    """What is wrong with an expression, and the column (from 1) where it stands."""
+
+    def __init__(self, message: str, column: int) -> None:
+        self.message = message
+        self.column = column
+        super().__init__(f"column {column}: {message}")
+
+
+def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
+    """The tree of a score: a number from the score ``s`` and its place.
+
+    tensors: the axis (``heads`` or ``kv_heads``) of each parameter tensor. Raises ExpressionError.
+    """
+    found = _parse(text, tensors or {}, ())
+    if found.type == CONDITION:
+        raise ExpressionError("a score is a number, and this is a condition; write it as a mask", 1)
+    return tree.as_number(found)
+
+
+def parse_mask(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
+    """The tree of a mask: a condition under which a key is attended, from its place alone. Raises ExpressionError."""
+    found = _parse(text, tensors or {}, ("s",))
+    if found.type != CONDITION:
+        raise ExpressionError(f"a mask is a condition, and this is {found.type}; compare it, such as '... < 1024'", 1)
+    if found.is_literal:
+        raise ExpressionError(f"this mask is always {str(found.value).lower()}; compare q, k or h", 1)
+    return found
+
+
+def _parse(text: str, tensors: Mapping[str, str], hidden: tuple[str, ...]) -> Expression:
+    _check_characters(text)
+    start = len(text) - len(text.lstrip(" "))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            root = ast.parse(text[start:], mode="eval").body
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise _syntax_error(text, error, start) from None
+    count = sum(1 for node in ast.walk(root) if isinstance(node, ast.expr))
+    if count > MOST_NODES:
+        raise ExpressionError(f"has {count} operations and operands; it may have {MOST_NODES}", 1)
+    return _Reader(tensors, hidden, start).read(root, 1)
+
+
+def _check_characters(text: str) -> None:
+    if not text.strip():
+        raise ExpressionError("is empty; write an expression, such as 'q - k < 1024'", 1)
+    if len(text) > LONGEST:
+        raise ExpressionError(f"has {len(text)} characters; it may have {LONGEST}", 1)
+    odd = next((i for i, char in enumerate(text) if not " " <= char <= "~"), None)
+    if odd is not None:
+        raise ExpressionError(f"the character U+{ord(text[odd]):04X} is not part of the language", odd + 1)
+    if "#" in text:
+        raise ExpressionError("a comment is not part of an expression", text.index("#") + 1)
+
+
+def _syntax_error(text: str, error: Exception, start: int) -> ExpressionError:
+    if not isinstance(error, SyntaxError):
+        return ExpressionError("is nested too deep", 1)
+    column = min((error.offset or len(text) + 1) + start, len(text) + 1)
+    reason = (error.msg or "").removeprefix("invalid syntax").split(". ")[0].strip()
+    if "=" in text and not any(sign in text for sign in ("==", "<=", ">=", "!=")):
+        return ExpressionError("'=' is not part of the language; '==' compares", text.index("=") + 1)
+    return ExpressionError(f"is not an expression{f': {reason}' if reason else ' from here on'}", column)
+
+
+class _Reader:
+    """Reads the nodes of Python's tree. ``hidden`` names may not occur; ``start`` is the column of the text."""
+
+    def __init__(self, tensors: Mapping[str, str], hidden: tuple[str, ...], start: int) -> None:
+        self.tensors = tensors
+        self.hidden = hidden
+        self.start = start
+
+    def read(self, node: ast.expr, depth: int) -> Expression:
+        """The typed tree of ``node``."""
+        if depth > DEEPEST:
+            raise self.error(node, f"is nested more than {DEEPEST} deep")
+        readers: Mapping[type, Callable[[Any, int], Expression]] = {
+            ast.Constant: self.constant,
+            ast.Name: self.name,
+            ast.Subscript: self.subscript,
+            ast.UnaryOp: self.unary,
+            ast.BinOp: self.binary,
+            ast.BoolOp: self.logic,
+            ast.Compare: self.compare,
+            ast.IfExp: self.choose,
+            ast.Call: self.call,
+        }
+        reader = readers.get(type(node))
+        if reader is None:
+            raise self.error(node, _INSTEAD.get(type(node), f"{_called(node)} is not part of the language"))
+        try:
+            return reader(node, depth + 1)
+        except Mistake as mistake:
+            raise self.error(node, str(mistake)) from None
+
+    def error(self, node: ast.expr, message: str) -> ExpressionError:
+        """An error at ``node``."""
+        return ExpressionError(message, node.col_offset + self.start + 1)
+
+    def operator(self, node: ast.expr, operator: object, known: Mapping[Any, str]) -> str:
+        """The name of an operator, if the language has it."""
+        if type(operator) not in known:
+            raise self.error(node, _INSTEAD.get(type(operator), "this operator is not part of the language"))
+        return known[type(operator)]
+
+    def constant(self, node: ast.Constant, depth: int) -> Expression:
+        """An integer or a number."""
+        if type(node.value) is int:
+            return tree.integer(node.value)
+        if type(node.value) is float:
+            return tree.number(node.value)
+        raise Mistake(f"{quoted(node.value)} is not part of the language; it has integers and numbers")
+
+    def name(self, node: ast.Name, depth: int) -> Expression:
+        """A score, a position or a head."""
+        if node.id in self.hidden:
+            raise Mistake(f"a mask does not see the score {node.id}; it decides by q, k, h, kvh and len")
+        if node.id in NAMES:
+            return NAMES[node.id]
+        if node.id in self.tensors:
+            raise Mistake(f"{node.id} is a tensor; write {node.id}[{INDEX[self.tensors[node.id]]}]")
+        if node.id in FUNCTIONS:
+            raise Mistake(f"{node.id} is a function; write {node.id}(...)")
+        known = [*(name for name in NAMES if name not in self.hidden), *self.tensors]
+        raise Mistake(f"the name {quoted(node.id)} is unknown; {did_you_mean(node.id, known)}")
+
+    def subscript(self, node: ast.Subscript, depth: int) -> Expression:
+        """An element of a parameter tensor."""
+        tensor = node.value.id if isinstance(node.value, ast.Name) else ""
+        if tensor not in self.tensors:
+            works = f"; {did_you_mean(tensor, self.tensors)}" if self.tensors else "; this modification has no tensors"
+            raise Mistake(f"only a parameter tensor has an index{works}")
+        index = INDEX[self.tensors[tensor]]
+        if not (isinstance(node.slice, ast.Name) and node.slice.id == index):
+            raise Mistake(f"{tensor} is [{self.tensors[tensor]}]; its index is {index}: write {tensor}[{index}]")
+        return tree.element(tensor)
+
+    def unary(self, node: ast.UnaryOp, depth: int) -> Expression:
+        """``-x`` and ``not x``."""
+        op = self.operator(node, node.op, {ast.USub: "-", ast.Not: "not"})
+        x = self.read(node.operand, depth)
+        return tree.negate(x) if op == "-" else tree.opposite(x)
+
+    def binary(self, node: ast.BinOp, depth: int) -> Expression:
+        """Arithmetic."""
+        op = self.operator(node, node.op, _ARITHMETIC)
+        return tree.arithmetic(op, self.read(node.left, depth), self.read(node.right, depth))
+
+    def logic(self, node: ast.BoolOp, depth: int) -> Expression:
+        """``and`` and ``or`` of two or more conditions."""
+        op = "and" if isinstance(node.op, ast.And) else "or"
+        result, *rest = (self.read(value, depth) for value in node.values)
+        for x in (result, *rest):
+            tree.logic(op, x, x)  # each is a condition, whatever the others are
+        for x in rest:
+            result = tree.logic(op, result, x)
+        return result
+
+    def compare(self, node: ast.Compare, depth: int) -> Expression:
+        """Comparisons; a chain compares each two neighbours, as in Python."""
+        sides = [self.read(side, depth) for side in (node.left, *node.comparators)]
+        ops = [self.operator(node, op, _COMPARISONS) for op in node.ops]
+        result = tree.compare(ops[0], sides[0], sides[1])
+        for op, a, b in zip(ops[1:], sides[1:-1], sides[2:], strict=True):
+            result = tree.logic("and", result, tree.compare(op, a, b))
+        return result
+
+    def choose(self, node: ast.IfExp, depth: int) -> Expression:
+        """``a if test else b``."""
+        return tree.choose(self.read(node.test, depth), self.read(node.body, depth), self.read(node.orelse, depth))
+
+    def call(self, node: ast.Call, depth: int) -> Expression:
+        """A call of a function."""
+        if not isinstance(node.func, ast.Name):
+            raise self.error(node, _INSTEAD.get(type(node.func), "only a function can be called"))
+        if node.func.id not in FUNCTIONS:
+            raise Mistake(f"the function {quoted(node.func.id)} is unknown; {did_you_mean(node.func.id, FUNCTIONS)}")
+        if node.keywords or any(isinstance(arg, ast.Starred) for arg in node.args):
+            raise Mistake(f"{node.func.id}() takes its arguments by position")
+        return tree.call(node.func.id, tuple(self.read(arg, depth) for arg in node.args))
+
+
+def _called(node: ast.expr) -> str:
+    """What messages call a kind of node."""
+    return f"a {type(node).__name__.lower()}"
+
+
+def names_of(tensors: Mapping[str, str]) -> str:
+    """The names that an expression may use, in words."""
+    return one_of([*NAMES, *(f"{name}[{INDEX[axis]}]" for name, axis in tensors.items())])

@@ -1,0 +1,309 @@
+"""From a typed tree to PyTorch statements: vectorized, in place where an operand is not needed again.
+
+A value reaches over some dimensions of the scores; all others are 1 in its shape. A value over heads and tokens is as
+large as the scores: it lives in a slot of the workspace, and a slot is used again when its value is not needed any
+more. Every statement but a view is one ATen call, so that a plan can count them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pav2gen.family.modifications.tree import CONDITION, INTEGER, MIRRORED, NUMBER, Expression, opposite, walk
+
+DTYPES = {INTEGER: "int32", NUMBER: "float32", CONDITION: "bool"}
+
+#: The dimensions over which each name varies in a decode call; a parameter tensor's follow from its axis.
+REACH: Mapping[str, frozenset[str]] = {
+    "s": frozenset(("item", "head", "token")),
+    "q": frozenset(("item",)),
+    "k": frozenset(("item", "token")),
+    "len": frozenset(("item",)),
+    "h": frozenset(("head",)),
+    "kvh": frozenset(("kv_head",)),
+    "heads": frozenset(("head",)),
+    "kv_heads": frozenset(("kv_head",)),
+}
+
+_COMPARE = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
+_INFIX = {"+": "add", "-": "sub", "*": "mul", "/": "div", "//": "div", "%": "remainder"}
+
+
+@dataclass(frozen=True)
+class TorchText:
+    """The statements of a translation, and what they cost.
+
+    result: the text of the value at the end. calls: ATen calls that are no views. slots: workspace slots of the size of
+    the scores. token_values: tensors over tokens alone that are allocated; those over heads alone, or over nothing, are
+    too small to count. names: the names and tensors that the statements read.
+    """
+
+    lines: tuple[str, ...]
+    result: str
+    calls: int
+    slots: int
+    token_values: int
+    names: frozenset[str]
+
+
+def score_text(x: Expression, names: Mapping[str, str], tensors: Mapping[str, str], slots: str) -> TorchText:
+    """Statements that replace the scores, in place.
+
+    names: the text of each name and tensor; ``s`` is the tensor of the scores, and all others broadcast to it.
+    tensors: the axis of each parameter tensor. slots: the text of the workspace's slots, a sequence of buffers.
+    """
+    writer = _Writer(_normal(x), names, tensors, slots, scores=names["s"])
+    result = writer.text(writer.root)
+    if result != names["s"]:
+        writer.emit(f"{names['s']}.{'fill_' if x.is_literal else 'copy_'}({result})")
+    return writer.finish(names["s"])
+
+
+def hidden_text(mask: Expression, names: Mapping[str, str], tensors: Mapping[str, str], slots: str) -> TorchText:
+    """Statements whose result is a bool tensor: where a key is not attended. It broadcasts to the scores."""
+    writer = _Writer(_normal(opposite(mask)), names, tensors, slots, scores="scores")
+    return writer.finish(writer.text(writer.root))
+
+
+def reach_of(x: Expression, tensors: Mapping[str, str]) -> frozenset[str]:
+    """The dimensions over which the value of a tree varies."""
+    if x.op in ("name", "element"):
+        return REACH[tensors[str(x.value)] if x.op == "element" else str(x.value)]
+    found = frozenset().union(*(reach_of(arg, tensors) for arg in x.args))
+    return found - {"kv_head"} if "head" in found else found
+
+
+def _normal(x: Expression) -> Expression:
+    """The same value with a literal, where there is one, as the second operand, or as the first result of ``if``."""
+    args = tuple(map(_normal, x.args))
+    if x.op == "if" and args[2].is_literal and not args[1].is_literal:
+        return replace(x, args=(_normal(opposite(args[0])), args[2], args[1]))
+    if len(args) == 2 and args[0].is_literal:
+        if x.op in MIRRORED:
+            return replace(x, op=MIRRORED[x.op], args=args[::-1])
+        if x.op in _COMMUTATIVE:
+            return replace(x, args=args[::-1])
+    return replace(x, args=args)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """What a node became: a literal or a leaf (slot None, not owned), a slot of the workspace, or a small tensor.
+
+    The scores are slot -1.
+    """
+
+    text: str
+    slot: int | None = None
+    owned: bool = False
+
+
+class _Writer:
+    """Writes the statements of one tree. A subtree that occurs twice is calculated once."""
+
+    def __init__(
+        self, root: Expression, names: Mapping[str, str], tensors: Mapping[str, str], slots: str, scores: str
+    ) -> None:
+        self.root = root
+        self.names = names
+        self.tensors = tensors
+        self.slots = slots
+        self.scores = scores
+        self.lines: list[str] = []
+        self.calls = self.slot_count = self.token_values = self.temporaries = 0
+        self.values: dict[Expression, _Value] = {}
+        self.uses: Counter[Expression] = Counter()  # by operations that are not written yet
+        for node in set(walk(root)):
+            self.uses.update(node.args)
+        reads_scores = any(node.op == "name" and node.value == "s" for node in walk(root))
+        self.free: list[int] = [] if reads_scores or root.type == CONDITION else [-1]
+
+    def finish(self, result: str) -> TorchText:
+        """The translation."""
+        leaves = (str(node.value) for node in walk(self.root) if node.op in ("name", "element"))
+        return TorchText(
+            lines=tuple(self.lines),
+            result=result,
+            calls=self.calls,
+            slots=self.slot_count,
+            token_values=self.token_values,
+            names=frozenset(leaves),
+        )
+
+    def emit(self, line: str, calls: int = 1) -> None:
+        """One more statement."""
+        self.lines.append(line)
+        self.calls += calls
+
+    def text(self, x: Expression) -> str:
+        """The text of a node's value; its statements are written when it is first asked for."""
+        if x not in self.values:
+            self.values[x] = self.leaf(x) if not x.args else self.operation(x)
+        return self.values[x].text
+
+    def leaf(self, x: Expression) -> _Value:
+        """A literal, a name or an element of a tensor."""
+        if x.is_literal:
+            return _Value(repr(x.value))
+        if x.value == "s" and x.op == "name":
+            return _Value(self.scores, slot=-1, owned=True)
+        return _Value(self.names[str(x.value)])
+
+    def operation(self, x: Expression) -> _Value:
+        """The value of an operation: fused with a product, or on its own."""
+        fused = self.fused(x) if x.op in ("+", "-") else None
+        if fused is not None:
+            return fused
+        for arg in x.args:
+            self.text(arg)
+        if x.op == "if":
+            return self.choose(x)
+        if x.op == "float":
+            return self.functional(x, f"{self.text(x.args[0])}.float()", f"copy_({self.text(x.args[0])})")
+        if x.args[0].is_literal:
+            return self.literal_first(x)
+        return self.plain(x)
+
+    def fused(self, x: Expression) -> _Value | None:
+        """``a + b * c`` in place of ``a``: one call, and no tensor for the product."""
+        for a, product in (x.args, x.args[::-1]) if x.op == "+" else (x.args,):
+            fits = product.op == "*" and x.type == NUMBER and self.uses[product] == 1 and product not in self.values
+            if not fits or self.reusable(a, x) is None:
+                continue
+            b, c = map(self.text, product.args)
+            target = self.text(a)
+            sign = "-" if x.op == "-" else ""
+            if product.args[1].is_literal:
+                scale = -product.args[1].value if sign else product.args[1].value  # type: ignore[operator]
+                self.emit(f"{target}.add_({b}, alpha={scale!r})")
+            else:
+                self.emit(f"{target}.addcmul_({b}, {c}{', value=-1' if sign else ''})")
+            kept = self.values[a]
+            self.consume((a, *product.args), kept)
+            return kept
+        return None
+
+    def reusable(self, arg: Expression, x: Expression) -> _Value | None:
+        """The value of ``arg`` if ``x`` can be calculated in its place."""
+        if arg.is_literal or arg.type != x.type or reach_of(arg, self.tensors) != reach_of(x, self.tensors):
+            return None
+        if self.uses[arg] > 1:
+            return None
+        self.text(arg)
+        return self.values[arg] if self.values[arg].owned else None
+
+    def plain(self, x: Expression) -> _Value:
+        """An operation whose first operand is a tensor."""
+        function, options = _function(x)
+        order = x.args
+        kept = self.reusable(order[0], x)
+        if kept is None and len(order) == 2 and x.op in _COMMUTATIVE:
+            kept = self.reusable(order[1], x)
+            order = order[::-1] if kept is not None else order
+        first, *rest = [*map(self.text, order), *options]
+        if kept is None:
+            given = ", ".join((first, *rest))
+            return self.functional(x, f"torch.{function}({given})", f"torch.{function}({given}, out=", out=True)
+        if function in ("minimum", "maximum"):  # they have no form in place
+            self.emit(f"torch.{function}({first}, {rest[0]}, out={first})")
+        else:
+            self.emit(f"{first}.{function}_({', '.join(rest)})")
+        self.consume(x.args, kept)
+        return kept
+
+    def literal_first(self, x: Expression) -> _Value:
+        """``literal op tensor``, where the operation is not commutative."""
+        literal, b = map(self.text, x.args)
+        if x.op in ("-", "/"):
+            first, then = ("neg", "add_") if x.op == "-" else ("reciprocal", "mul_")
+            value = self.reusable(x.args[1], x)
+            if value is None:
+                value = self.functional(x, f"torch.{first}({b})", f"torch.{first}({b}, out=", out=True)
+            else:
+                self.emit(f"{b}.{first}_()")
+                self.consume(x.args, value)
+            self.emit(f"{value.text}.{then}({literal})")
+            return value
+        function, options = _function(x)
+        held = self.allocate(x)
+        self.assign(held, f"torch.full_like({b}, {literal})", f"fill_({literal})")
+        self.emit(f"{held.text}.{function}_({', '.join((b, *options))})")
+        self.consume(x.args)
+        return held
+
+    def choose(self, x: Expression) -> _Value:
+        """``a if test else b`` of integers or numbers; the first result may be a literal, or both."""
+        test, a, b = map(self.text, x.args)
+        if not x.args[1].is_literal:
+            given = f"{test}, {a}, {b}"
+            return self.functional(x, f"torch.where({given})", f"torch.where({given}, out=", out=True)
+        if x.args[2].is_literal:
+            held = self.allocate(x)
+            self.assign(held, f"torch.full_like({test}, {b}, dtype=torch.{DTYPES[x.type]})", f"fill_({b})")
+        else:
+            held = self.reusable(x.args[2], x) or self.allocate(x)
+            if held is not self.values[x.args[2]] and held.slot is None:
+                self.emit(f"{held.text} = {b}.masked_fill({test}, {a})")
+                self.consume(x.args)
+                return held
+            if held is not self.values[x.args[2]]:
+                self.emit(f"{held.text}.copy_({b})")
+        self.emit(f"{held.text}.masked_fill_({test}, {a})")
+        self.consume(x.args, held)
+        return held
+
+    def functional(self, x: Expression, small: str, large: str, out: bool = False) -> _Value:
+        """The value of ``x`` in a place of its own: ``small`` allocates it, ``large`` fills a slot of the workspace."""
+        held = self.allocate(x)
+        self.assign(held, small, large, out)
+        self.consume(x.args)
+        return held
+
+    def assign(self, held: _Value, small: str, large: str, out: bool = False) -> None:
+        """Fill a place that was just allocated."""
+        if held.slot is None:
+            self.emit(f"{held.text} = {small}")
+        else:
+            self.emit(f"{large}{held.text})" if out else f"{held.text}.{large}")
+
+    def allocate(self, x: Expression) -> _Value:
+        """A place for the value of ``x``."""
+        reach = reach_of(x, self.tensors)
+        large = "token" in reach and ("head" in reach or "kv_head" in reach)
+        if large and -1 in self.free and x.type == NUMBER and "head" in reach:
+            self.free.remove(-1)
+            return _Value(self.scores, slot=-1, owned=True)
+        name = f"t{self.temporaries}"
+        self.temporaries += 1
+        if not large:
+            self.token_values += "token" in reach
+            return _Value(name, owned=True)
+        slots = [slot for slot in self.free if slot >= 0]
+        slot = min(slots, default=self.slot_count)
+        self.slot_count = max(self.slot_count, slot + 1)
+        self.free = [other for other in self.free if other != slot]
+        shape = "*scores.shape" if "head" in reach else "*scores.shape[:2], 1, scores.shape[3]"
+        shape = shape.replace("scores", self.scores)
+        self.emit(f"{name} = {self.slots}[{slot}].view(torch.{DTYPES[x.type]}, {shape})", calls=0)
+        return _Value(name, slot=slot, owned=True)
+
+    def consume(self, args: Sequence[Expression], kept: _Value | None = None) -> None:
+        """An operation has taken its operands: a slot that nobody needs any more is free, unless it is ``kept``."""
+        for arg in args:
+            self.uses[arg] -= 1
+            value = self.values[arg]
+            if self.uses[arg] == 0 and value.slot is not None and (kept is None or value.slot != kept.slot):
+                self.free.append(value.slot)
+
+
+_COMMUTATIVE = ("+", "*", "min", "max", "and", "or")
+
+
+def _function(x: Expression) -> tuple[str, tuple[str, ...]]:
+    """The function of torch for an operation whose first operand is a tensor, and its further arguments."""
+    if x.op in ("min", "max"):
+        return ("clamp_" + ("max" if x.op == "min" else "min"), ()) if x.args[1].is_literal else (f"{x.op}imum", ())
+    names = {**_COMPARE, **_INFIX, "and": "logical_and", "or": "logical_or", "not": "logical_not"}
+    return names.get(x.op, x.op), ('rounding_mode="floor"',) if x.op == "//" else ()
