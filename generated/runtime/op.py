@@ -18,6 +18,7 @@ from . import check
 from .call import BlockSparse, Call, Scratch
 from .library import Library, LibraryError, build, kernels_of
 from .select import Key, Row, Table, Tuned, logger
+from .toolchain import cuda_major
 
 NAME = "paged_attention_v2"
 SCHEMA = f"""{NAME}(
@@ -100,6 +101,7 @@ class Operator:
         self.root = Path(__file__).resolve().parents[1]
         self.libraries: dict[bool, Library] = {}  # by whether they are for a GPU
         self._modules: dict[str, ModuleType] = {}
+        self._told: set[str] = set()  # why no library could be loaded
         self._library, self.op = register(package, self.run)
 
     @torch.no_grad()
@@ -157,8 +159,9 @@ class Operator:
         and None is returned where there is no device, or no CUDA kernel in the package. checked: the host library
         that takes only memory registered with a session of ``runtime.simt``.
         library: one that is already compiled; PAV2_LIBRARY names one too, and prebuilt/*.so in the package is one. A
-        default that is loaded already is not loaded again. Raises LibraryError if a library can't be had; by default
-        the reason is logged, and the PyTorch kernels serve.
+        default that is loaded already is not loaded again. What a library is, it says itself: one for the other kind of
+        device, or compiled from other sources, is refused. Raises LibraryError if a library can't be had; by default
+        the reason is logged once, the PyTorch kernels serve, and a build that failed is not tried again.
         """
         by_default = toolchain is None and library is None
         if by_default and True in self.libraries:
@@ -168,14 +171,39 @@ class Operator:
         if by_default and not given and not (kernels and torch.cuda.is_available()):
             return None
         try:
-            path = Path(given) if given else build(kernels, toolchain, arch, warp_size=warp_size, checked=checked)
-            self.libraries[toolchain != "host"] = Library(path, toolchain != "host")
+            path = given or build(kernels, toolchain, arch, warp_size=warp_size, checked=checked, again=not by_default)
+            loaded = Library(Path(path), kernels)
+            check_device(loaded, "the GPU" if by_default else toolchain)
         except LibraryError as error:
             if not by_default:
                 raise
-            logger.warning("the PyTorch kernels serve, because the CUDA kernels could not be loaded: %s", error)
+            if str(error) not in self._told:
+                self._told.add(str(error))
+                logger.warning("the PyTorch kernels serve, because the CUDA kernels could not be loaded: %s", error)
             return None
-        return str(path)
+        self.libraries[loaded.on_gpu] = loaded
+        return str(loaded.path)
+
+
+def check_device(library: Library, asked: str | None) -> None:
+    """See that a library is for what was ``asked``: a toolchain, "the GPU", or None for any; and for this GPU.
+
+    Raises LibraryError if not. Warns of a library of another CUDA release than torch's.
+    """
+    record = library.record
+    if asked not in (None, record.toolchain) and not (asked == "the GPU" and record.on_gpu):
+        raise LibraryError(f"{library.path} is not for {asked}: it is a library of {record}")
+    if not record.on_gpu or not torch.cuda.is_available():
+        return
+    capability = torch.cuda.get_device_capability()
+    needed = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", record.arch)
+    if needed and capability < (int(needed[1]), int(needed[2])):
+        raise LibraryError(
+            "{} was compiled for {}; this device is sm_{}{}".format(library.path, record.arch, *capability)
+        )
+    ours, theirs = cuda_major(record.compiler), (torch.version.cuda or "").partition(".")[0]
+    if ours and theirs and ours != theirs:
+        logger.warning("%s was compiled by nvcc of CUDA %s, and torch is of CUDA %s", library.path, ours, theirs)
 
 
 @functools.cache

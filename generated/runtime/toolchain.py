@@ -7,6 +7,7 @@ a script that prints a version, not a compiler). The sources use plain C and CUD
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .simt import Command
+from .simt.cache import for_compilers
 
 COREX_PLACES = ("/usr/local/corex", "/usr/local/corex-3.2.3")
 TOOLCHAINS = ("corex", "nvcc", "host")
@@ -68,5 +70,13 @@ def nvcc(arch: str) -> Toolchain:
 
 
 def version(compiler: str) -> str:
-    """All that ``--version`` says: part of the key of a cached library."""
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    """What ``--version`` says, in one line: part of a library's record."""
+    asked = [compiler, "--version"]
+    done = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
+    return " ".join(done.stdout.split())
+
+
+def cuda_major(version: str) -> str:
+    """The major number of the CUDA release that nvcc's ``version`` names; empty where it names none."""
+    found = re.search(r"release (\d+)\.", version)
+    return found[1] if found else ""

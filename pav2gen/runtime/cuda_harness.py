@@ -36,7 +36,7 @@ def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool
         toolchain = None if machine == "gpu" else "host"
         warp_size = 32 if machine == "warp32" else 64
         path = library.build(kernels, toolchain, warp_size=warp_size, checked=checked, jobs=os.cpu_count())
-        _libraries[key] = library.Library(path, machine == "gpu")
+        _libraries[key] = library.Library(path)
     return _libraries[key]
 
 

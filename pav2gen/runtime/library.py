@@ -26,7 +26,10 @@ if __package__ in (None, ""):  # run as a file: stand in a package, without impo
 
 from . import simt
 from .compiling import Kernels, build_gpu, build_host, on_stderr, quiet
+from .library_cache import FailedBeforeError
+from .library_record import Record, RecordError, mismatch, read_record, source_digests
 from .select import MIB, Row
+from .simt.cache import digest, read_note
 from .toolchain import TOOLCHAINS, CompilerMissingError, Toolchain, corex, nvcc
 
 if TYPE_CHECKING:
@@ -40,18 +43,22 @@ class LibraryError(RuntimeError):
 
 
 class Library:
-    """A loaded library: the names of its kernels, and a way to launch them."""
+    """A loaded library: what it is, the names of its kernels, and a way to launch them.
 
-    def __init__(self, path: Path, on_gpu: bool) -> None:
-        self.path = path
-        self.on_gpu = on_gpu
+    ``kernels`` are the package's: a library that was compiled from other sources is refused. Nothing of a library is
+    executed before it is known to be one, and whole. Raises LibraryError.
+    """
+
+    def __init__(self, path: Path, kernels: Kernels | None = None) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.record = identify(self.path, kernels)
+        self.kernels = frozenset(self.record.kernels)
+        self.on_gpu = self.record.on_gpu
         try:
-            self.handle = ctypes.CDLL(str(path))
-            self.handle.pav2_kernels.restype = ctypes.c_char_p
-            self.kernels = frozenset(self.handle.pav2_kernels().decode().split())
-        except (OSError, AttributeError) as error:
-            raise LibraryError(f"{path} is no library of pav2 kernels: {error}") from None
-        self.program = None if on_gpu else simt.attach(self.handle)
+            self.handle = ctypes.CDLL(str(self.path))
+            self.program = None if self.on_gpu else simt.attach(self.handle)
+        except (OSError, ValueError) as error:
+            raise LibraryError(f"{self.path} can't be loaded: {error}") from None
 
     def launch(self, row: Row, call: Call, **options: Any) -> None:
         """Run the kernel of a row on a checked call; options: those of ``launch.launch``.
@@ -74,6 +81,25 @@ class Library:
             return f"CUDA error {code}"
         text.restype = ctypes.c_char_p
         return f"CUDA error {code}: {text(code).decode()}"
+
+
+def identify(path: Path, kernels: Kernels | None = None) -> Record:
+    """What the library at ``path`` is, without executing anything of it.
+
+    Raises LibraryError where it is not a library of pav2 kernels, is damaged, or was not compiled from ``kernels``.
+    """
+    try:
+        record = read_record(path)
+        reason = "" if kernels is None else mismatch(record, source_digests(kernels))
+    except RecordError as error:
+        raise LibraryError(f"{path} is no library of pav2 kernels: {error}") from None
+    except OSError as error:
+        raise LibraryError(f"{error.filename or path} can't be read: {error.strerror}") from None
+    if read_note(path).get("sha256", digest(path)) != digest(path):
+        raise LibraryError(f"{path} is damaged: it is not as the compiler wrote it; remove it and compile again")
+    if reason:
+        raise LibraryError(f"{path} does not fit this package: {reason}")
+    return record
 
 
 def kernels_of(rows: Iterable[Row], root: Path = ROOT) -> Kernels:
@@ -118,10 +144,12 @@ def build(
     warp_size: int = 64,
     checked: bool = False,
     verbose: bool = False,
+    again: bool = True,
 ) -> Path:
     """The library of ``kernels``, built or found in the cache. warp_size and checked are for the host.
 
-    Raises LibraryError with the compiler's words and the command to repeat.
+    again: whether to try a build that failed before, with nothing changed since. Raises LibraryError with the
+    compiler's words and the command to repeat.
     """
     jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
     if not kernels:
@@ -130,10 +158,15 @@ def build(
         raise LibraryError(f"--arch {arch} is of a GPU; the host toolchain builds for this machine, at a warp size")
     if toolchain != "host" and checked:
         raise LibraryError("a checked build runs on the CPU: --toolchain host --checked")
+    if toolchain == "host" and warp_size not in (32, 64):
+        raise LibraryError(f"warp_size is 32 or 64, not {warp_size}")
     try:
         if toolchain == "host":
-            return build_host(kernels, warp_size, checked, jobs, progress)
-        return build_gpu(kernels, find_toolchain(toolchain, arch), jobs, progress)
+            return build_host(kernels, warp_size, checked, jobs, progress, again)
+        return build_gpu(kernels, find_toolchain(toolchain, arch), jobs, progress, again)
+    except FailedBeforeError as error:
+        command = f"python {Path(__file__).resolve()}"
+        raise LibraryError(f"{error}\nit failed before and is not tried again; to try: {command}") from None
     except (CompilerMissingError, simt.ToolchainError, simt.CompileError) as error:
         raise LibraryError(str(error)) from None
     except OSError as error:
@@ -167,12 +200,21 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
 
 def package_rows(root: Path) -> Sequence[Row]:
-    """The rows of the dispatch table at ``root``, read without importing the package (which needs torch)."""
+    """The rows of the dispatch table at ``root``, read without importing the package (which needs torch).
+
+    Raises LibraryError where there is no table, or it can't be imported.
+    """
     name = f"pav2_rows_of_{abs(hash(str(root)))}"
     package = types.ModuleType(name)
     package.__path__ = [str(root)]
     sys.modules[name] = package
+    table = root / "dispatch.py"
+    if not table.is_file():
+        raise LibraryError(f"{root} is no generated package: it has no dispatch.py")
     try:
-        return importlib.import_module(f"{name}.dispatch").ROWS  # type: ignore[no-any-return]
-    except ModuleNotFoundError:
-        raise LibraryError(f"{root} is no generated package: it has no dispatch.py") from None
+        rows: Sequence[Row] = importlib.import_module(f"{name}.dispatch").ROWS
+        kernels_of(rows, root)
+    except Exception as error:  # it is code, which may do anything
+        what = f"{type(error).__name__}: {error}"
+        raise LibraryError(f"{table} can't be imported ({what}); build the package again") from None
+    return rows

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from pav2gen import cli
-from pav2gen.runtime import compiling, launch, library, simt
+from pav2gen.runtime import launch, library, simt
 from pav2gen.runtime.cases import Case, copy_outputs, make
 from pav2gen.runtime.select import Key
 from pav2gen.runtime.toolchain import CompilerMissingError, corex, nvcc
@@ -27,13 +27,30 @@ import json, os, struct, sys
 home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if "--version" in sys.argv:
     print(open(os.path.join(home, "version")).read()); sys.exit()
+if any(word.startswith("-print-prog-name") for word in sys.argv):
+    print("no-such-program"); sys.exit()
 with open(os.path.join(home, "calls"), "a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\\n")
+if "-MF" in sys.argv and os.path.exists(os.path.join(home, "old")):
+    sys.exit("error: unknown argument: '-MF'")
 if os.path.exists(os.path.join(home, "broken")):
     sys.exit("k.cu:7: error: no such thing as a frobnicator")
 elf = b"\\x7fELF".ljust(40, b"\\0") + struct.pack("<Q10xHH2x", 64, 64, 1) + b"section".ljust(64, b"\\0")
 open(sys.argv[sys.argv.index("-o") + 1], "wb").write(elf)
+if "-MF" in sys.argv:
+    source, extra = sys.argv[sys.argv.index("-c") + 1], os.path.join(home, "dependencies")
+    more = open(extra).read() if os.path.exists(extra) else ""
+    open(sys.argv[sys.argv.index("-MF") + 1], "w").write("x.o: " + source + " " + more)
 """
+
+
+def output_of(call):
+    """The file that a command line makes."""
+    return call[call.index("-o") + 1]
+
+
+def is_current(path):
+    return simt.is_current(path, simt.Digests())
 
 
 class CorexMachine:
@@ -49,6 +66,10 @@ class CorexMachine:
 
     def version(self, text):
         (self.home / "version").write_text(text)
+
+    def compiled(self):
+        """The names of what was made since the last question."""
+        return [Path(output_of(call)).name for call in self.calls()]
 
     def calls(self):
         file = self.home / "calls"
@@ -75,7 +96,7 @@ def kernels(tmp_path):
 def test_corex_gets_the_flags_that_are_known_to_work(machine, kernels):
     path = library.build(kernels, "corex", jobs=1)
     *compiles, link = machine.calls()
-    assert len(compiles) == 3 and simt.is_whole(path)
+    assert len(compiles) == 3 and is_current(path)
     for call, source in zip(compiles, (*kernels.values(), None)):
         assert call[:6] == [
             "-std=c++17",
@@ -87,7 +108,9 @@ def test_corex_gets_the_flags_that_are_known_to_work(machine, kernels):
         ]
         assert call[6:8] == ["-DPAV2_WARP_SIZE=64", "-c"] and call[9] == "-o"
         assert source is None or call[8] == str(source)
-    assert link[0] == "-shared" and [Path(o).name for o in link[1:4]] == [Path(call[-1]).name for call in compiles]
+    assert link[0] == "-shared" and [Path(o).name for o in link[1:4]] == [
+        Path(output_of(call)).name for call in compiles
+    ]
     lib64 = f"{machine.home}/lib64"
     assert link[4:7] == [f"-L{lib64}", "-lcudart", f"-Wl,-rpath,{lib64}"] and link[7] == "-o"
 
@@ -110,12 +133,11 @@ def test_a_second_build_runs_no_compiler(machine, kernels):
 @pytest.mark.parametrize("left", [0, 63, 127])
 def test_what_a_power_cut_left_is_made_again(machine, kernels, left):
     path = library.build(kernels, "corex", jobs=1)
-    one = Path(next(call[-1] for call in machine.calls() if call[-1].endswith(".o") and "/one-" in call[-1]))
-    one = path.parent / one.name
+    one = path.parent / next(name for name in machine.compiled() if name.startswith("one-"))
     for file in (path, one):
         os.truncate(file, left)
     assert library.build(kernels, "corex", jobs=1) == path
-    assert simt.is_whole(path) and simt.is_whole(one) and len(machine.calls()) == 2
+    assert is_current(path) and is_current(one) and len(machine.calls()) == 2
 
 
 @pytest.mark.parametrize("change", ["source", "compiler", "arch", "kernels"])
@@ -123,23 +145,52 @@ def test_whatever_goes_in_is_part_of_the_key(machine, kernels, change):
     first = library.build(kernels, "corex", jobs=1)
     machine.calls()
     if change == "source":
-        kernels["pav2_one"].write_text("// changed\n")
+        kernels["pav2_one"].write_text("int changed;\n")
     elif change == "compiler":
         machine.version("clang version 18.1.8 (CoreX 4.4.0)")
     elif change == "kernels":
         kernels = {"pav2_one": kernels["pav2_one"]}
     second = library.build(kernels, "corex", arch="ivcore11" if change == "arch" else None, jobs=1)
-    compiled = len(machine.calls()) - 1
-    assert second != first and compiled == {"source": 1, "compiler": 3, "arch": 3, "kernels": 1}[change]
+    compiled = len(machine.calls()) - 1  # the index, which has the digests of all sources, among them
+    assert second != first and compiled == {"source": 2, "compiler": 3, "arch": 3, "kernels": 1}[change]
 
 
-def test_headers_are_part_of_the_key(machine, kernels, tmp_path, monkeypatch):
-    headers = tmp_path / "headers"
-    headers.mkdir()
-    monkeypatch.setattr(compiling, "HEADERS", headers)
+def test_a_file_that_only_the_compiler_knows_of(machine, kernels, tmp_path):
+    """Its own list of dependencies counts, whatever way the file was found."""
+    hidden = tmp_path / "found by other means.h"
+    hidden.write_text("// a\n")
+    (machine.home / "dependencies").write_text(str(hidden).replace(" ", "\\ "))
     first = library.build(kernels, "corex", jobs=1)
-    (headers / "a.cuh").write_text("// a\n")
-    assert library.build(kernels, "corex", jobs=1) != first
+    machine.calls()
+    assert library.build(kernels, "corex", jobs=1) == first and machine.calls() == []
+    hidden.write_text("// b\n")
+    assert library.build(kernels, "corex", jobs=1) == first and len(machine.calls()) == 4
+    hidden.unlink()
+    assert library.build(kernels, "corex", jobs=1) == first and len(machine.calls()) == 4
+
+
+def test_a_compiler_that_lists_no_dependencies(machine, kernels, tmp_path):
+    """Headers are then found by reading."""
+    (machine.home / "old").touch()
+    (tmp_path / "a.cuh").write_text("int a;\n")
+    kernels["pav2_one"].write_text('#include "a.cuh"\n')
+    library.build(kernels, "corex", jobs=1)
+    machine.calls()
+    (tmp_path / "a.cuh").write_text("int b;\n")
+    library.build(kernels, "corex", jobs=1)
+    assert len(machine.calls()) == 5  # the source and the index, with the flags and without, and the link
+
+
+@pytest.mark.parametrize("change", ["CPLUS_INCLUDE_PATH", "COMPILER_PATH", "another program of the same version"])
+def test_the_compiler_and_its_environment_are_part_of_the_key(machine, kernels, monkeypatch, change):
+    first = library.build(kernels, "corex", jobs=1)
+    machine.calls()
+    if change.isupper():
+        monkeypatch.setenv(change, "/opt/elsewhere")
+    else:
+        with (machine.home / "bin" / "clang++").open("a") as compiler:
+            compiler.write("# patched\n")
+    assert library.build(kernels, "corex", jobs=1) != first and len(machine.calls()) == 4
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(machine, kernels, tmp_path):

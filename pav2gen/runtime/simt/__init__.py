@@ -17,7 +17,8 @@ all threads reach, and both survive a kernel that crashes.
 A program of its own, with `main` and `<<<>>>`, is run by `python -m pav2gen.runtime.simt program.cu`.
 """
 
-from .build import CompileError, build, compile_commands, is_whole, run_command, run_plan
+from .build import CompileError, build, compile_commands, note_library, run_command, run_plan
+from .cache import CacheError, Digests, is_current, own_folder
 from .cli import main
 from .policy import Policy
 from .program import Program, Session, attach
@@ -27,8 +28,10 @@ from .toolchain import Command, Plan, ToolchainError, find_compiler
 
 __all__ = [
     "Buffer",
+    "CacheError",
     "Command",
     "CompileError",
+    "Digests",
     "Finding",
     "FindingsError",
     "Kernel",
@@ -47,8 +50,10 @@ __all__ = [
     "build",
     "compile_commands",
     "find_compiler",
-    "is_whole",
+    "is_current",
     "main",
+    "note_library",
+    "own_folder",
     "run_command",
     "run_plan",
 ]

@@ -6,7 +6,6 @@ import concurrent.futures
 import hashlib
 import os
 import re
-import struct
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .cache import (
+    Digests,
+    digest,
+    for_compilers,
+    identity,
+    inputs_of,
+    is_current,
+    note,
+    own_folder,
+    platform_cache,
+    read_dependencies,
+)
 from .program import Program, attach
 from .rewrite import RewriteError, rewrite_launches
 from .toolchain import (
@@ -30,8 +41,6 @@ from .toolchain import (
 
 StrPath = str | os.PathLike[str]
 
-#: Of the header of a 64-bit ELF file, little-endian: e_shoff, e_shentsize, e_shnum.
-_ELF64 = struct.Struct("<40xQ10xHH2x")
 _INCLUDE_LINE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 
 
@@ -46,10 +55,11 @@ class CompileError(Exception):
 
 
 def default_cache() -> Path:
-    """SIMT_CACHE, or a folder of the platform's cache."""
-    if os.environ.get("SIMT_CACHE"):
-        return Path(os.environ["SIMT_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "simt"
+    """SIMT_CACHE, or a folder of the platform's cache.
+
+    :raises ToolchainError: this user has no home folder
+    """
+    return platform_cache("SIMT_CACHE", "simt")
 
 
 def build(
@@ -71,7 +81,7 @@ def build(
     :param runtime_flags: further flags for the runtime, such as -DSIMT_UCONTEXT
     :param jobs: compilers at the same time
     :raises CompileError: a source does not compile; the compiler's own words and the command are in it
-    :raises ToolchainError: there is no compiler
+    :raises ToolchainError: there is no compiler, or the cache is not safe to use
     """
     plan = compile_commands(
         sources, None, warp_size=warp_size, checked=checked, include=include, defines=defines, flags=flags,
@@ -92,7 +102,7 @@ def compile_commands(
     the library is named so too. A source that has `kernel<<<…>>>` is rewritten here, into the cache.
     """
     cache = Path(cache_dir) if cache_dir else default_cache()
-    cache.mkdir(parents=True, exist_ok=True)
+    own_folder(cache)
     tool = find_compiler(checked, compiler)
     folders = [Path(p).resolve() for p in include]
     words = kernel_flags(tool, warp_size, checked, native, folders, defines, flags)
@@ -100,8 +110,7 @@ def compile_commands(
     workshop = _Workshop(tool, words, checked, folders, cache, ours)
     commands = [workshop.command(Path(s).resolve()) for s in sources]
     runtime = runtime_command(tool, Path("runtime.o"), warp_size, checked, native, list(runtime_flags))
-    digest = _digest(tool.version, runtime.argv, ours)
-    object_path = cache / f"runtime-{digest}.o"
+    object_path = cache / f"runtime-{_digest(tool.version, identity(tool.path), runtime.argv, ours)}.o"
     commands.insert(0, Command((*runtime.argv[:-1], str(object_path)), object_path))
     suffix = "" if program else ".so"
     name = f"simt-{_digest([c.output.name for c in commands], program)}{suffix}"
@@ -111,45 +120,65 @@ def compile_commands(
 
 
 def run_plan(plan: Plan, jobs: int = 2) -> Path:
-    """Run what has not been made yet.
+    """Run what has not been made yet, or was made from other files than there are now.
 
     :raises CompileError: a command failed
     """
     plan.out.parent.mkdir(parents=True, exist_ok=True)
-    todo = {c.output: c for c in plan.compile if not is_whole(c.output)}
+    digests = Digests()
+    kept = plan.out.parent == plan.compile[0].output.parent  # in the cache, where notes may lie
+    if kept and is_current(plan.out, digests):
+        return plan.out
+    todo = {c.output: c for c in plan.compile if not is_current(c.output, digests)}
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
-        list(pool.map(run_command, todo.values()))
-    if todo or not is_whole(plan.out):
-        run_command(plan.link())
+        list(pool.map(lambda command: run_command(command, digests), todo.values()))
+    run_command(plan.link())
+    if kept:
+        note_library(plan.out, [c.output for c in plan.compile], digests)
     return plan.out
 
 
-def is_whole(made: Path) -> bool:
-    """Whether an object or a library is there to its end: a power cut may leave a file whose bytes never came.
+def note_library(library: Path, objects: Iterable[Path], digests: Digests) -> None:
+    """Note what a library was made from: all that its objects were made from."""
+    note(library, sorted({path for made in objects for path in inputs_of(made)}), digests)
 
-    The section table of an ELF file, which is the last thing that assemblers and linkers write, must lie within it.
+
+def run_command(command: Command, digests: Digests | None = None) -> None:
+    """Run one command into a temporary file, rename that when it is complete, and note what it was made from.
+
+    :param digests: of the files seen so far
+    :raises CompileError: the command failed
     """
-    try:
-        with made.open("rb") as file:
-            header = file.read(_ELF64.size)
-            size = os.fstat(file.fileno()).st_size
-    except OSError:
-        return False
-    if len(header) < _ELF64.size or header[:4] != b"\x7fELF":
-        return False
-    table, entry_bytes, entries = _ELF64.unpack(header)
-    return bool(table and table + entry_bytes * entries <= size)
-
-
-def run_command(command: Command) -> None:
-    """Run one command into a temporary file, and rename that when it is complete."""
+    digests = Digests() if digests is None else digests
+    compiles = "-c" in command.argv
+    inputs = _included(Path(command.argv[command.argv.index("-c") + 1])) if compiles else []
+    for path in inputs:
+        digests.of(path)
     with tempfile.TemporaryDirectory(dir=command.output.parent, prefix=".making-") as folder:
-        made = Path(folder) / command.output.name
+        made, listed = Path(folder) / command.output.name, Path(folder) / "inputs.d"
         argv = [str(made) if word == str(command.output) else word for word in command.argv]
-        done = subprocess.run(argv, capture_output=True, text=True)
+        done = _run([*argv, "-MD", "-MF", str(listed)] if compiles else argv)
+        if compiles and done.returncode == 0:
+            inputs = read_dependencies(listed) or inputs
+        elif compiles:
+            done = _run(argv)  # the flags may be what the compiler refuses
         if done.returncode != 0:
             raise CompileError(command, done.stderr + done.stdout)
         os.replace(made, command.output)
+    if compiles:
+        note(command.output, inputs, digests)
+
+
+def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
+
+
+def _included(source: Path) -> list[str]:
+    """The source and the headers that it includes, found by reading; empty where it can't be read."""
+    try:
+        return [str(path) for path in _closure(source.resolve(), [])]
+    except OSError:
+        return []
 
 
 @dataclass(frozen=True)
@@ -170,7 +199,8 @@ class _Workshop:
         except OSError as error:
             raise CompileError(None, f"{source}: {error.strerror}") from None
         project = [(str(p), t) for p, t in texts.items()]
-        name = f"{source.stem}-{_digest(self.tool.version, self.words, self.checked, self.ours, project)}"
+        compiler = (self.tool.version, identity(self.tool.path))
+        name = f"{source.stem}-{_digest(compiler, self.words, self.checked, self.ours, project)}"
         compiled, extra = source, list[str]()
         if "<<<" in texts[source]:
             compiled, extra = self.cache / f"{name}.cu", [f"-iquote{source.parent}"]
@@ -202,7 +232,7 @@ def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
 def _own_digest() -> str:
     """Of the runtime and of what is done to assembly."""
     files = [ASSEMBLE, *sorted(p for p in INCLUDE.rglob("*") if p.is_file())]
-    return _digest([(p.name, p.read_text()) for p in files])
+    return _digest([(p.name, digest(p)) for p in files])
 
 
 def _digest(*parts: object) -> str:
@@ -210,8 +240,9 @@ def _digest(*parts: object) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    if path.exists():
+    content = text.encode("utf-8", "surrogateescape")
+    if digest(path) == hashlib.sha256(content).hexdigest():
         return
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+    temporary.write_bytes(content)
     os.replace(temporary, path)

@@ -1,0 +1,99 @@
+"""The cache of compiled libraries: its folder, one builder at a time for a library, and builds that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import simt
+from .simt.cache import platform_cache, read_json, write_note
+
+#: Words of a failure that another try may not meet: memory or disk that ran out, a compiler that was killed.
+_PASSING = re.compile(r"No space left|Cannot allocate|memory exhausted|out of memory|[Kk]illed|terminated", re.ASCII)
+
+#: The failures that this process knows: library -> what the compiler said.
+_failed: dict[Path, str] = {}
+
+
+class FailedBeforeError(Exception):
+    """A build failed before, and nothing that it depends on has changed. The message is the compiler's."""
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept: PAV2_CACHE, or pav2 in the platform's cache folder.
+
+    Raises simt.CacheError where this user has no home folder and PAV2_CACHE is not set.
+    """
+    return platform_cache("PAV2_CACHE", "pav2")
+
+
+@contextlib.contextmanager
+def locked(library: Path) -> Iterator[None]:
+    """One builder at a time for a library; the next finds it made.
+
+    The lock file is removed at the end. A link in its place is not followed, and nothing is written to it.
+    """
+    path = library.with_suffix(".lock")
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if not _is_still(path, handle):
+                continue  # its last holder removed it, and another may hold a new one
+            try:
+                yield
+            finally:
+                os.unlink(path)
+            return
+        finally:
+            os.close(handle)
+
+
+def _is_still(path: Path, handle: int) -> bool:
+    """Whether the file that is open is the one at ``path``."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+class Failures:
+    """What is known of a library's failed builds. Its name stands for all that the build depends on."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = library
+        self.path = library.with_suffix(".failed.json")
+        self._asked = time.time()
+
+    def raise_known(self) -> None:
+        """Raise FailedBeforeError if a build failed before, in this process or in another one."""
+        said = _failed.get(self.library) or self._noted()
+        if said:
+            raise FailedBeforeError(said)
+
+    def raise_new(self) -> None:
+        """Raise FailedBeforeError if another process has tried and failed since this one was asked."""
+        with contextlib.suppress(OSError):
+            if self.path.stat().st_mtime >= self._asked:
+                self.raise_known()
+
+    def remember(self, error: simt.CompileError) -> None:
+        """Note a failure that the next try would meet again."""
+        if not _PASSING.search(error.output):
+            _failed[self.library] = str(error)
+            with contextlib.suppress(OSError):
+                write_note(self.path, {"error": str(error)})
+
+    def forget(self) -> None:
+        """The library is there now."""
+        _failed.pop(self.library, None)
+        self.path.unlink(missing_ok=True)
+
+    def _noted(self) -> str:
+        said = read_json(self.path).get("error")
+        return said if isinstance(said, str) else ""

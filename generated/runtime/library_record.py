@@ -1,0 +1,202 @@
+"""What a compiled library says of itself: the compiler, the device, and the digest of each kernel's sources.
+
+The record is a JSON text in a section of the ELF file. It is read from the file's bytes, so that a library can be
+judged before any of its code runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: The section of the library that holds the record, and the version of the record's form.
+SECTION = ".pav2"
+FORMAT = 1
+
+#: No record and no section table is larger: what claims to be is damaged.
+MOST_BYTES = 16 << 20
+
+#: Machines of an ELF file, as ``platform.machine()`` and the tags of wheels spell them.
+MACHINES = {62: "x86_64", 183: "aarch64"}
+
+#: ``e_ident`` and ``e_machine``; ``e_shoff``, ``e_shentsize``, ``e_shnum``, ``e_shstrndx``.
+_HEADER = struct.Struct("<16s2xH20xQ10xHHH")
+#: Of a section's header: the place of its name, its offset and its size.
+_SECTION = struct.Struct("<I20xQQ24x")
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+_HEAD = re.compile(r"\A(?:[ \t]*(?://[^\n]*)?\n)*")
+
+
+class RecordError(ValueError):
+    """A file that is not a library of pav2 kernels, or has no readable record. The message has no path in it."""
+
+
+class Record(NamedTuple):
+    """What a library is.
+
+    toolchain: corex, nvcc or host. arch: ivcore10, sm_75 and the like; of a host library, the machine. warp_size: the
+    one that the kernels were compiled for. checked: whether it is a checked build of the host toolchain. compiler: what
+    the compiler says of its version. kernels: the digest of each kernel's sources, by the name of its entry function.
+    machine: the processor of the host code, from the ELF header.
+    """
+
+    toolchain: str
+    arch: str
+    warp_size: int
+    checked: bool
+    compiler: str
+    kernels: Mapping[str, str]
+    machine: str = ""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the kernels run on a GPU; those of the host toolchain run on the CPU."""
+        return self.toolchain != "host"
+
+    def __str__(self) -> str:
+        kind = " checked" if self.checked else ""
+        return f"{self.toolchain}{kind}, {self.arch}, warp size {self.warp_size}, {len(self.kernels)} kernels"
+
+    def text(self) -> str:
+        """The record as it stands in a library."""
+        fields = {name: value for name, value in self._asdict().items() if name != "machine"}
+        return json.dumps({"format": FORMAT, **fields})
+
+    def differing(self, sources: Mapping[str, str]) -> list[str]:
+        """The kernels that were compiled from other sources than ``sources`` (symbol -> ``source_digest``), sorted.
+
+        Kernels that only one of the two has are not among them.
+        """
+        return sorted(symbol for symbol in self.kernels.keys() & sources if self.kernels[symbol] != sources[symbol])
+
+    def lacking(self, sources: Mapping[str, str]) -> list[str]:
+        """The kernels of ``sources`` that the library does not have, sorted."""
+        return sorted(sources.keys() - self.kernels.keys())
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """The record of a library. Nothing of the library is executed, and only a few of its bytes are read.
+
+    Raises RecordError where ``path`` is not a regular file, not a whole ELF library, or has no record; OSError where it
+    can't be opened. A FIFO or a device is refused without reading from it.
+    """
+    handle = open_regular(path)
+    with os.fdopen(handle, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+
+        def read(offset: int, count: int) -> bytes:
+            if count > MOST_BYTES or offset + count > size:
+                raise RecordError("the file is cut short or damaged")
+            file.seek(offset)
+            return file.read(count)
+
+        if size < _HEADER.size or read(0, 4) != b"\x7fELF":
+            raise RecordError("it is not a shared library (not an ELF file)")
+        machine, content = _find_section(read)
+    return _parse(content, machine)
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """A descriptor to read a regular file from. Raises RecordError for anything else, without waiting on a FIFO."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise RecordError("it is not a regular file")
+    return handle
+
+
+def source_digest(path: str, read: Callable[[str], bytes]) -> str:
+    """The digest of a kernel's source and of all headers that it includes by a relative path.
+
+    ``read`` gives the bytes of a file; ``path`` is the source's, spelled as ``read`` takes it, with forward slashes.
+    Comments at the head of a file are left out: they name the spec and its digest, which code does not depend on.
+    Headers that ``read`` can't find (FileNotFoundError or KeyError) belong to the compiler and are left out too.
+    """
+    texts: dict[str, str] = {}
+    queue = [path]
+    while queue:
+        name = queue.pop()
+        if name in texts:
+            continue
+        try:
+            text = read(name).decode("utf-8", "surrogateescape")
+        except (FileNotFoundError, KeyError):
+            if name == path:
+                raise
+            continue
+        texts[name] = _HEAD.sub("", text, count=1)
+        folder = os.path.dirname(name)
+        queue += [os.path.normpath(os.path.join(folder, found)) for found in _INCLUDE.findall(text)]
+    headers = sorted((os.path.relpath(name, os.path.dirname(path)), text) for name, text in texts.items())
+    return hashlib.sha256(repr(headers).encode("utf-8", "surrogateescape")).hexdigest()[:20]
+
+
+def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
+    """The digest of each kernel's sources on the disk, by symbol. Raises OSError where a source can't be read."""
+    known: dict[str, bytes] = {}
+
+    def read(name: str) -> bytes:
+        if name not in known:
+            known[name] = Path(name).read_bytes()
+        return known[name]
+
+    return {symbol: source_digest(str(path), read) for symbol, path in kernels.items()}
+
+
+def mismatch(record: Record, sources: Mapping[str, str]) -> str:
+    """Why a library does not fit a package with these ``sources`` (symbol -> ``source_digest``); empty if it does.
+
+    A library may have fewer kernels than the package, and more.
+    """
+    if not record.kernels.keys() & sources:
+        return "it has none of the kernels of this package"
+    different = record.differing(sources)
+    if not different:
+        return ""
+    number = f"{len(different)} of its {len(record.kernels)} kernels" if len(record.kernels) > 1 else "its kernel"
+    return f"{number} (as {different[0]}) was compiled from other sources than this package has; compile it again"
+
+
+def _find_section(read: Callable[[int, int], bytes]) -> tuple[str, bytes]:
+    """(machine, content of the record's section) of an ELF file, whose bytes ``read(offset, count)`` gives."""
+    ident, machine, table, entry_bytes, entries, names_at = _HEADER.unpack(read(0, _HEADER.size))
+    if ident[4:6] != b"\x02\x01":
+        raise RecordError("it is not a 64-bit little-endian library")
+    if not table or entry_bytes != _SECTION.size or names_at >= entries:
+        raise RecordError("it has no record of what it is: it was stripped, or it is not a library of pav2 kernels")
+    raw = read(table, entry_bytes * entries)
+    sections = [_SECTION.unpack_from(raw, i * entry_bytes) for i in range(entries)]
+    _, names_offset, names_bytes = sections[names_at]
+    names = read(names_offset, names_bytes)
+    wanted = f"{SECTION}\0".encode()
+    for name, offset, count in sections:
+        if names[name : name + len(wanted)] == wanted:
+            return MACHINES.get(machine, f"machine {machine}"), read(offset, count)
+    raise RecordError("it has no record of what it is: it is not a library of pav2 kernels, or of an older version")
+
+
+def _parse(content: bytes, machine: str) -> Record:
+    """The record in a section's bytes. Raises RecordError for any other form."""
+    try:
+        fields: Any = json.loads(content.rstrip(b"\0").decode())
+        if fields.pop("format") != FORMAT:
+            raise RecordError("its record is of another version of pav2gen; compile it again")
+        record = Record(machine=machine, **fields)
+        types: Sequence[type] = (str, str, int, bool, str, dict)
+        if not all(type(value) is kind for value, kind in zip(record, types)):
+            raise ValueError
+        if not all(isinstance(word, str) for pair in record.kernels.items() for word in pair):
+            raise ValueError
+    except RecordError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise RecordError("its record of what it is can't be read: the file is damaged") from None
+    return record

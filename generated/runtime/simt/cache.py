@@ -1,0 +1,230 @@
+"""When a compiled file can be used again: what it was made from is noted beside it, and compared.
+
+`x.o` has `x.o.json` beside it: the digest of `x.o` itself, and the digest of every file that the compiler read for it,
+by the compiler's own list. The name `x` holds what no file holds: flags, the compiler, the environment that it reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from .toolchain import ToolchainError
+
+#: The variables that g++, clang++, nvcc and their linkers read, beside the command line.
+VARIABLES = (
+    *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
+    *("SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS", "CLANG_CONFIG_FILE_SYSTEM_DIR"),
+    *("CLANG_CONFIG_FILE_USER_DIR", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CICC_PATH"),
+    *("NVVMIR_LIBRARY_DIR", "LD_RUN_PATH", "LDEMULATION"),
+)
+
+#: The programs that a driver calls, by the name that `-print-prog-name` takes; and those that lie beside nvcc.
+PARTS = ("cc1plus", "as", "ld")
+NVCC_PARTS = ("cudafe++", "ptxas", "fatbinary", "nvlink", "nvcc.profile", "../nvvm/bin/cicc")
+
+
+class CacheError(ToolchainError):
+    """The folder of compiled files can't be used; the message says why, and what would work."""
+
+
+def platform_cache(variable: str, name: str) -> Path:
+    """The folder that `variable` names, or the folder `name` in the platform's cache.
+
+    :raises CacheError: this user has no home folder
+    """
+    if os.environ.get(variable):
+        return Path(os.path.abspath(os.environ[variable]))
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / name
+    except RuntimeError:
+        raise CacheError(f"this user has no home folder to keep compiled files in; set {variable}") from None
+
+
+def own_folder(folder: Path) -> Path:
+    """Make a folder that only this user can write to, or see that it is one: what lies in it will be executed.
+
+    :raises CacheError: it belongs to another user, others can write to it, or it can't be made
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = os.stat(folder)
+    except OSError as error:
+        raise CacheError(f"{folder}: the cache can't be made there ({error.strerror})") from None
+    if state.st_uid not in (os.geteuid(), 0):
+        raise CacheError(
+            f"{folder}: compiled files are kept there, but it belongs to user {state.st_uid}; use a folder of yours"
+        )
+    if state.st_mode & 0o022:
+        raise CacheError(
+            f"{folder}: others can write there, and what lies there is executed; remove it, or make it yours: chmod 700"
+        )
+    return folder
+
+
+class Digests:
+    """The digests of files, each read once: what is seen first counts, so that an edit meanwhile is noticed later."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def of(self, path: str | os.PathLike[str]) -> str:
+        """The sha256 of a regular file; an empty string where there is none that can be read."""
+        name = os.fspath(path)
+        if name not in self._known:
+            self._known[name] = digest(name)
+        return self._known[name]
+
+
+def digest(path: str | os.PathLike[str]) -> str:
+    """The sha256 of a regular file; an empty string for what is none, or can't be read. Never waits on a FIFO."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return ""
+        found = hashlib.sha256()
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def note_of(output: Path) -> Path:
+    """The note that belongs to a compiled file."""
+    return output.with_name(output.name + ".json")
+
+
+def note(output: Path, inputs: Iterable[str], digests: Digests) -> None:
+    """Write down what `output` was made from. `digests` should have seen the inputs before the compiler did."""
+    found = {os.path.abspath(name): digests.of(os.path.abspath(name)) for name in inputs}
+    write_note(note_of(output), {"sha256": digest(output), "inputs": found})
+
+
+def read_note(output: Path) -> Mapping[str, object]:
+    """The note of a compiled file; empty where there is none that can be read."""
+    return read_json(note_of(output))
+
+
+def inputs_of(output: Path) -> dict[str, str]:
+    """The digest of each file that `output` was made from, by path; empty where that is unknown."""
+    inputs = read_note(output).get("inputs")
+    return dict(inputs) if isinstance(inputs, dict) else {}
+
+
+def is_current(output: Path, digests: Digests) -> bool:
+    """Whether a compiled file is there as it was made, and would be made the same way again."""
+    noted = read_note(output)
+    inputs = inputs_of(output)
+    if not inputs or any(digests.of(path) != known for path, known in inputs.items()):
+        return False
+    return noted.get("sha256") == digest(output)
+
+
+def read_json(path: Path) -> Mapping[str, object]:
+    """A small JSON object that we wrote; empty for anything else. Never waits on a FIFO."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            found = json.loads(file.read()) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_note(path: Path, content: Mapping[str, object]) -> None:
+    """Write a small JSON object in one step, over whatever is there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+        json.dump(content, file)
+    os.replace(temporary, path)
+
+
+def read_dependencies(path: Path) -> list[str]:
+    """The files of a rule that a compiler wrote with `-MD`: `target: file file \\`, in the syntax of make.
+
+    Empty where the compiler wrote none.
+    """
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="surrogateescape").replace("\\\n", " ")
+    _, _, rule = text.partition(": ")
+    words = re.findall(r"(?:\\.|[^\s\\])+", rule.partition("\n")[0])
+    return [re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in words]
+
+
+def environment() -> dict[str, str]:
+    """The variables of the environment that a compiler reads and that are set."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def for_compilers() -> dict[str, str]:
+    """The environment for a compiler: this one, with messages in English and in ASCII."""
+    return {**os.environ, "LC_ALL": "C"}
+
+
+def identity(compiler: str) -> str:
+    """The digest of a compiler: of the program and of those that it calls, and of the variables that it reads."""
+    parts = [(path, _digest_of_program(path, *_state(path))) for path in _programs(os.path.realpath(compiler))]
+    return hashlib.sha256(repr((compiler, parts, environment())).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _programs(compiler: str) -> Iterator[str]:
+    yield compiler
+    if Path(compiler).name.startswith("nvcc"):
+        here = _nvcc_folder(compiler)
+        yield from (os.path.realpath(os.path.join(here, part)) for part in NVCC_PARTS)
+        yield from _programs_of(shutil.which(os.environ.get("NVCC_CCBIN", "g++")) or "")
+    else:
+        yield from _programs_of(compiler)
+
+
+@functools.cache
+def _programs_of(driver: str) -> tuple[str, ...]:
+    """What a driver of the GCC kind calls, as far as it says."""
+    if not driver:
+        return ()
+    found = [driver]
+    for part in PARTS:
+        done = _asked(driver, f"-print-prog-name={part}")
+        found += [path for path in (shutil.which(done.strip()),) if path]
+    return tuple(map(os.path.realpath, found))
+
+
+@functools.cache
+def _nvcc_folder(compiler: str) -> str:
+    """Where nvcc's own parts lie: nvcc says so, since the one on the path may be a script that calls another."""
+    said = re.search(r"^#\$ _HERE_=(.+)$", _asked(compiler, "--dryrun", "-x", "cu", "-c", os.devnull), re.MULTILINE)
+    return said[1] if said else os.path.dirname(compiler)
+
+
+def _asked(*command: str) -> str:
+    """All that a compiler answers to a question; empty where it can't be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
+    except OSError:
+        return ""
+    return done.stdout + done.stderr if done.returncode == 0 else ""
+
+
+def _state(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+@functools.cache
+def _digest_of_program(path: str, size: int, changed: int) -> str:
+    return digest(path)
