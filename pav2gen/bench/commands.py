@@ -187,7 +187,7 @@ def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: P
     chosen = selected(spec, filters)
     path = out or Path(f"{chosen.spec.name}.html")
     check_output(path, spec, *files)
-    check_replaceable(path, b"<!DOCTYPE html>", "page")
+    check_replaceable(path, b"<!DOCTYPE html>", "a page of HTML")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(chosen, files), encoding="utf-8")
     click.echo(f"{path}: {len(chosen.kernels)} kernels, {len(files)} bench {'file' if len(files) == 1 else 'files'}")

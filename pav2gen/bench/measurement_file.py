@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pav2gen.errors import UserError
+from pav2gen.family.axes import AXES
 from pav2gen.files import check_replaceable
 from pav2gen.runtime.select import Key
 
@@ -37,7 +38,7 @@ def check_writable(path: Path) -> None:
 
     OSError, or UserError where something else stands there.
     """
-    check_replaceable(path, f'{{\n "kind": "{KIND}"'.encode(), "bench of pav2gen")
+    check_replaceable(path, f'{{\n "kind": "{KIND}"'.encode(), "a document of pav2gen bench")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a"):
         pass
@@ -96,9 +97,9 @@ def _wrong_key(what: str, key: Mapping[str, Any]) -> Iterator[str]:
     if key.keys() != set(Key._fields):
         yield f"{what} has other axes than {', '.join(Key._fields)}"
         return
-    for axis, kind in zip(Key._fields, (int, int, int, str, str, bool, bool), strict=True):
-        if type(key[axis]) is not kind:
-            yield f"{what} has {axis}: {key[axis]!r}"
+    for axis, value in key.items():
+        if not AXES[axis].has_type(value):
+            yield f"{what} has {axis}: {value!r}"
 
 
 def _not_positive(what: str, values: Mapping[str, Any], names: Iterable[str], or_zero: bool = False) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pav2gen.bench.line_chart import tokens
+from pav2gen.family.axes import HEADS, title
 from pav2gen.runtime.select import Key
 
 
@@ -36,10 +37,8 @@ class Measurement:
     def title(self) -> str:
         """The key and the rank, in short."""
         key = Key(**self.point["key"])
-        cache = "" if key.kv_cache_dtype == "auto" else f", {key.kv_cache_dtype} cache"
-        extras = ", ALiBi" * key.alibi + ", block-sparse" * key.blocksparse
         heads = f"{self.point['num_heads']}/{self.point['kv_heads']} heads of {key.head_size}"
-        return f"{heads}, {key.dtype}{cache}, pages of {key.block_size}{extras}"
+        return f"{heads}, {title(key._asdict(), leave_out=HEADS)}"
 
     @property
     def where(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pav2gen.family.axes import HEADS, title
 from pav2gen.family.spec import Spec
 from pav2gen.plan.kernel import Plan
 from pav2gen.runtime.select import Key
@@ -58,7 +59,5 @@ def _cell(spec: Spec, every: Sequence[Plan], size: int, reasons: dict[str, int])
 def short_title(plan: Plan) -> str:
     """A key in short: what tells it from the others of a family."""
     v = plan.variant
-    cache = "" if v.kv_cache_dtype == "auto" else f", {v.kv_cache_dtype} cache"
-    extras = ", ALiBi" * v.alibi + ", block-sparse" * v.blocksparse
     heads = f"{plan.rank.num_heads}/{plan.rank.num_kv_heads} heads of {v.head_size}"
-    return f"{heads}, {v.dtype}{cache}, pages of {v.block_size}{extras}"
+    return f"{heads}, {title(v.key._asdict(), leave_out=HEADS)}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pav2gen.family.spec import RankShape
 from pav2gen.family.target import Target
 from pav2gen.plan.kernel import Plan
-from pav2gen.runtime.select import Key, Row, cost
+from pav2gen.runtime.select import cost
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Predictor:
         """The predicted time: waves of blocks that share the bandwidth evenly, and two launches."""
         share = self._bandwidth * 1e6 / self._multiprocessors  # bytes a millisecond for each multiprocessor
         launches = 2 * (self.target.launch_us or 0.0) / 1e3
-        tokens = min(cost(_row(plan), num_seqs, seq_len, self._blocks(plan)) for plan in self.plans)
+        tokens = min(cost(plan.row(), num_seqs, seq_len, self._blocks(plan)) for plan in self.plans)
         return launches + tokens * self.token_bytes / share
 
     def _blocks(self, plan: Plan) -> int:
@@ -54,9 +54,3 @@ class Predictor:
 def predictable(target: Target) -> bool:
     """Whether the figures of ``target`` that a prediction needs are known."""
     return target.bandwidth_gbps is not None and target.multiprocessors is not None
-
-
-def _row(plan: Plan) -> Row:
-    """The kernel's row in the dispatch table, which the choice at run time is made from."""
-    literals = plan.row()
-    return Row(**{**literals, "key": Key(**literals["key"])})  # type: ignore[arg-type]

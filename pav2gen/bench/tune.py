@@ -40,7 +40,7 @@ DIGITS = 6
 class TuneOptions:
     """What is measured, and how. ``seq_lens`` None means the powers of two at which a spec prefers V2.
 
-    replace: whether rows that this run does not measure may be lost. progress: as in ``bench.Options``.
+    replace: whether rows that this run does not measure may be lost. progress: as in ``bench.BenchOptions``.
     """
 
     device: torch.device

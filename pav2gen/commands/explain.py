@@ -8,17 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pav2gen.errors import UserError
-from pav2gen.family.spec import Exclusion, Spec, axis_path, extended, variants
-from pav2gen.family.variant import AXES, KV_ALIASES, Variant, expand
+from pav2gen.family.axes import AXES
+from pav2gen.family.spec import Exclusion, Spec, extended, variants
+from pav2gen.family.variant import Variant, expand
 from pav2gen.reading.rule import AxisRule
 from pav2gen.reading.rules import RULES, check
+from pav2gen.runtime.select import distance, relative_difference
 from pav2gen.wording import did_you_mean, flow_list, flow_map, quoted, spelled
 
-#: Of kernels, and of specs, so many are named at most.
+#: Messages name at most this many kernels or specs.
 MOST_NAMED = 8
-
-#: A variant, for the types of its axes.
-_ANY = Variant("", 1, 1, 1, "", "", False, False, 1)
 
 
 @dataclass(frozen=True)
@@ -143,37 +142,13 @@ def read_value(axis: str, value: object) -> object:
     """``value`` of ``axis``, typed. Raises UserError for an unknown axis, and where it is of another type."""
     if axis not in AXES:
         raise UserError(f"there is no axis {quoted(axis)}; {did_you_mean(axis, AXES)}")
-    kind = type(getattr(_ANY, axis))
-    if type(value) is kind and kind is not str:
-        return value
-    text = spelled(value).strip()
-    if kind is str:
-        return KV_ALIASES.get(text, text)
-    if kind is bool and text in ("true", "false"):
-        return text == "true"
-    if kind is int and text.isascii() and text.isdigit() and len(text) < 10:
-        return int(text)
-    raise UserError(
-        f"{axis}={text[:40]} is no {'whole number from 0 to 999999999' if kind is int else 'true or false'}"
-    )
+    found = AXES[axis]
+    return value if found.has_type(value) and found.kind is not str else found.parse(spelled(value))
 
 
 def differing_axes(query: Mapping[str, object], variant: Variant) -> tuple[str, ...]:
     """The axes on which ``variant`` has another value than ``query`` asks for."""
     return tuple(axis for axis, value in query.items() if getattr(variant, axis) != value)
-
-
-def distance(query: Mapping[str, object], variant: Variant) -> tuple[int, float]:
-    """How far ``variant`` is from ``query``: the axes that differ, then the sum of their relative differences."""
-    axes = differing_axes(query, variant)
-    return len(axes), sum(_relative_difference(query[axis], getattr(variant, axis)) for axis in axes)
-
-
-def _relative_difference(asked: object, has: object) -> float:
-    """Of two different numbers, their difference over the larger; 1 for names and flags."""
-    if isinstance(asked, int) and isinstance(has, int) and not isinstance(asked, bool):
-        return abs(asked - has) / max(asked, has)
-    return 1.0
 
 
 def _refusals(query: Mapping[str, object]) -> Iterator[Refusal]:
@@ -198,7 +173,7 @@ def _obstacle(query: Mapping[str, object], spec: Spec) -> Obstacle:
 def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float]:
     """How much an obstacle asks to change: the axes to extend, then how far from what they have."""
     axes = obstacle.spec.axes
-    nearest = (min(_relative_difference(query[axis], has) for has in axes[axis]) for axis in obstacle.lacking)
+    nearest = (min(relative_difference(query[axis], has) for has in axes[axis]) for axis in obstacle.lacking)
     return len(obstacle.lacking), sum(nearest)
 
 
@@ -210,7 +185,7 @@ def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[Edit]:
     spec, whole = obstacle.spec, dict[str, dict[str, tuple[object, ...]]]()
     for axis in obstacle.lacking:
         values = extended(spec.axes[axis], query[axis])
-        path = axis_path(axis)
+        path = AXES[axis].path
         section = path.partition(".")[0]
         if section not in spec.places or _in_braces(spec, section):
             whole.setdefault(section, {})[axis] = values

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pav2gen.family.axes import AXES
 from pav2gen.family.target import Target
-from pav2gen.family.variant import AXES, Variant, expand
+from pav2gen.family.variant import Variant, expand
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Spec:
-    """A family of kernels. ``axes`` has every axis of ``variant.AXES`` (alibi and blocksparse come from ``features``).
+    """A family of kernels. ``axes`` has the values of every axis of ``family.axes``.
 
     ``cuda`` holds what the spec sets of the layout of CUDA kernels (``cuda_plan.CHOICES``); the rest is planned.
     ``unbuilt`` holds the features of the schema that no kernel has yet. ``places`` says where things stand in the
@@ -107,14 +108,11 @@ class Spec:
         return next((self.places[name] for name in path if name in self.places), self.file_name)
 
 
-def axis_path(axis: str) -> str:
-    """Where a spec gives the values of ``axis``: ``axes.head_size``, ``features.alibi``."""
-    return f"{'features' if axis in ('alibi', 'blocksparse') else 'axes'}.{axis}"
-
-
 def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
-    """The values of an axis and one more; numbers in ascending order."""
-    return (*values, value) if isinstance(value, str) else tuple(sorted((*values, value)))  # type: ignore[type-var]
+    """The values of an axis and one more: numbers in ascending order, null first."""
+    if isinstance(value, str):
+        return (*values, value)
+    return tuple(sorted((*values, value), key=lambda one: (one is not None, one)))
 
 
 def variants(spec: Spec) -> tuple[Variant, ...]:

@@ -9,16 +9,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pav2gen.runtime.select import KV_ALIASES, Key
+from pav2gen.family.axes import AXES, slug
+from pav2gen.runtime.select import Key
 
-__all__ = ["AXES", "KV_ALIASES", "Key", "Variant", "expand"]
-
-DTYPE_TAGS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-KV_TAGS = {"auto": "", "fp8_e4m3": "_e4m3", "fp8_e5m2": "_e5m2"}
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-
-#: The axes of a spec in the order in which they name a kernel; the last one varies fastest.
-AXES = (*Key._fields, "partition_size")
 
 
 @dataclass(frozen=True, order=True)
@@ -43,12 +37,7 @@ class Variant:
     @property
     def slug(self) -> str:
         """A short name, unique within the spec: ``hd256_g6_b16_f16_p512``."""
-        features = ("_alibi" if self.alibi else "") + ("_sparse" if self.blocksparse else "")
-        kv = KV_TAGS[self.kv_cache_dtype]
-        return (
-            f"hd{self.head_size}_g{self.gqa_ratio}_b{self.block_size}_{DTYPE_TAGS[self.dtype]}{kv}{features}"
-            f"_p{self.partition_size}"
-        )
+        return slug({axis: getattr(self, axis) for axis in AXES})
 
     @property
     def symbol(self) -> str:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from pav2gen.family.axes import title
 from pav2gen.family.spec import RankShape, Spec
 from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_plan import CudaPlan, plan_cuda
 from pav2gen.plan.torch_plan import TorchPlan
-from pav2gen.runtime.select import MIB
+from pav2gen.runtime.select import MIB, Row
 from pav2gen.runtime.tiling import Budget
 
 
@@ -34,11 +35,7 @@ class Plan:
     @property
     def title(self) -> str:
         """The key in words, for the head of a source."""
-        v = self.variant
-        heads = f"{v.gqa_ratio} query heads for each KV head" if v.gqa_ratio > 1 else "one query head for each KV head"
-        cache = "" if v.kv_cache_dtype == "auto" else f", {v.kv_cache_dtype} cache"
-        extras = (", ALiBi" if v.alibi else "") + (", block-sparse" if v.blocksparse else "")
-        return f"head size {v.head_size}, {heads}, pages of {v.block_size}, {v.dtype}{cache}{extras}"
+        return title(self.variant.key._asdict())
 
     @cached_property
     def rank(self) -> RankShape:
@@ -74,21 +71,21 @@ class Plan:
             **(self.cuda.figures() if "cuda" in self.spec.backends else {}),
         }
 
-    def row(self) -> dict[str, object]:
-        """The literals of the kernel's row in the dispatch table (runtime/select.Row)."""
+    def row(self) -> Row:
+        """The kernel's row of the dispatch table."""
         v, dispatch, target = self.variant, self.spec.dispatch, self.spec.target
-        return {
-            "symbol": v.symbol,
-            "spec": v.spec,
-            "key": v.key._asdict(),
-            "partition_size": v.partition_size,
-            "torch": v.torch_path.removesuffix(".py").replace("/", ".") if "torch" in self.spec.backends else "",
-            "cuda": v.cuda_path if "cuda" in self.spec.backends else "",
-            "min_seq_len": dispatch.min_seq_len,
-            "fixed_partition": dispatch.partition or 0,
-            "multiprocessors": target.multiprocessors or 0,
-            "workspace_mib": self.spec.limits.workspace_mib,
-        }
+        return Row(
+            symbol=v.symbol,
+            spec=v.spec,
+            key=v.key,
+            partition_size=v.partition_size,
+            torch=v.torch_path.removesuffix(".py").replace("/", ".") if "torch" in self.spec.backends else "",
+            cuda=v.cuda_path if "cuda" in self.spec.backends else "",
+            min_seq_len=dispatch.min_seq_len,
+            fixed_partition=dispatch.partition or 0,
+            multiprocessors=target.multiprocessors or 0,
+            workspace_mib=self.spec.limits.workspace_mib,
+        )
 
 
 def plan(variant: Variant, spec: Spec) -> Plan:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pav2gen.family.spec import Spec, axis_path
+from pav2gen.family.axes import AXES
+from pav2gen.family.spec import Spec
 from pav2gen.family.variant import Variant
 from pav2gen.wording import flow_map
 
@@ -61,7 +62,7 @@ class AxisRule(Rule):
 
     def _paths(self, spec: Spec, value: object) -> tuple[str, ...]:
         """Where ``value`` of the first axis may stand."""
-        path = axis_path(self.axes[0])
+        path = AXES[self.axes[0]].path
         return f"{path}[{spec.axes[self.axes[0]].index(value)}]", path, "axes"
 
 

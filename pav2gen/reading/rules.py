@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection
 
 from pav2gen.errors import UserError
+from pav2gen.family.axes import AXES, PARTITION_SIZES
 from pav2gen.family.spec import Spec, extended, variants
-from pav2gen.family.variant import AXES, DTYPE_TAGS, KV_TAGS, Key, expand
+from pav2gen.family.variant import expand
 from pav2gen.plan.cuda_plan import CHOICES
 from pav2gen.plan.torch_plan import smallest_workspace_bytes
 from pav2gen.reading.rule import AxisRule, Expanded, Rule, SpecRule, Violation
-from pav2gen.runtime.select import BLOCK_SIZES, BUILDABLE, GQA_RATIOS, HEAD_SIZES, MIB, MOST_BLOCKS
+from pav2gen.runtime.select import MIB, MOST_BLOCKS, Key
 from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
-
-PARTITION_SIZES = (64, 128, 256, 512, 1024, 2048)
 
 
 def check(spec: Spec) -> None:
@@ -26,25 +24,22 @@ def check(spec: Spec) -> None:
             raise UserError(f"{found.sentence} (rule {rule.id})", spec.where(*found.paths, ""))
 
 
-def _number_rule(id: str, axis: str, choices: Collection[int], works: str, reason: str) -> AxisRule:
-    """A rule that the values of ``axis`` are among ``choices``, which ``works`` describes."""
+def _axis_rule(axis: str, reason: str) -> AxisRule:
+    """A rule that the values of ``axis`` are among those that the table of axes allows."""
+    allowed, works = AXES[axis].allowed, AXES[axis].works
 
-    def complaint(value: int) -> str | None:
-        if value in choices:
+    def number(value: int) -> str | None:
+        if value in allowed:
             return None
-        nearest = min(choices, key=lambda choice: abs(choice - value))
-        return f"{axis} cannot be {value}: it is {works}; the nearest is {nearest}"
+        nearest = min(allowed, key=lambda choice: abs(choice - value))  # type: ignore[operator]
+        return f"{axis} cannot be {value}: it must be {works}; the nearest is {nearest}"
 
-    return AxisRule(id, reason, (axis,), complaint)
+    def name(value: str) -> str | None:
+        return (
+            None if value in allowed else f"{axis} cannot be {quoted(value)}; {did_you_mean(value, map(str, allowed))}"
+        )
 
-
-def _name_rule(id: str, axis: str, choices: Collection[str], reason: str) -> AxisRule:
-    """A rule that the values of ``axis`` are among the words ``choices``."""
-
-    def complaint(value: str) -> str | None:
-        return None if value in choices else f"{axis} cannot be {quoted(value)}; {did_you_mean(value, choices)}"
-
-    return AxisRule(id, reason, (axis,), complaint)
+    return AxisRule(axis.replace("_", "-"), reason, (axis,), number if AXES[axis].kind is int else name)
 
 
 def _whole_blocks(partition_size: int, block_size: int) -> str | None:
@@ -203,40 +198,26 @@ RULES: tuple[Rule, ...] = (
         "each KV head serves the same number of query heads (vLLM: num_heads % num_kv_heads == 0)",
         _kv_heads_divide_heads,
     ),
-    _number_rule(
-        "head-size",
+    _axis_rule(
         "head_size",
-        HEAD_SIZES,
-        BUILDABLE["head_size"][1],
         "a key lies in the cache as groups of 16 bytes, 8 elements of float16 (vLLM's split_kv_cache); models have "
         "heads of 32 to 256 elements, and a few of 512",
     ),
-    _number_rule(
-        "gqa-ratio",
+    _axis_rule(
         "gqa_ratio",
-        GQA_RATIOS,
-        BUILDABLE["gqa_ratio"][1],
         "one block holds the query heads of a whole group; the largest group known is Falcon-7B's 71",
     ),
-    _number_rule(
-        "partition-size",
+    _axis_rule(
         "partition_size",
-        PARTITION_SIZES,
-        "a power of two from 64 to 2048",
         "threads share a partition evenly; vLLM's V2 takes 512, the ROCm forks 256 and 1024",
     ),
-    _number_rule(
-        "block-size",
+    _axis_rule(
         "block_size",
-        BLOCK_SIZES,
-        BUILDABLE["block_size"][1],
         "vLLM 0.6 offers pages of 8, 16 and 32 tokens, later ones and other cards' forks also 64 and 128",
     ),
-    _name_rule("dtype", "dtype", DTYPE_TAGS, "the types of query and output that vLLM's operator takes"),
-    _name_rule(
-        "kv-cache-dtype",
+    _axis_rule("dtype", "the types of query and output that vLLM's operator takes"),
+    _axis_rule(
         "kv_cache_dtype",
-        KV_TAGS,
         "the names of vLLM's --kv-cache-dtype; fp8 is a storage format, decoded in float32 on any card",
     ),
     SpecRule(

@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pav2gen.errors import UserError
-from pav2gen.family.variant import AXES, KV_ALIASES, Variant
+from pav2gen.family.axes import AXES
+from pav2gen.family.variant import Variant
 from pav2gen.plan.kernel import Kernel, kernels
 from pav2gen.reading import spec_file as spec
 from pav2gen.reading.spec_file import Spec
@@ -95,5 +96,5 @@ def _condition(text: str) -> tuple[str, Condition]:
         return "slug", lambda variant: fnmatchcase(variant.slug, text)
     if axis not in AXES:
         raise UserError(f"--filter {quoted(text)} names no axis; {did_you_mean(axis, AXES)}")
-    wanted = KV_ALIASES.get(value, value) if axis == "kv_cache_dtype" else value
+    wanted = AXES[axis].aliases.get(value, value)
     return axis, lambda variant: spelled(getattr(variant, axis)) == wanted

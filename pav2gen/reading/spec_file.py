@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pav2gen.family.spec import Dispatch, Exclusion, Limits, Model, RankShape, Spec, axis_path, variants
+from pav2gen.family.axes import AXES, AXES_SECTION, FEATURES_SECTION
+from pav2gen.family.spec import Dispatch, Exclusion, Limits, Model, RankShape, Spec, variants
 from pav2gen.family.target import FIGURES, Target, find
-from pav2gen.family.variant import AXES, KV_ALIASES
 from pav2gen.plan.cuda_plan import CHOICES
 from pav2gen.reading import rules
+from pav2gen.reading.axis_value import reader_of
 from pav2gen.reading.yaml_file import parse_yaml, read_file
 from pav2gen.reading.yaml_node import Node
 from pav2gen.wording import one_of, quoted, spelled
@@ -22,6 +23,14 @@ __all__ = ["Dispatch", "Exclusion", "Limits", "Model", "RankShape", "Spec", "loa
 
 SCHEMA = 1
 
+
+def _keys_of(section: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The axes of a section: those that a spec must give, and those that have a default."""
+    axes = [axis for axis in AXES.values() if axis.section == section]
+    required = tuple(axis.name for axis in axes if axis.default is None)
+    return required, tuple(axis.name for axis in axes if axis.default is not None)
+
+
 #: The keys of each mapping: those that a spec must give, and those that it may.
 KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "": (
@@ -29,22 +38,17 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("about", "features", "exclude", "backends", "cuda", "dispatch", "limits"),
     ),
     "model": (("num_heads", "num_kv_heads", "max_seq_len"), ("tensor_parallel",)),
-    "axes": (("head_size", "gqa_ratio"), ("partition_size", "block_size", "dtype", "kv_cache_dtype")),
-    "features": ((), ("alibi", "blocksparse", "softcap", "sliding_window", "sinks")),
+    AXES_SECTION: _keys_of(AXES_SECTION),
+    FEATURES_SECTION: ((), (*_keys_of(FEATURES_SECTION)[1], "softcap", "sliding_window", "sinks")),
     "cuda": ((), tuple(CHOICES)),
     "dispatch": ((), ("min_seq_len", "partition")),
     "limits": ((), ("max_variants", "workspace_mib")),
 }
 
-#: What stands for a key that a spec leaves out; for ``about``, the name does.
+#: Default for each optional key. ``about`` defaults to the name.
 DEFAULTS: Mapping[str, object] = {
     "model.tensor_parallel": (1,),
-    "axes.partition_size": (512,),  # vLLM's
-    "axes.block_size": (16,),  # vLLM's
-    "axes.dtype": ("float16",),
-    "axes.kv_cache_dtype": ("auto",),
-    "features.alibi": (False,),
-    "features.blocksparse": (False,),
+    **{axis.path: axis.default for axis in AXES.values() if axis.default is not None},
     "features.softcap": None,
     "features.sliding_window": None,
     "features.sinks": False,
@@ -153,7 +157,7 @@ def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
         about=fields.one("about", _comment) if "about" in fields.nodes else name,
         target=fields.one("target", _target),
         model=_model(fields),
-        axes={axis: fields.many(axis_path(axis), _AXIS_READERS[axis]) for axis in AXES},
+        axes={axis.name: fields.many(axis.path, reader_of(axis)) for axis in AXES.values()},
         exclude=fields.one("exclude", _exclusions),
         backends=fields.many("backends", lambda node: node.choice(BACKENDS)),
         dispatch=Dispatch(
@@ -217,12 +221,6 @@ def _target(node: Node) -> Target:
     return target
 
 
-def _kv_cache_dtype(node: Node) -> str:
-    """A type of the KV cache, under its own name."""
-    text = node.text()
-    return KV_ALIASES.get(text, text)
-
-
 def _partition(node: Node) -> int | None:
     """A fixed partition size, or None for ``auto``."""
     if node.yaml_type == "str":
@@ -239,7 +237,8 @@ def _exclusions(node: Node) -> tuple[Exclusion, ...]:
 def _exclusion(node: Node) -> Exclusion:
     """One exclusion."""
     fields = node.fields(("when", "because"))
-    when = {axis: _distinct(values, _AXIS_READERS[axis]) for axis, values in fields["when"].fields((), AXES).items()}
+    given = fields["when"].fields((), tuple(AXES))
+    when = {name: _distinct(values, reader_of(AXES[name])) for name, values in given.items()}
     if not when:
         raise fields["when"].fail("exclude.when names no axis, and would exclude everything; name axes and values")
     return Exclusion(when, _comment(fields["because"]), node.line)
@@ -249,17 +248,6 @@ def _null_or(read: Callable[[Node], object]) -> Callable[[Node], object]:
     """A reader that takes null for None."""
     return lambda node: None if node.is_null() else read(node)
 
-
-_AXIS_READERS: Mapping[str, Callable[[Node], Any]] = {
-    "head_size": Node.integer,
-    "gqa_ratio": Node.integer,
-    "block_size": Node.integer,
-    "dtype": Node.text,
-    "kv_cache_dtype": _kv_cache_dtype,
-    "alibi": Node.boolean,
-    "blocksparse": Node.boolean,
-    "partition_size": Node.integer,
-}
 
 _UNBUILT_READERS: Mapping[str, Callable[[Node], object]] = {
     "softcap": _null_or(Node.number),

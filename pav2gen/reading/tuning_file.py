@@ -7,16 +7,17 @@ the schema.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from pav2gen.family.axes import AXES
 from pav2gen.family.spec import Spec, variants
-from pav2gen.family.variant import KV_ALIASES, Key
 from pav2gen.files import sha256
+from pav2gen.reading.axis_value import reader_of
 from pav2gen.reading.yaml_file import parse_yaml, read_file
 from pav2gen.reading.yaml_node import Node
+from pav2gen.runtime.select import Key
 from pav2gen.wording import one_of, quoted
 
 SCHEMA = 1
@@ -37,16 +38,6 @@ FILE_KEYS = (
 )
 KERNEL_KEYS = (("key", "backend", "kv_heads", "rows"), ("noisy", "discarded"))
 ROW_KEYS = (("num_seqs", "max_seq_len", "partition_size", "ms", "spread"), ())
-
-_KEY_READERS: Mapping[str, Callable[[Node], Any]] = {
-    "head_size": Node.integer,
-    "gqa_ratio": Node.integer,
-    "block_size": Node.integer,
-    "dtype": Node.text,
-    "kv_cache_dtype": lambda node: KV_ALIASES.get(node.text(), node.text()),
-    "alibi": Node.boolean,
-    "blocksparse": Node.boolean,
-}
 
 
 @dataclass(frozen=True)
@@ -156,7 +147,7 @@ def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[
     """The rows of one kernel, each with its place."""
     fields = kernel.fields(*KERNEL_KEYS)
     axes = fields["key"].fields(Key._fields)
-    key = Key(**{axis: read(axes[axis]) for axis, read in _KEY_READERS.items()})
+    key = Key(**{name: reader_of(AXES[name])(node) for name, node in axes.items()})  # type: ignore[arg-type]
     if key not in built:
         raise fields["key"].fail(f"{spec.name} has no kernel for {key}; {_again(spec)}")
     backend, kv_heads = fields["backend"].choice(spec.backends), fields["kv_heads"].integer(1, LARGEST_INT32)

@@ -8,13 +8,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pav2gen
+from pav2gen.family.axes import AXES
 from pav2gen.family.spec import Spec
-from pav2gen.family.variant import AXES, Variant
+from pav2gen.family.variant import Variant
 from pav2gen.files import is_leftover
 from pav2gen.plan.kernel import Kernel
 from pav2gen.reading.tuning_file import FOLDER
 from pav2gen.render.case_data import data_of
 from pav2gen.render.fileset import FileSet
+from pav2gen.render.manifest import ManifestRow, table_row, tuned_rows
 from pav2gen.render.templates import PACKAGE, Templates, shown
 from pav2gen.wording import spelled
 
@@ -68,19 +70,22 @@ def render_spec(spec: Spec, family: Sequence[Kernel], templates: Templates) -> F
     return files
 
 
-def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[object], templates: Templates) -> FileSet:
+def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow], templates: Templates) -> FileSet:
     """The files that all specs share: the package, the dispatch table, and the runtime, copied as it is.
 
-    Templates see ``specs`` (the ``spec`` entry of each manifest), ``rows`` (those of the manifests that serve a key,
-    in order) and ``header``. Raises UserError for a mistake in a template.
+    ``rows`` are those of the manifests that serve a key, in order. Templates see ``specs`` (the ``spec`` entry of each
+    manifest), ``rows`` and ``tuned`` (of the dispatch table) and ``header``.
+
+    Raises UserError for a mistake in a template.
     """
     files = FileSet()
     sources = {f"specs/{spec['file']}": spec["sha256"] for spec in specs}
     sources |= {path: digest for spec in specs for path, digest in spec.get("tuning", {}).items()}
+    table, tuned = list(map(table_row, rows)), [entry for row in rows for entry in tuned_rows(row)]
     for template, path in SHARED_TEMPLATES.items():
         made_from = sources if template == TABLE_TEMPLATE else {}
         header = Heading(template, templates, "pav2gen build specs/*.yaml", made_from).text
-        files.add(path, templates.render(template, specs=specs, rows=rows, header=header))
+        files.add(path, templates.render(template, specs=specs, rows=table, tuned=tuned, header=header))
     for path, content in runtime_files():
         files.add(path, content)
     return files

@@ -13,6 +13,7 @@ from typing import Any
 
 from pav2gen.files import checked_path, sha256
 from pav2gen.render.fileset import FileSet
+from pav2gen.runtime.select import Key, Row, Tuned
 
 SCHEMA = 1
 NAME = "MANIFEST.json"
@@ -20,7 +21,11 @@ NAME = "MANIFEST.json"
 #: The owner of the files that all specs share, where others are named by their spec.
 SHARED = ""
 
-Row = Mapping[str, Any]
+#: A kernel's row: the columns of ``runtime.select.Row``, then ``EXTRA_COLUMNS``.
+ManifestRow = Mapping[str, Any]
+
+#: What a manifest says of a kernel beside its row of the dispatch table.
+EXTRA_COLUMNS = ("tuned", "test", "figures")
 
 
 class NotAManifest(Exception):
@@ -36,7 +41,7 @@ class Manifest:
     spec: Mapping[str, Any]
     filter: tuple[str, ...]
     templates: Mapping[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[ManifestRow, ...]
     files: Mapping[str, str]
     digest: str = ""  # the sha256 of the file it was read from
 
@@ -100,6 +105,8 @@ def parse(owner: str, content: bytes) -> Manifest:
 
 def _from_data(owner: str, data: dict[str, Any], digest: str) -> Manifest:
     try:
+        for row in data["rows"]:
+            table_row(row), tuned_rows(row)
         return Manifest(
             owner=owner,
             generator=data["generator"],
@@ -110,16 +117,32 @@ def _from_data(owner: str, data: dict[str, Any], digest: str) -> Manifest:
             files={checked_path(path): digest for path, digest in data["files"].items()},
             digest=digest,
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NotAManifest(f"is not a manifest of pav2gen ({error})") from None
 
 
-def merge(manifests: Iterable[Manifest]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+def manifest_row(row: Row, **extra: object) -> ManifestRow:
+    """What a manifest says of the kernel of ``row``. ``extra`` has a value for each of ``EXTRA_COLUMNS``."""
+    return {**row._asdict(), "key": row.key._asdict(), **extra}
+
+
+def table_row(entry: ManifestRow) -> Row:
+    """The row of the dispatch table that a manifest holds. Raises KeyError or TypeError where it is incomplete."""
+    columns = {name: entry[name] for name in Row._fields if name != "key"}
+    return Row(key=Key(**entry["key"]), **columns)
+
+
+def tuned_rows(entry: ManifestRow) -> list[Tuned]:
+    """The measured choices that a manifest holds for a kernel. Raises KeyError or TypeError as ``table_row`` does."""
+    return [Tuned(symbol=entry["symbol"], **measured) for measured in entry["tuned"]]
+
+
+def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple[str, ...]]:
     """The rows of the dispatch table, in the order of ``manifests`` (by name) and of their rows, and notes on clashes.
 
     Where two specs give the same key, the first serves it, with all of its partition sizes.
     """
-    rows: list[Row] = []
+    rows: list[ManifestRow] = []
     server: dict[tuple[object, ...], str] = {}
     clashes: dict[tuple[str, str], int] = {}
     for manifest in manifests:

@@ -18,7 +18,7 @@ from pav2gen.render.kernels import (
     render_shared,
     render_spec,
 )
-from pav2gen.render.manifest import SHARED, Manifest
+from pav2gen.render.manifest import SHARED, Manifest, ManifestRow, manifest_row
 from pav2gen.render.templates import Templates
 
 
@@ -71,11 +71,11 @@ def _entries(chosen: Selection, templates: Templates) -> dict[str, object]:
     }
 
 
-def _row(kernel: Kernel, tuned: Iterable[Tuning]) -> dict[str, object]:
+def _row(kernel: Kernel, tuned: Iterable[Tuning]) -> ManifestRow:
     """What the manifest says of a kernel."""
     v, p = kernel
     measured = [entry for tuning in tuned for entry in tuning.of(v.key, v.partition_size)]
-    return {**p.row(), "tuned": measured, "test": v.test_path, "figures": p.figures}
+    return manifest_row(p.row(), tuned=measured, test=v.test_path, figures=p.figures)
 
 
 def _shared_entries(templates: Templates) -> dict[str, object]:

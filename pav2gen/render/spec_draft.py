@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from pav2gen.errors import UserError
+from pav2gen.family.axes import DTYPE_TAGS
 from pav2gen.family.spec import Model
-from pav2gen.family.variant import DTYPE_TAGS, Variant
+from pav2gen.family.variant import Variant
 from pav2gen.plan.torch_plan import smallest_workspace_bytes
 from pav2gen.reading.model_config import Attention, read_attention
 from pav2gen.reading.spec_file import DEFAULTS, LONGEST_NAME, RESERVED_NAMES, parse

@@ -49,6 +49,7 @@ class Templates:
             auto_reload=False,
         )
         self._environment.filters["literals"] = literals
+        self._environment.filters["python"] = python
 
     def render(self, name: str, **context: object) -> str:
         """The text of template ``name``. Raises UserError, with the template's line, for a mistake in it."""
@@ -121,7 +122,20 @@ class _Environment(jinja2.Environment):
 
 def literals(values: Iterable[object]) -> str:
     """``values`` as arguments of a call in Python, strings in double quotes: a filter of templates."""
-    return ", ".join(json.dumps(value) if isinstance(value, str) else repr(value) for value in values)
+    return ", ".join(map(python, values))
+
+
+def python(value: object) -> str:
+    """``value`` as Python source: a filter of templates.
+
+    Strings stand in double quotes, with everything but printable ASCII escaped; a named tuple is a call by keyword.
+    """
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        fields = ", ".join(f"{name}={python(field)}" for name, field in value._asdict().items())
+        return f"{type(value).__name__}({fields})"
+    return repr(value)
 
 
 def shown(name: str) -> str:

@@ -223,10 +223,19 @@ def _yaml(value: object) -> str:
 
 def nearest(key: Key, keys: Iterable[Key]) -> Key:
     """The key with the fewest axes that differ from ``key``, then the smallest relative differences, then the first."""
-    return min(keys, key=lambda other: (*_distance(key, other), other))
+    return min(keys, key=lambda other: (*distance(key._asdict(), other), other))
 
 
-def _distance(a: Key, b: Key) -> tuple[int, float]:
-    pairs = [(x, y) for x, y in zip(a, b) if x != y]
-    numbers = [(x, y) for x, y in pairs if isinstance(x, int) and isinstance(y, int) and x and y]
-    return len(pairs), sum(abs(x - y) / max(x, y) for x, y in numbers)
+def distance(asked: Mapping[str, object], candidate: object) -> tuple[int, float]:
+    """How far ``candidate``, which has the axes of ``asked`` as attributes, is from it.
+
+    Returns the number of axes that differ, and the sum of the relative differences of numbers.
+    """
+    pairs = [(value, getattr(candidate, axis)) for axis, value in asked.items()]
+    return sum(a != b for a, b in pairs), sum(relative_difference(a, b) for a, b in pairs)
+
+
+def relative_difference(a: object, b: object) -> float:
+    """The difference of two numbers over the larger; 0 for names and flags, which are near or not at all."""
+    numbers = [x for x in (a, b) if isinstance(x, (int, float)) and not isinstance(x, bool)]
+    return abs(numbers[0] - numbers[1]) / max(map(abs, numbers)) if len(numbers) == 2 and any(numbers) else 0.0

@@ -59,7 +59,7 @@ def selection(spec_path: Path):
 def options(**changes):
     """A bench of two lengths, as short as it can be."""
     given = {"device": CPU, "seq_lens": (100, 300), "num_seqs": (2,), "rounds": 3, "warmups": 1}
-    return benching.Options(**{**given, **changes})
+    return benching.BenchOptions(**{**given, **changes})
 
 
 @pytest.fixture(scope="session")

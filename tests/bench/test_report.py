@@ -132,7 +132,7 @@ def test_the_best_ratio_and_the_share_of_the_floor(document):
         "10 times as fast as gather + SDPA",
         "10 times as fast as vLLM's operator",
     ]
-    assert "float16, pages of 16, 2 sequences, 300 tokens, on cpu" in highlights(found)[0][1]
+    assert "pages of 16, float16, 2 sequences, 300 tokens, on cpu" in highlights(found)[0][1]
     texts = [bar.text for bar in shares(found).bars]
     assert texts[:2] == ["25 % · pav2gen, PyTorch", "2.5 % · vLLM's operator"]
     assert "0.3 % · plain algorithm" in texts
@@ -331,7 +331,7 @@ def test_the_page_replaces_a_page_alone(spec_path, document):
         Path(path).write_text(content)
         result = CliRunner().invoke(main, ["report", str(spec_path), "--out", path])
         assert result.exit_code == 2 and result.stderr.endswith(
-            f"{path}: is there already, and is no page; write to another file\n"
+            f"{path}: exists already and is not a page of HTML; write to another file\n"
         )
         assert Path(path).read_text() == content
     for _ in range(2):
@@ -341,7 +341,7 @@ def test_the_page_replaces_a_page_alone(spec_path, document):
 def test_figures_replace_figures_alone(spec_path, document):
     Path("notes.json").write_text("{}")
     result = CliRunner().invoke(main, ["bench", str(spec_path), "--json", "notes.json"])
-    assert result.exit_code == 2 and "is no bench of pav2gen" in result.stderr
+    assert result.exit_code == 2 and "is not a document of pav2gen bench" in result.stderr
     Path("old.json").write_text(documents.text(document))
     documents.check_writable(Path("old.json"))
 

@@ -40,6 +40,12 @@ kernels:
 """.replace("AXES", AXES)
 
 
+def tuned_line(symbol: str, num_seqs: int) -> str:
+    """The line of the table for a choice that was measured on the CPU, at 512 tokens and with two KV heads."""
+    fields = f'symbol="{symbol}", backend="torch", device="cpu", kv_heads=2, num_seqs={num_seqs}, max_seq_len=512'
+    return f"    Tuned({fields}),"
+
+
 @pytest.fixture
 def tuning_path(spec_path) -> Path:
     """Where the tuning file of the small spec and the CPU stands; there is none yet."""
@@ -125,7 +131,7 @@ def test_a_build_reads_it_into_the_table_the_manifest_and_the_header(tuning_path
     tuning_path.write_text(GOOD)
     assert build().exit_code == 0
     text = table.read_text()
-    assert '    Tuned("pav2_tiny_hd64_g2_b16_f16_p128", "torch", "cpu", 2, 1, 512),\n' in text
+    assert tuned_line("pav2_tiny_hd64_g2_b16_f16_p128", 1) in text
     digest = hashlib.sha256(GOOD.encode()).hexdigest()
     assert f"# tuning: specs/tuning/tiny.cpu.yaml sha256:{digest}\n" in text
     manifest = json.loads(Path("generated/tiny/MANIFEST.json").read_text())
@@ -188,7 +194,7 @@ def test_another_spec_keeps_its_rows_and_a_partial_build_only_its_own(tuning_pat
     assert lines == [], "other serves the keys of both, and was not tuned"
     assert build("--filter", "partition_size=64", "--out", "part").exit_code == 0
     lines = [line for line in Path("part/dispatch.py").read_text().splitlines() if "Tuned(" in line]
-    assert lines == ['    Tuned("pav2_tiny_hd64_g2_b16_f16_p64", "torch", "cpu", 2, 8, 512),']
+    assert lines == [tuned_line("pav2_tiny_hd64_g2_b16_f16_p64", 8)]
 
 
 @pytest.mark.parametrize("device, name", [("cpu", "cpu"), ("Iluvatar BI-V100", "iluvatar_bi_v100"), ("天垓", "device")])

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ from pav2gen.render.fileset import FileSet
 from pav2gen.render.manifest import NotAManifest
 from pav2gen.render.package import render_package
 from pav2gen.render.templates import Templates
+from pav2gen.runtime.select import Key, Row
 
 Write = Callable[..., Path]
 Make = Callable[..., Outcome]
@@ -124,8 +126,18 @@ class TestManifest:
         """Rows that were just planned and rows that were read back must make the same table."""
         for chosen in load([write_spec()]):
             for _, p in chosen.kernels:
-                for entry in (p.row(), p.figures):
-                    assert json.loads(json.dumps(entry)) == entry
+                entry = manifest.manifest_row(p.row(), tuned=[], test="", figures=p.figures)
+                read = json.loads(json.dumps(entry))
+                assert read == entry
+                assert manifest.table_row(read) == p.row()
+
+    def test_its_columns_are_documented(self) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text("utf-8")
+        table = page.partition("A row of `rows`:")[2].partition("\n\nWhere")[0]
+        columns = re.findall(r"^\| `(\w+)` \|", table, re.M)
+        assert columns == [*Row._fields, *manifest.EXTRA_COLUMNS]
+        key = next(line for line in table.splitlines() if line.startswith("| `key`"))
+        assert re.findall(r"`(\w+)`", key)[1:] == list(Key._fields)
 
     @pytest.mark.parametrize(
         ("change", "reason"),

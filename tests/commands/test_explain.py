@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pav2gen.commands.explain import Edit, Explanation, differing_axes, distance, explain, read_query, read_value
+from pav2gen.commands.explain import Edit, Explanation, differing_axes, explain, read_query, read_value
 from pav2gen.errors import UserError
-from pav2gen.family.variant import AXES, DTYPE_TAGS, KV_TAGS
+from pav2gen.family.axes import AXES, DTYPE_TAGS, KV_TAGS
 from pav2gen.reading.spec_file import Spec, parse, variants
-from pav2gen.runtime.select import GQA_RATIOS, HEAD_SIZES
+from pav2gen.runtime.select import GQA_RATIOS, HEAD_SIZES, distance
 
 TWO_AXES = """\
 schema: 1
@@ -197,10 +197,10 @@ def test_no_spec_can_take_it_or_there_is_none(specs: list[Spec]) -> None:
     [
         (["head=80"], "there is no axis 'head'; did you mean head_size?"),
         (["head_size"], "'head_size' is not axis=value; write it as head_size=128"),
-        (["head_size=many"], "head_size=many is no whole number from 0 to 999999999"),
-        (["head_size=٣"], "head_size=٣ is no whole number from 0 to 999999999"),
-        (["head_size=-8"], "head_size=-8 is no whole number from 0 to 999999999"),
-        (["alibi=yes"], "alibi=yes is no true or false"),
+        (["head_size=many"], "head_size=many is not a whole number from 0 to 999999999"),
+        (["head_size=٣"], "head_size=٣ is not a whole number from 0 to 999999999"),
+        (["head_size=-8"], "head_size=-8 is not a whole number from 0 to 999999999"),
+        (["alibi=yes"], "alibi=yes is not true or false"),
         (["head_size=80", "head_size=96"], "head_size is given twice; keep one"),
     ],
 )
@@ -225,7 +225,7 @@ def test_distance_counts_axes_before_it_measures_them(specs: list[Spec]) -> None
     first = variants(specs[0])[0]
     assert distance({"head_size": 256}, first) == (0, 0)
     assert distance({"head_size": 128, "dtype": "float16"}, first) == (1, 0.5)
-    assert distance({"gqa_ratio": 8, "dtype": "float32", "alibi": True}, first) == (3, 2.25)
+    assert distance({"gqa_ratio": 8, "dtype": "float32", "alibi": True}, first) == (3, 0.25)
     assert differing_axes({"gqa_ratio": 8, "dtype": "float16"}, first) == ("gqa_ratio",)
 
 

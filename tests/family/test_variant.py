@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pav2gen.family.variant import AXES, DTYPE_TAGS, ITEM_BYTES, KV_ALIASES, KV_TAGS, Key, Variant, expand
-from pav2gen.reading.rules import PARTITION_SIZES
+from pav2gen.family.axes import AXES, DTYPE_TAGS, KV_TAGS, PARTITION_SIZES
+from pav2gen.family.variant import ITEM_BYTES, Variant, expand
 from pav2gen.reading.spec_file import LONGEST_NAME, load, variants
-from pav2gen.runtime.select import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES
+from pav2gen.runtime.select import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, KV_ALIASES, Key
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -130,7 +130,7 @@ def test_another_choice_replaces_the_first(vllm: Vllm, put: Put) -> None:
     pav2 = tree / PAV2
     assert sorted(path.name for path in pav2.iterdir() if path.is_dir()) == ["alpha", "runtime"]
     assert {row.split('"')[3] for row in rows(pav2)} == {"alpha"}
-    assert all(", 512, 0, 16" in row for row in rows(pav2))
+    assert all("min_seq_len=512, fixed_partition=0, multiprocessors=16" in row for row in rows(pav2))
     assert (pav2 / "alpha/tests").is_dir()
     assert (pav2 / "pytest.ini").is_file()
     assert (pav2 / "runtime/simt/include").is_dir()
@@ -151,7 +151,9 @@ def test_a_part_of_the_specs_has_a_table_of_its_own(vllm: Vllm, put: Put) -> Non
     put(tree, "beta")
     assert {row.split('"')[3] for row in rows(tree / PAV2)} == {"beta"}
     put(tree, min_seq_len=77)
-    assert {(row.split('"')[3], ", 77, 0, 16" in row) for row in rows(tree / PAV2)} == {
+    assert {
+        (row.split('"')[3], "min_seq_len=77, fixed_partition=0, multiprocessors=16" in row) for row in rows(tree / PAV2)
+    } == {
         ("alpha", True),
         ("beta", True),
     }

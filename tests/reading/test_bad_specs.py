@@ -201,7 +201,7 @@ CASES = {
     "line separator": bad("nobody", "no\u2028body", 22, "holds the character U+2028"),
     "lone carriage return": bad("nobody", "no\rbody", 22, "holds the character U+000D"),
     # Rules.
-    "head size": bad("[128]", "[128, 100]", 11, "cannot be 100: it is a multiple of 8 from 32 to 256, or 512; the"),
+    "head size": bad("[128]", "[128, 100]", 11, "cannot be 100: it must be a multiple of 8 from 32 to 256, or 512"),
     "head size in a block": bad("[128]", "\n    - 128\n    - 264", 13, "(rule head-size)"),
     "ratio": bad("gqa_ratio: [4]", "gqa_ratio: [4, 129]", 12, "(rule gqa-ratio)"),
     "partition size": bad("    - 512", "    - 500", 15, "the nearest is 512 (rule partition-size)"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pav2gen.errors import UserError
+from pav2gen.family.axes import AXES
 from pav2gen.plan.torch_plan import smallest_workspace_bytes
 from pav2gen.reading import rules
 from pav2gen.reading.rule import AxisRule
@@ -218,6 +219,6 @@ def test_whole_groups_are_groups_of_the_cache_layout() -> None:
     (rule,) = (rule for rule in RULES if rule.id == "whole-groups")
     assert isinstance(rule, AxisRule)
     for variant in variants(spec):
-        for head_size in rules.HEAD_SIZES:
+        for head_size in AXES["head_size"].allowed:
             point = replace(variant, head_size=head_size)
             assert bool(rule.complaint(head_size, point.kv_cache_dtype)) == (head_size % point.grain != 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pav2gen.errors import UserError
 from pav2gen.family import target
-from pav2gen.family.variant import AXES
+from pav2gen.family.axes import AXES
 from pav2gen.plan.cuda_plan import CHOICES
 from pav2gen.reading.spec_file import (
     DEFAULTS,
@@ -249,7 +249,7 @@ AXIS_LISTS = st.fixed_dictionaries(
 def families(draw: st.DrawFn) -> tuple[dict[str, list[object]], list[dict[str, list[object]]]]:
     """The lists of all axes, and exclusions of some of their values."""
     axes = draw(AXIS_LISTS)
-    part = st.dictionaries(st.sampled_from(AXES), st.integers(1, 2), min_size=1, max_size=3)
+    part = st.dictionaries(st.sampled_from(list(AXES)), st.integers(1, 2), min_size=1, max_size=3)
     excluded = draw(st.lists(part, max_size=3))
     return axes, [{axis: axes[axis][:count] for axis, count in counts.items()} for counts in excluded]
 

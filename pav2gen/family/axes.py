@@ -1,0 +1,198 @@
+"""The one table of axes: what each may be, how a spec, a message and a name write its values.
+
+Everything that knows an axis asks this table: the spec and tuning readers, the rules, ``explain``, ``--filter``, names
+of kernels, titles, the bench document, ``init`` and the JSON Schema. To add an axis, add an entry here, its field in
+``runtime.select.Key`` and in ``family.variant.Variant``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from pav2gen.errors import UserError
+from pav2gen.runtime.select import BUILDABLE, KV_ALIASES, Key
+
+DTYPE_TAGS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+KV_TAGS = {"auto": "", "fp8_e4m3": "_e4m3", "fp8_e5m2": "_e5m2"}
+
+PARTITION_SIZES = (64, 128, 256, 512, 1024, 2048)
+
+#: The sections of a spec that hold axes, and what their values are.
+AXES_SECTION, FEATURES_SECTION = "axes", "features"
+
+#: What a value of each type is called in messages.
+TYPE_NAMES: Mapping[type, str] = {
+    int: "a whole number from 0 to 999999999",
+    float: "a number",
+    bool: "true or false",
+    str: "a name",
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a family.
+
+    ``kind`` is the type of its values; ``nullable`` says that None ("without the feature") is one too. ``allowed``
+    holds every value that a kernel can be generated for, empty if a rule decides instead, and ``works`` says the same
+    in words. ``default`` is the tuple of values of a spec that leaves the axis out, None if it may not. ``aliases``
+    are other spellings of values. ``about`` is one sentence for the JSON Schema and ``explain``. ``tag`` makes a
+    value's part of a kernel's name; ``title`` makes its part of a kernel's description, empty for what is not worth
+    telling.
+    """
+
+    name: str
+    kind: type
+    about: str
+    tag: Callable[[object], str]
+    title: Callable[[object], str]
+    works: str = ""
+    allowed: Collection[object] = ()
+    default: tuple[object, ...] | None = None
+    section: str = AXES_SECTION
+    nullable: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """Where a spec gives its values: ``axes.head_size``, ``features.alibi``."""
+        return f"{self.section}.{self.name}"
+
+    def has_type(self, value: object) -> bool:
+        """Whether ``value`` has the type of this axis; its range is not looked at."""
+        if value is None:
+            return self.nullable
+        return type(value) is self.kind or (self.kind is float and type(value) is int)
+
+    def parse(self, text: str) -> object:
+        """The value that ``text`` spells, as on a command line. Raises UserError where it spells none."""
+        text = text.strip()
+        if self.nullable and text in ("null", "none", "~"):
+            return None
+        if self.kind is str:
+            return self.aliases.get(text, text)
+        if self.kind is bool and text in ("true", "false"):
+            return text == "true"
+        if self.kind is int and re.fullmatch(r"[0-9]{1,9}", text):
+            return int(text)
+        if self.kind is float and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+            return float(text)
+        raise UserError(f"{self.name}={text[:40]} is not {TYPE_NAMES[self.kind]}")
+
+
+def _number(prefix: str) -> Callable[[object], str]:
+    return lambda value: f"{prefix}{value}"
+
+
+def _flag(text: str) -> Callable[[object], str]:
+    return lambda value: text if value else ""
+
+
+def _heads(ratio: object) -> str:
+    return "one query head for each KV head" if ratio == 1 else f"{ratio} query heads for each KV head"
+
+
+def _allowed(name: str) -> dict[str, object]:
+    values, works = BUILDABLE[name]
+    return {"allowed": values, "works": works}
+
+
+_TABLE = (
+    Axis(
+        "head_size",
+        int,
+        "Elements of a head of Q, K and V.",
+        tag=_number("hd"),
+        title=_number("head size "),
+        **_allowed("head_size"),  # type: ignore[arg-type]
+    ),
+    Axis(
+        "gqa_ratio",
+        int,
+        "Query heads for each KV head.",
+        tag=_number("_g"),
+        title=_heads,
+        **_allowed("gqa_ratio"),  # type: ignore[arg-type]
+    ),
+    Axis(
+        "block_size",
+        int,
+        "Tokens in a page (vLLM: block) of the KV cache.",
+        tag=_number("_b"),
+        title=_number("pages of "),
+        default=(16,),  # vLLM's
+        **_allowed("block_size"),  # type: ignore[arg-type]
+    ),
+    Axis(
+        "dtype",
+        str,
+        "Type of the query and the output.",
+        tag=lambda value: f"_{DTYPE_TAGS[str(value)]}",
+        title=str,
+        default=("float16",),
+        **_allowed("dtype"),  # type: ignore[arg-type]
+    ),
+    Axis(
+        "kv_cache_dtype",
+        str,
+        "Type of the KV cache, by the names of vLLM's --kv-cache-dtype; auto is the type of the query.",
+        tag=lambda value: KV_TAGS[str(value)],
+        title=lambda value: "" if value == "auto" else f"{value} cache",
+        default=("auto",),
+        aliases=KV_ALIASES,
+        **_allowed("kv_cache_dtype"),  # type: ignore[arg-type]
+    ),
+    Axis(
+        "alibi",
+        bool,
+        "Whether ALiBi adds a bias by distance to the scores.",
+        tag=_flag("_alibi"),
+        title=_flag("ALiBi"),
+        default=(False,),
+        section=FEATURES_SECTION,
+    ),
+    Axis(
+        "blocksparse",
+        bool,
+        "Whether calls may give vLLM's block-sparse pattern.",
+        tag=_flag("_sparse"),
+        title=_flag("block-sparse"),
+        default=(False,),
+        section=FEATURES_SECTION,
+    ),
+    Axis(
+        "partition_size",
+        int,
+        "Tokens in a partition, which one thread block works on.",
+        tag=_number("_p"),
+        title=lambda value: "",
+        works="a power of two from 64 to 2048",
+        allowed=PARTITION_SIZES,
+        default=(512,),  # vLLM's
+    ),
+)
+
+#: Every axis by its name, in the order in which they name a kernel; the last one varies fastest.
+AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
+
+#: The axes that "24/4 heads of 256" says already.
+HEADS = ("head_size", "gqa_ratio")
+
+#: The axes that a call is matched on.
+KEY_AXES = tuple(name for name in AXES if name != "partition_size")
+
+if Key._fields != KEY_AXES:
+    raise TypeError(f"family.axes lists {KEY_AXES}, and runtime.select.Key has {Key._fields}")
+
+
+def slug(values: Mapping[str, object]) -> str:
+    """The name of a kernel within its spec, ``hd256_g6_b16_f16_p512``; ``values`` has a value for every axis."""
+    return "".join(axis.tag(values[name]) for name, axis in AXES.items())
+
+
+def title(values: Mapping[str, object], leave_out: Collection[str] = ()) -> str:
+    """A key in words, in the order of the axes: ``head size 256, pages of 16, float16``."""
+    parts = (AXES[name].title(value) for name, value in values.items() if name not in leave_out)
+    return ", ".join(part for part in parts if part)

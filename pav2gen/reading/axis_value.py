@@ -1,0 +1,24 @@
+"""A value of an axis, read from YAML as the table of axes says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pav2gen.family.axes import Axis
+from pav2gen.reading.yaml_node import Node
+
+
+def reader_of(axis: Axis) -> Callable[[Node], object]:
+    """A reader of one value of ``axis``. It raises UserError, with ``file:line``, for a value of another type.
+
+    Rules check the range, so that a message can say more than the type does.
+    """
+    read = {int: Node.integer, float: Node.number, bool: Node.boolean, str: Node.text}[axis.kind]
+
+    def value(node: Node) -> object:
+        if axis.nullable and node.is_null():
+            return None
+        found = read(node)
+        return axis.aliases.get(found, found) if isinstance(found, str) else found
+
+    return value
