@@ -38,7 +38,7 @@ class Predictor:
 
     def _blocks(self, plan: Plan) -> int:
         """Thread blocks of one partition of one sequence."""
-        return self.rank.num_kv_heads * plan.cuda.blocks
+        return self.rank.num_kv_heads * plan.cuda.blocks_per_group
 
     @property
     def _bandwidth(self) -> float:

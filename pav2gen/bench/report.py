@@ -145,7 +145,7 @@ def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
     for every in plans.values():
         held = every[-1]
         once = held.kv_bytes_per_token * spec.model.max_seq_len
-        ours, plain = once * held.cuda.blocks, once * held.variant.gqa_ratio
+        ours, plain = once * held.cuda.blocks_per_group, once * held.variant.gqa_ratio
         compared = (("pav2gen", "ours", float(ours)), ("one block for each query head", "plain", float(plain)))
         groups.append(Group(short_title(held), compared))
     note = f"K and V of one sequence of {spec.model.max_seq_len} tokens, one layer, one rank; by the plans"

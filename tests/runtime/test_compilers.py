@@ -23,7 +23,16 @@ SPECS = [spec.load(path) for path in sorted(Path("specs").glob("*.yaml"))]
 KERNELS = {v.symbol: plan.plan(v, s) for s in SPECS for v in spec.variants(s)}
 #: One kernel for each shape of the code: storage, features, widths, steps, splits.
 SHAPES = {
-    (c.stored, v.alibi, v.blocksparse, g.key_words, g.value_words, c.steps > 1, c.blocks > 1, c.rows_may_end): symbol
+    (
+        c.stored,
+        v.alibi,
+        v.blocksparse,
+        g.key_words,
+        g.value_words,
+        c.steps > 1,
+        c.blocks_per_group > 1,
+        c.rows_may_end,
+    ): symbol
     for symbol, p in KERNELS.items()
     for v, c, g in [(p.variant, p.cuda, p.cuda.geometry)]
 }

@@ -77,7 +77,7 @@ def test_the_plan_keeps_to_what_is_set(tmp_path):
         spec = load_spec(write(tmp_path, (load_bytes, threads, step, tokens)))
         g = plan_cuda(variants(spec)[0], spec.target, spec.cuda).geometry
         assert (g.threads, g.step, 4 * g.key_words) == (threads, min(step, 256), load_bytes)
-        assert 4 * g.value_words <= max(load_bytes, 16) and 1 <= g.tokens <= tokens
+        assert 4 * g.value_words <= max(load_bytes, 16) and 1 <= g.runs <= tokens
 
 
 def test_a_kernel_of_the_layout_is_right(packages, layout):

@@ -1,0 +1,30 @@
+"""How the work of a CUDA thread block lies over its threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Lanes of the widest warp. Layouts keep whole warps of 64 lanes busy, and so of 32.
+WIDEST_WARP = 64
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the work of a thread block lies over its threads.
+
+    threads: of a block.
+    heads: query heads of a block.
+    step: tokens whose scores are in shared memory together.
+    runs: runs of tokens that a warp scores together.
+    key_words: 32-bit words of a load of keys.
+    value_words: 32-bit words of a load of values.
+    row_lanes: threads side by side in a row of values. A row is one element of the head over the tokens of a page.
+    """
+
+    threads: int
+    heads: int
+    step: int
+    runs: int
+    key_words: int
+    value_words: int
+    row_lanes: int

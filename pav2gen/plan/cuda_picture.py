@@ -1,0 +1,72 @@
+"""A picture of a CUDA layout: which thread loads what of a page of K and of V. It stands at the head of each source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pav2gen.family.variant import Variant
+from pav2gen.plan.cuda_geometry import WIDEST_WARP, Geometry
+
+#: A table shows the first two of its rows and columns and the last one. It shows all if they are at most this many.
+ROWS, COLUMNS = 3, 4
+
+#: What stands for the rows or columns that a table leaves out.
+ELLIPSIS = "..."
+
+
+def picture(v: Variant, g: Geometry) -> list[str]:
+    """Lines of text, at most 100 characters wide: one load of keys by a warp, then one load of values by a block."""
+    return [*_keys(v, g), "", *_values(v, g)]
+
+
+def _keys(v: Variant, g: Geometry) -> list[str]:
+    loads, width = 4 // g.key_words, 4 * g.key_words
+    tokens = min(v.block_size, WIDEST_WARP // loads)
+    grains, all_grains = WIDEST_WARP // (tokens * loads), v.head_size // v.grain
+
+    def lane(grain: int, token: int) -> str:
+        first = (grain * tokens + token) * loads
+        if grain >= all_grains:
+            return "idle"
+        return str(first) if loads == 1 else f"{first}-{first + loads - 1}"
+
+    title = f"K of a page: a warp of {WIDEST_WARP} lanes in one load of {width} bytes. A grain is 16 bytes of a key."
+    rows = [f"grain {i}" for i in range(grains)]
+    table = _table(rows, [f"token {i}" for i in range(tokens)], lane)
+    again = [f"  grain {grains}: lane 0 again"] if grains < all_grains else []
+    return [title, *table, *again]
+
+
+def _values(v: Variant, g: Geometry) -> list[str]:
+    per_load = 4 * g.value_words // v.cache_item_bytes
+    rounds = g.threads // g.row_lanes
+
+    def thread(row: int, column: int) -> str:
+        return str(row * g.row_lanes + column) if row < v.head_size else "idle"
+
+    def tokens(column: int) -> str:
+        first = column * per_load
+        return f"token {first}" if per_load == 1 else f"tokens {first}-{first + per_load - 1}"
+
+    title = f"V of a page: the {g.threads} threads in one load of {4 * g.value_words} bytes. A row is one element of V."
+    table = _table([f"row {i}" for i in range(rounds)], [tokens(i) for i in range(g.row_lanes)], thread)
+    again = [f"  row {rounds}: thread 0 again"] if rounds < v.head_size else []
+    return [title, *table, *again]
+
+
+def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int], str]) -> list[str]:
+    """A table with a head line; rows and columns in the middle give way to an ellipsis."""
+    across, down = _shown(len(columns), COLUMNS), _shown(len(rows), ROWS)
+    lines = [["", *(ELLIPSIS if j is None else columns[j] for j in across)]]
+    for i in down:
+        if i is None:
+            lines.append([ELLIPSIS, *("" for _ in across)])
+        else:
+            lines.append([rows[i], *("" if j is None else cell(i, j) for j in across)])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return ["  " + "   ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip() for line in lines]
+
+
+def _shown(count: int, most: int) -> list[int | None]:
+    """The indices that a table shows of ``count``; None stands for those left out."""
+    return list(range(count)) if count <= most else [0, 1, None, count - 1]
