@@ -1,4 +1,4 @@
-"""CUDA kernels under test: on a GPU where there is one, else on the CPU, where accesses are checked and counted too."""
+"""CUDA kernels under test, on a GPU if there is one, else on the CPU, which also checks and counts accesses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .oracle import attends
 from .select import Row
 from .simt import Report
 
-#: Where a CUDA kernel can be run; a checked build runs on the CPU only.
+#: The CPU machines that run a CUDA kernel, by warp size. A checked build runs on them only.
 HOSTS = ("warp64", "warp32")
 
 _libraries: dict[tuple[str, str, bool], library.Library] = {}
@@ -29,7 +29,7 @@ def machines() -> Sequence[str]:
 
 
 def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool) -> library.Library:
-    """The library of ``rows`` for a machine, built once in a session: all of it in parallel, at the first need."""
+    """The library of ``rows`` for a machine. The first call of a session builds it, all sources in parallel."""
     key = (package.__name__, machine, checked)
     if key not in _libraries or not {row.symbol for row in rows} <= _libraries[key].kernels:
         kernels = library.kernels_of(rows, package.operator.root)
@@ -75,9 +75,9 @@ class CudaKernel(Harness):
 
 
 class CheckedKernel(CudaKernel):
-    """A CUDA kernel in a checked build: each launch must be free of findings, and leaves its counters in ``report``.
+    """A CUDA kernel in a checked build. Each launch fails on a finding, and leaves its counters in ``report``.
 
-    Nothing but ``__syncthreads`` counts as a fence (on this card ``__syncwarp`` is none).
+    Only ``__syncthreads`` counts as a fence, because ``__syncwarp`` is none on the BI-V100.
     """
 
     report: Report
@@ -102,27 +102,30 @@ class CheckedKernel(CudaKernel):
                 session.buffer(name, address, size, writable=writable, initialised=not writable)
             try:
                 self.library.launch(self.row, call, allocate=allocate)
-            finally:  # a finding can stop a launch, which then fails
+            finally:  # a finding can stop the launch, which then fails for it
                 self.report = session.report
                 self.report.raise_for_findings()
 
-    def check_counters(self, seq_lens: Sequence[int], page_bytes: int, shared_bytes: int, blocks: int) -> None:
-        """Bytes and sectors that a call of whole pages requests, and shared memory, are the plan's.
+    def check_counters(
+        self, *, seq_lens: Sequence[int], page_bytes: int, shared_bytes: int, blocks_per_group: int
+    ) -> None:
+        """The loads of a call and the shared memory of its partial kernel are as planned.
 
-        page_bytes: of K and V in a page of one KV head. blocks: thread blocks that share a group, each of which reads.
+        seq_lens: whole pages. page_bytes: bytes of K and V in a page of one KV head. shared_bytes: of a thread block.
+        blocks_per_group: thread blocks that share the query heads of a KV head; each loads the cache.
         """
-        case = self.case(seq_lens, poison=False, query_gap=0)
-        call = make(case)
+        call = make(self.case(seq_lens, poison=False, query_gap=0))
         self.run(call)
         pages = pages_read(call)
         loads = [self.report.buffers[name].loads for name in ("key_cache", "value_cache")]
         requested = sum(load.bytes for load in loads)
-        assert requested == pages * page_bytes * blocks, "bytes requested of the cache"
+        assert requested == pages * page_bytes * blocks_per_group, "bytes requested of the cache"
         assert 32 * sum(load.sectors_32 for load in loads) == requested, "whole sectors"
         unique = sum(self.report.buffers[name].bytes_read for name in ("key_cache", "value_cache"))
-        assert unique * blocks == requested, "each byte of the cache once for each block of a group"
+        assert unique * blocks_per_group == requested, "each byte of the cache once for each block of a group"
         table = self.report.buffers["block_tables"].loads.bytes
-        assert table == 4 * pages * blocks and (table < requested / 100 or page_bytes < 400), "block table"
+        assert table == 4 * pages * blocks_per_group, "bytes of the block tables"
+        assert table < requested / 100 or page_bytes < 400, "the block tables are a small part of what is loaded"
         shared = [buffer for buffer in self.report.buffers.values() if buffer.shared]
         passes = sum(buffer.loads.passes + buffer.stores.passes for buffer in shared)
         assert passes == sum(b.loads.passes_ideal + b.stores.passes_ideal for b in shared), "bank conflicts"
@@ -144,7 +147,7 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def pages_read(call: Call) -> int:
-    """Pages that a kernel needs, over all KV heads: those of which some query head attends a token."""
+    """Pages that a kernel must load, over all KV heads: pages with a token that some query head attends."""
     kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
     group = call.query.shape[1] // kv_heads
     count = 0

@@ -26,12 +26,12 @@ class Args(ctypes.Structure):
         *((name, c_void_p) for name in ("alibi_slopes", "k_scale_ptr", "v_scale_ptr")),
         *((name, c_void_p) for name in ("partial_out", "partial_m", "partial_z")),
         *((name, c_void_p) for name in ("exp_sums", "max_logits", "tmp_out")),
-        *((name, c_int64) for name in ("query_stride", "key_block_stride", "key_head_stride")),
-        *((name, c_int64) for name in ("value_block_stride", "value_head_stride", "table_stride")),
+        *((name, c_int64) for name in ("query_stride", "key_page_stride", "key_head_stride")),
+        *((name, c_int64) for name in ("value_page_stride", "value_head_stride", "table_stride")),
         *((f"sums_{name}_stride", c_int64) for name in ("seq", "head", "part")),
         *((f"maxima_{name}_stride", c_int64) for name in ("seq", "head", "part")),
         *((f"tmp_{name}_stride", c_int64) for name in ("seq", "head", "part", "dim")),
-        *((name, c_int32) for name in ("num_seqs", "num_heads", "num_kv_heads", "max_blocks", "max_seq_len")),
+        *((name, c_int32) for name in ("num_seqs", "num_heads", "num_kv_heads", "max_pages", "max_seq_len")),
         ("partitions", c_int32),
         *((name, c_float) for name in ("scale", "k_scale", "v_scale")),
         *((name, c_int32) for name in ("tp_rank", "local_blocks", "vert_stride")),
@@ -89,13 +89,13 @@ def arguments(call: Call, partitions: int, partials: torch.Tensor) -> Args:
     """The C struct of a call. ``partials`` holds, one after the other, o, m and z of every head and partition."""
     seqs, heads, head_size = call.query.shape
     args = Args(version=VERSION, size=ctypes.sizeof(Args), num_seqs=seqs, num_heads=heads, partitions=partitions)
-    args.num_kv_heads, args.max_blocks = call.key_cache.shape[1], call.block_tables.shape[1]
+    args.num_kv_heads, args.max_pages = call.key_cache.shape[1], call.block_tables.shape[1]
     args.max_seq_len, args.scale = call.max_seq_len, call.scale
     for name in ("out", "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes"):
         setattr(args, name, pointer(getattr(call, name)))
     args.query_stride, args.table_stride = call.query.stride(0), call.block_tables.stride(0)
-    args.key_block_stride, args.key_head_stride = call.key_cache.stride()[:2]
-    args.value_block_stride, args.value_head_stride = call.value_cache.stride()[:2]
+    args.key_page_stride, args.key_head_stride = call.key_cache.stride()[:2]
+    args.value_page_stride, args.value_head_stride = call.value_cache.stride()[:2]
     for name in ("k_scale", "v_scale"):
         scale = getattr(call, name)
         on_device = isinstance(scale, torch.Tensor)

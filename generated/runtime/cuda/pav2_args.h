@@ -1,4 +1,5 @@
-// The C interface of a kernel: one struct, passed by pointer to each entry function. Plain C types; no torch, no C++ ABI.
+// The C interface of a kernel: one struct of plain C types, passed by pointer to each entry function.
+// It needs neither torch nor a C++ ABI.
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +8,7 @@
 
 #define PAV2_EXPORT __attribute__((visibility("default")))
 
-// What an entry function returns, where it is not a cudaError_t (all positive).
+// An entry function returns one of these codes, or a positive cudaError_t.
 #define PAV2_OK 0
 #define PAV2_WRONG_VERSION (-1)  // the struct is of another version or size than this library was compiled with
 
@@ -18,9 +19,9 @@ typedef struct Pav2Args {
 
     void* out;  // [seqs, heads, head size], contiguous
     const void* query;  // [seqs, heads, head size], heads contiguous
-    const void* key_cache;  // [blocks, kv heads, head size / x, block size, x]
-    const void* value_cache;  // [blocks, kv heads, head size, block size]
-    const int32_t* block_tables;  // [seqs, max blocks]
+    const void* key_cache;  // [pages, kv heads, head size / x, page tokens, x]; x elements are 16 bytes
+    const void* value_cache;  // [pages, kv heads, head size, page tokens]
+    const int32_t* block_tables;  // [seqs, max pages]: where each page of a sequence lies in the caches
     const int32_t* seq_lens;  // [seqs]
     const float* alibi_slopes;  // [heads], or null
     const float* k_scale_ptr;  // one element; where null, k_scale holds it
@@ -35,15 +36,15 @@ typedef struct Pav2Args {
     void* tmp_out;  // scratch: [seqs, heads, partitions, head size]
 
     int64_t query_stride;
-    int64_t key_block_stride, key_head_stride;
-    int64_t value_block_stride, value_head_stride;
+    int64_t key_page_stride, key_head_stride;
+    int64_t value_page_stride, value_head_stride;
     int64_t table_stride;
     int64_t sums_seq_stride, sums_head_stride, sums_part_stride;
     int64_t maxima_seq_stride, maxima_head_stride, maxima_part_stride;
     int64_t tmp_seq_stride, tmp_head_stride, tmp_part_stride, tmp_dim_stride;
 
     int32_t num_seqs, num_heads, num_kv_heads;
-    int32_t max_blocks;  // columns of a block table
+    int32_t max_pages;  // columns of a block table
     int32_t max_seq_len;  // positive
     int32_t partitions;  // ceil(max_seq_len / partition size)
     float scale, k_scale, v_scale;

@@ -1,5 +1,5 @@
-// Device helpers that every kernel shares: loads of 4, 8 and 16 bytes, conversion of cache elements to float, reductions
-// over a warp. The warp size is a constant of the compilation: 64 on BI-V100, 32 on NVIDIA.
+// Device helpers that every kernel shares: loads of 4, 8 and 16 bytes, conversion of cache elements to float, and
+// reductions over a warp. The compilation sets the warp size: 64 on BI-V100, 32 on NVIDIA.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #ifndef PAV2_WARP_SIZE
-#error "define PAV2_WARP_SIZE: 64 for BI-V100 and its kin, 32 for NVIDIA"
+#error "define PAV2_WARP_SIZE: 64 for the BI-V100 and other Iluvatar cards, 32 for NVIDIA"
 #endif
 
 namespace pav2 {
@@ -17,15 +17,15 @@ namespace pav2 {
 constexpr int kWarp = PAV2_WARP_SIZE;
 static_assert(kWarp == 32 || kWarp == 64, "a warp has 32 or 64 lanes");
 
-// All lanes. CoreX takes 32 bits for all 64 lanes, as CUDA's signature does.
+// The mask of all lanes. CoreX reads these 32 bits as all 64 lanes, because CUDA's signature has no more.
 constexpr unsigned kFullMask = 0xffffffffu;
 
-// Stands in for a maximum of -inf where a difference is taken: exp(-inf - kLowest) is 0.
+// Replaces a maximum of -inf in differences: exp(-inf - kLowest) is 0, while -inf - -inf is NaN.
 constexpr float kLowest = -3.402823466e+38f;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Sum and maximum over all lanes; every lane has the result.
+// The sum and the maximum over all lanes. Every lane has the result.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(kFullMask, x, lanes, kWarp);
@@ -38,7 +38,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Sum over the lanes that differ in the bits First, 2 * First, ... below End.
+// The sum over the lanes that differ in the bits First, 2 * First, ... below End.
 template <int First, int End>
 __device__ __forceinline__ float lane_sum(float x) {
 #pragma unroll
@@ -46,7 +46,7 @@ __device__ __forceinline__ float lane_sum(float x) {
     return x;
 }
 
-// What a load of 4, 8 or 16 bytes brings.
+// The result of a load of 4, 8 or 16 bytes.
 template <int N>
 struct Words {
     unsigned word[N];
@@ -72,7 +72,7 @@ __device__ __forceinline__ Words<4> load<4>(const char* address) {
     return {{v.x, v.y, v.z, v.w}};
 }
 
-// N floats of shared memory, in the widest reads that N allows.
+// Reads N floats of shared memory, in the widest reads that N allows.
 template <int N>
 __device__ __forceinline__ void read_floats(const float* from, float* x) {
     if constexpr (N % 4 == 0) {
@@ -93,8 +93,8 @@ __device__ __forceinline__ void read_floats(const float* from, float* x) {
     }
 }
 
-// How a cache stores its elements: kPerWord of them in 32 bits, unpack() makes floats of a word. The values of an e4m3
-// cache come out kCodeScale times too small, exactly; the caller's scale makes up for it.
+// Storage formats of a cache. A word of 32 bits holds kPerWord elements; unpack() turns a word into floats.
+// unpack() returns an element divided by kCodeScale, without rounding; the caller multiplies its scale by kCodeScale.
 struct Float32 {
     static constexpr int kPerWord = 1;
     static constexpr float kCodeScale = 1.0f;
@@ -129,8 +129,9 @@ struct E5M2 {
     }
 };
 
-// OCP E4M3: exponent and fraction fit a float16's places, 2^8 too small for its bias is 15, not 7. All magnitude bits
-// set is NaN: adding 0x80 there, and there alone, carries into bit 14, which makes the exponent all ones.
+// OCP E4M3. Its exponent and fraction move to the places of a float16. The bias of a float16 is 15 and that of E4M3 is
+// 7, so the value comes out 2^8 too small. A code with all magnitude bits set is NaN: only there does adding 0x80 carry
+// into bit 14, which makes the exponent all ones.
 struct E4M3 {
     static constexpr int kPerWord = 4;
     static constexpr float kCodeScale = 256.0f;
@@ -152,13 +153,13 @@ __device__ __forceinline__ void unpack(const Words<N>& loaded, float* x) {
     for (int w = 0; w < N; ++w) Stored::unpack(loaded.word[w], x + w * Stored::kPerWord);
 }
 
-// The address of an element of the cache, from where the cache or a page starts.
+// The address of an element that lies `element` elements after `cache`.
 template <class Stored>
 __device__ __forceinline__ const char* address_of(const void* cache, int64_t element) {
     return static_cast<const char*>(cache) + element * 4 / Stored::kPerWord;
 }
 
-// Elements of query, out and tmp_out.
+// Conversions of the elements of query, out and tmp_out.
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

@@ -1,4 +1,4 @@
-// What a block of the partial kernel knows of its place in the call, and what it leaves behind.
+// A thread block's place in the call, and what the block writes.
 #pragma once
 
 #include "pav2_args.h"
@@ -6,18 +6,18 @@
 
 namespace pav2 {
 
-// The grid is [kv heads * blocks of a group, seqs, partitions].
+// The place of a block of the partial kernel. The grid is [kv heads * blocks of a group, seqs, partitions].
 struct Place {
     int kv_head, seq, partition;
-    int first_head;  // of the block, among all query heads
-    int heads;       // of the block, where its group is split unevenly
+    int first_head;  // first query head of the block, among all query heads
+    int heads;       // query heads of the block; set only where blocks of a group differ
     int length;      // tokens of the sequence
-    int start;       // of the partition, in tokens
+    int start;       // first token of the partition
 };
 
-// The length of a sequence: clamped to what the call and the block table hold.
-__device__ __forceinline__ int clamped_length(const Pav2Args& a, int seq, int page) {
-    const int64_t room = static_cast<int64_t>(a.max_blocks) * page;
+// The length of a sequence, clamped to what the call and the block table hold.
+__device__ __forceinline__ int clamped_length(const Pav2Args& a, int seq, int page_tokens) {
+    const int64_t room = static_cast<int64_t>(a.max_pages) * page_tokens;
     const int limit = room < a.max_seq_len ? static_cast<int>(room) : a.max_seq_len;
     return max(0, min(a.seq_lens[seq], limit));
 }
@@ -27,22 +27,33 @@ __device__ __forceinline__ float scale_of(const float* pointer, float number) {
     return pointer != nullptr ? *pointer : number;
 }
 
-// m and z of a head of this partition, for the reduction and for the caller's scratch.
+// Writes m and z of a head's partition to the caller's scratch, if there is one.
+__device__ __forceinline__ void write_scratch_state(const Pav2Args& a, int seq, int head, int partition, float m,
+                                                    float z) {
+    if (a.max_logits == nullptr) return;
+    const int64_t s = seq, h = head, p = partition;
+    a.max_logits[s * a.maxima_seq_stride + h * a.maxima_head_stride + p * a.maxima_part_stride] = m;
+    a.exp_sums[s * a.sums_seq_stride + h * a.sums_head_stride + p * a.sums_part_stride] = z;
+}
+
+// Marks every `stride`-th partition from `first` to the end of the call as empty in the caller's scratch.
+__device__ __forceinline__ void fill_scratch_beyond(const Pav2Args& a, int seq, int head, int first, int stride) {
+    if (a.max_logits == nullptr) return;
+    for (int p = first; p < a.partitions; p += stride) write_scratch_state(a, seq, head, p, -INFINITY, 0.0f);
+}
+
+// Writes m and z of a head for the reduction and to the caller's scratch.
 __device__ __forceinline__ void write_state(const Pav2Args& a, const Place& at, int head, float m, float z) {
     const int64_t i = (static_cast<int64_t>(at.seq) * a.num_heads + head) * a.partitions + at.partition;
     if (a.partial_m != nullptr) {
         a.partial_m[i] = m;
         a.partial_z[i] = z;
     }
-    if (a.max_logits != nullptr) {
-        a.max_logits[at.seq * a.maxima_seq_stride + head * a.maxima_head_stride + at.partition * a.maxima_part_stride] =
-            m;
-        a.exp_sums[at.seq * a.sums_seq_stride + head * a.sums_head_stride + at.partition * a.sums_part_stride] = z;
-    }
+    write_scratch_state(a, at.seq, head, at.partition, m, z);
 }
 
-// One element of a head's output: to the reduction, or, where there is one partition, to out at once; and to the scratch.
-// `inverse` is that of z, or 0 where no token is attended.
+// Writes one element of a head's output: for the reduction, or to out if there is one partition; and to the scratch.
+// `inverse` is 1 / z, or 0 where no token is attended.
 template <class scalar_t>
 __device__ __forceinline__ void write_element(const Pav2Args& a, const Place& at, int head, int dim, int head_size,
                                               float sum, float inverse) {
@@ -58,13 +69,16 @@ __device__ __forceinline__ void write_element(const Pav2Args& a, const Place& at
     }
 }
 
-// A partition without tokens: m = -inf, z = 0, and zeros in out if it is the only one.
+// What a block does whose partition has no tokens. The reduction serves such partitions; it runs unless the call has
+// only one. Then the block writes zeros to out, and m = -inf, z = 0 to the scratch.
 template <class scalar_t>
-__device__ __forceinline__ void write_nothing(const Pav2Args& a, const Place& at, int heads, int head_size) {
-    for (int h = threadIdx.x; h < heads; h += blockDim.x) write_state(a, at, at.first_head + h, -INFINITY, 0.0f);
+__device__ __forceinline__ void write_empty(const Pav2Args& a, const Place& at, int heads, int head_size) {
     if (a.partitions > 1) return;
-    scalar_t* out =
-        static_cast<scalar_t*>(a.out) + (static_cast<int64_t>(at.seq) * a.num_heads + at.first_head) * head_size;
+    for (int h = threadIdx.x; h < heads; h += blockDim.x) {
+        write_scratch_state(a, at.seq, at.first_head + h, 0, -INFINITY, 0.0f);
+    }
+    const int64_t row = static_cast<int64_t>(at.seq) * a.num_heads + at.first_head;
+    scalar_t* out = static_cast<scalar_t*>(a.out) + row * head_size;
     for (int i = threadIdx.x; i < heads * head_size; i += blockDim.x) out[i] = from_float<scalar_t>(0.0f);
 }
 

@@ -1,65 +1,142 @@
 // The second kernel: merges the partitions of each head of each sequence by log-sum-exp.
+//
+// Grid [heads, seqs, slices]. A block merges one slice of the head size: up to 64 elements, four of them for a thread.
+// It visits only the partitions that its sequence has, so its work does not depend on max_seq_len.
+//
+//                   elements 0-3     4-7       ...    60-63
+//   partition 0   |  thread 0    thread 1      ...  thread 15
+//   partition 1   |  thread 16   thread 17     ...  thread 31
+//      ...        |     ...
+//   partition 15  |  thread 240  thread 241    ...  thread 255
+//   partition 16  |  thread 0 again
+//
+// A thread loads the next kLoadsInFlight of its partitions before it uses the first, so the chain of dependent loads is
+// ceil(partitions / (kPartitionLanes * kLoadsInFlight)) long.
 #pragma once
 
 #include "pav2_args.h"
 #include "pav2_device.cuh"
+#include "pav2_partition.cuh"
 
 namespace pav2 {
 
-constexpr int kReduceThreads = 128;
+constexpr int kReduceThreads = 256;
+constexpr int kReduceWarps = kReduceThreads / kWarp;
+constexpr int kLoadsInFlight = 4;  // partitions that a thread loads before it uses the first
 
-// The largest x of the block's threads; every thread has it. `lanes` holds one float for each warp.
-__device__ __forceinline__ float block_max(float x, float* lanes) {
+// How the threads of a block lie over its slice of a head.
+template <int kHeadSize>
+struct ReduceShape {
+    static constexpr int kElementLanes = kHeadSize <= 32 ? 8 : 16;  // threads side by side in a partition
+    static constexpr int kPartitionLanes = kReduceThreads / kElementLanes;
+    static constexpr int kSliceElements = 4 * kElementLanes;
+    static constexpr int kSlices = ceil_div(kHeadSize, kSliceElements);
+    static_assert(kHeadSize % 4 == 0, "a thread loads four elements of a head");
+    static_assert(kWarp % kElementLanes == 0 && kSliceElements <= kReduceThreads, "a partition's threads share a warp");
+};
+
+// The partitions that a thread has merged so far: z = sum of exp(m_p - m) z_p, and o alike, for four elements.
+struct Merged {
+    float m = kLowest, z = 0.0f, o[4] = {};
+
+    // Raises the maximum that z and o are relative to.
+    __device__ __forceinline__ void raise(float maximum) {
+        const float factor = __expf(m - maximum);
+        m = maximum;
+        z *= factor;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[i] *= factor;
+    }
+
+    // Adds a partition; its maximum is at most m. A partition in which nothing is attended has m = -inf.
+    __device__ __forceinline__ void add(float m_p, float z_p, const float4& o_p) {
+        const float weight = __expf(m_p - m);
+        z = fmaf(weight, z_p, z);
+        o[0] = fmaf(weight, o_p.x, o[0]);
+        o[1] = fmaf(weight, o_p.y, o[1]);
+        o[2] = fmaf(weight, o_p.z, o[2]);
+        o[3] = fmaf(weight, o_p.w, o[3]);
+    }
+};
+
+// The largest x of the block's threads; every thread has it. `maxima` holds one float for each warp.
+__device__ __forceinline__ float block_max(float x, float* maxima) {
     x = warp_max(x);
-    if (threadIdx.x % kWarp == 0) lanes[threadIdx.x / kWarp] = x;
+    if (threadIdx.x % kWarp == 0) maxima[threadIdx.x / kWarp] = x;
     __syncthreads();
-    for (int w = 0; w < kReduceThreads / kWarp; ++w) x = fmaxf(x, lanes[w]);
+#pragma unroll
+    for (int w = 0; w < kReduceWarps; ++w) x = fmaxf(x, maxima[w]);
     return x;
 }
 
-// Grid [heads, seqs]. out = sum of w_p o_p / sum of w_p z_p, with w_p = exp(m_p - max m) and o_p not divided by z_p.
-template <class scalar_t, int kHeadSize>
-__global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
-    constexpr int kDims = ceil_div(kHeadSize, kReduceThreads);  // elements of a thread
-    __shared__ float lanes[kReduceThreads / kWarp];
-    __shared__ float weights[kReduceThreads], sums[kReduceThreads];
-    const int thread = threadIdx.x;
-    const int64_t row = static_cast<int64_t>(blockIdx.y) * a.num_heads + blockIdx.x;
-    const float* m = a.partial_m + row * a.partitions;
-    const float* z = a.partial_z + row * a.partitions;
-    const float* o = a.partial_out + row * a.partitions * kHeadSize;
-
-    float top = kLowest;
-    for (int p = thread; p < a.partitions; p += kReduceThreads) top = fmaxf(top, m[p]);
-    top = block_max(top, lanes);
-
-    float total = 0.0f, out[kDims] = {};
-    for (int first = 0; first < a.partitions; first += kReduceThreads) {
-        const int p = first + thread;
-        const bool live = p < a.partitions && z[p] != 0.0f;  // beyond its tokens nobody wrote o
-        weights[thread] = live ? __expf(m[p] - top) : 0.0f;
-        sums[thread] = live ? z[p] * weights[thread] : 0.0f;
-        __syncthreads();
-        const int count = min(kReduceThreads, a.partitions - first);
-        for (int i = 0; i < count; ++i) {
-            total += sums[i];
-            if (weights[i] == 0.0f) continue;
+// Merges every kPartitionLanes-th of the `count` partitions of a row ([seqs, heads]), from partition `first` on.
+template <int kHeadSize>
+__device__ __forceinline__ Merged merge_partitions(const Pav2Args& a, int64_t row, int element, int first, int count) {
+    constexpr int kStride = ReduceShape<kHeadSize>::kPartitionLanes;
+    const float* __restrict__ m = a.partial_m + row * a.partitions;
+    const float* __restrict__ z = a.partial_z + row * a.partitions;
+    const float* __restrict__ o = a.partial_out + row * a.partitions * kHeadSize + element;
+    Merged merged;
+    for (int p = first; p < count; p += kStride * kLoadsInFlight) {
+        float m_p[kLoadsInFlight], z_p[kLoadsInFlight];
+        float4 o_p[kLoadsInFlight];
 #pragma unroll
-            for (int d = 0; d < kDims; ++d) {
-                const int dim = d * kReduceThreads + thread;
-                if (dim < kHeadSize)
-                    out[d] = fmaf(weights[i], o[static_cast<int64_t>(first + i) * kHeadSize + dim], out[d]);
-            }
+        for (int i = 0; i < kLoadsInFlight; ++i) {
+            const int64_t at = p + i * kStride;
+            const bool live = at < count;
+            m_p[i] = live ? m[at] : -INFINITY;
+            z_p[i] = live ? z[at] : 0.0f;
+            o_p[i] = live ? *reinterpret_cast<const float4*>(o + at * kHeadSize) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
-        __syncthreads();
+        float maximum = merged.m;
+#pragma unroll
+        for (int i = 0; i < kLoadsInFlight; ++i) maximum = fmaxf(maximum, m_p[i]);
+        merged.raise(maximum);
+#pragma unroll
+        for (int i = 0; i < kLoadsInFlight; ++i) merged.add(m_p[i], z_p[i], o_p[i]);
+    }
+    return merged;
+}
+
+// out = sum of w_p o_p / sum of w_p z_p over the partitions p of a sequence, with w_p = exp(m_p - max m).
+template <class scalar_t, int kHeadSize, int kPageTokens, int kPartitionTokens>
+__global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
+    using Shape = ReduceShape<kHeadSize>;
+    __shared__ float maxima[kReduceWarps], totals[kReduceWarps];
+    __shared__ __align__(16) float sums[kReduceWarps][Shape::kSliceElements];
+    const int thread = threadIdx.x, warp = thread / kWarp, lane = thread % kWarp;
+    const int head = blockIdx.x, seq = blockIdx.y, slice = blockIdx.z;
+    const int64_t row = static_cast<int64_t>(seq) * a.num_heads + head;
+    const int count = ceil_div(clamped_length(a, seq, kPageTokens), kPartitionTokens);
+    fill_scratch_beyond(a, seq, head, count + slice * kReduceThreads + thread, Shape::kSlices * kReduceThreads);
+
+    const int element = slice * Shape::kSliceElements + 4 * (thread % Shape::kElementLanes);
+    Merged merged;
+    if (element < kHeadSize) {
+        merged = merge_partitions<kHeadSize>(a, row, element, thread / Shape::kElementLanes, count);
+    }
+    merged.raise(block_max(merged.m, maxima));
+
+    // The threads of an element: those of a warp add up by shuffles, then the warps by shared memory.
+    merged.z = lane_sum<Shape::kElementLanes, kWarp>(merged.z);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) merged.o[i] = lane_sum<Shape::kElementLanes, kWarp>(merged.o[i]);
+    if (lane == 0) totals[warp] = merged.z;
+    if (lane < Shape::kElementLanes) {
+        float4* sum = reinterpret_cast<float4*>(&sums[warp][4 * lane]);
+        *sum = make_float4(merged.o[0], merged.o[1], merged.o[2], merged.o[3]);
+    }
+    __syncthreads();
+    const int mine = slice * Shape::kSliceElements + thread;  // each of the first threads writes one element
+    if (thread >= Shape::kSliceElements || mine >= kHeadSize) return;
+    float total = 0.0f, sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kReduceWarps; ++w) {
+        total += totals[w];
+        sum += sums[w][thread];
     }
     const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-#pragma unroll
-    for (int d = 0; d < kDims; ++d) {
-        const int dim = d * kReduceThreads + thread;
-        if (dim >= kHeadSize) continue;
-        static_cast<scalar_t*>(a.out)[row * kHeadSize + dim] = from_float<scalar_t>(out[d] * inverse);
-    }
+    static_cast<scalar_t*>(a.out)[row * kHeadSize + mine] = from_float<scalar_t>(sum * inverse);
 }
 
 }  // namespace pav2

@@ -1,5 +1,6 @@
-// vLLM's block-sparse pattern (paged_attention_kernel, vLLM 0.6.3): each head attends its local blocks and every
-// vert_stride-th block, from an offset that slides with the query head (step >= 0) or the KV head (step < 0).
+// vLLM's block-sparse pattern (paged_attention_kernel, vLLM 0.6.3). A block here is sparse_block_size tokens. Each head
+// attends its last local_blocks blocks and every vert_stride-th block. The first of these depends on the query head
+// (step >= 0) or on the KV head (step < 0).
 #pragma once
 
 #include "pav2_args.h"
