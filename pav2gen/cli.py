@@ -232,7 +232,8 @@ def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
 @click.option("--from", "config", required=True, type=PATH, help="A model's config.json, as on the Hugging Face Hub.")
 @click.option("--out", type=PATH, help="The spec to write.  [default: specs/NAME.yaml]")
 @click.option("--force", is_flag=True, help="Replace a spec that is there.")
-def init(config: Path, out: Path | None, force: bool) -> None:
+@click.option("--schema", metavar="PATH", help="Name this JSON Schema in the first line, for editors.")
+def init(config: Path, out: Path | None, force: bool, schema: str | None) -> None:
     """Write a first spec for a model, with comments, and say what of its attention no kernel covers.
 
     \b
@@ -242,11 +243,30 @@ def init(config: Path, out: Path | None, force: bool) -> None:
     """
     from pav2gen.commands.init import init
 
-    draft = init(config, out, force)
+    draft = init(config, out, force, schema)
     click.echo(f"{draft.path}: written; read its comments before you build it")
     for feature in draft.uncovered:
         click.echo(f"not covered by any kernel: {feature}")
     click.echo(f"next: pav2gen build {shlex.quote(str(draft.path))}")
+
+
+@main.command()
+@click.option("-o", "--out", type=PATH, help="The file to write.  [default: print it]")
+def schema(out: Path | None) -> None:
+    """Print the JSON Schema of a spec, with which an editor completes and checks specs.
+
+    \b
+    Example:
+      pav2gen schema -o specs/spec.schema.json
+      pav2gen init --from config.json --schema spec.schema.json
+    """
+    from pav2gen.commands.schema import schema_text, write_schema
+
+    if out is None:
+        click.echo(schema_text(), nl=False)
+    else:
+        write_schema(out)
+        click.echo(f"{out}: written; name it in a spec's first line: # yaml-language-server: $schema={out.name}")
 
 
 @main.command("compile")

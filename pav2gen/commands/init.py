@@ -24,13 +24,15 @@ class Draft:
     uncovered: tuple[str, ...]
 
 
-def init(config: Path, out: Path | None = None, force: bool = False) -> Draft:
+def init(config: Path, out: Path | None = None, force: bool = False, schema: str | None = None) -> Draft:
     """Write a spec for the model whose config.json is at ``config`` to ``out``, by default ``specs/NAME.yaml``.
+
+    ``schema`` is the path of a JSON Schema that the spec names in its first line, relative to the spec.
 
     Raises UserError where the config cannot be served, where the file is there already (unless ``force``), and where
     it cannot be written.
     """
-    text = draft_spec(config).encode()
+    text = (_schema_line(schema) + draft_spec(config)).encode()
     path = out or SPECS / f"{parse(text, os.fspath(config)).name}.yaml"
     check_output(path, config)
     if path.exists() and not force:
@@ -41,3 +43,12 @@ def init(config: Path, out: Path | None = None, force: bool = False) -> Draft:
     except OSError as error:
         raise UserError(f"cannot be written ({error.strerror})", str(path)) from error
     return Draft(path, read_attention(config).uncovered)
+
+
+def _schema_line(schema: str | None) -> str:
+    """The comment by which the YAML language server finds a schema; nothing without one."""
+    if schema is None:
+        return ""
+    if not schema.strip() or not schema.isprintable():
+        raise UserError("--schema is not a path that a comment can hold; take a printable one")
+    return f"# yaml-language-server: $schema={schema}\n"

@@ -1,0 +1,24 @@
+"""``pav2gen schema``: the JSON Schema of a spec, printed or written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pav2gen.errors import UserError
+from pav2gen.files import check_replaceable
+from pav2gen.reading.json_schema import DIALECT, spec_schema
+
+
+def schema_text() -> str:
+    """The schema as indented JSON, with a newline at its end."""
+    return json.dumps(spec_schema(), indent=2) + "\n"
+
+
+def write_schema(path: Path) -> None:
+    """Write the schema to ``path``. Raises UserError where something else stands there, or nothing can be written."""
+    check_replaceable(path, f'{{\n  "$schema": "{DIALECT}"'.encode(), "a JSON Schema of pav2gen")
+    try:
+        path.write_text(schema_text(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot be written ({error.strerror})", str(path)) from error

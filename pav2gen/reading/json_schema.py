@@ -1,0 +1,181 @@
+"""The JSON Schema of a spec: what editors complete and check while a spec is written.
+
+Keys come from ``spec_file.KEYS``, axes from ``family.axes``. The schema checks types, names and ranges. Rules look at
+several values together; ``pav2gen build`` checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pav2gen.family.axes import AXES, Axis
+from pav2gen.family.target import FIGURES, TARGETS, Figure
+from pav2gen.plan.cuda_plan import CHOICES
+from pav2gen.reading.spec_file import (
+    BACKENDS,
+    DEFAULTS,
+    KEYS,
+    LARGEST_INT32,
+    LONGEST_NAME,
+    LONGEST_TEXT,
+    MOST_HEADS,
+    MOST_RANKS,
+    MOST_VARIANTS,
+    MOST_WORKSPACE_MIB,
+    NAME_FORM,
+    SCHEMA,
+)
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+JsonSchema = dict[str, Any]
+
+
+def spec_schema() -> JsonSchema:
+    """The schema of a spec file, as plain data."""
+    return {
+        "$schema": DIALECT,
+        "title": "pav2gen spec",
+        "description": "A family of paged-attention kernels.",
+        **_mapping(""),
+    }
+
+
+def _mapping(section: str) -> JsonSchema:
+    """The schema of a mapping with the keys that ``KEYS`` gives it."""
+    required, optional = KEYS[section]
+    properties = {key: _property(f"{section}.{key}".lstrip(".")) for key in (*required, *optional)}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def _property(path: str) -> JsonSchema:
+    """The schema of the value at ``path``, with its description and its default."""
+    if path in KEYS:
+        return {"description": SECTIONS[path], **_mapping(path)}
+    axis = AXES.get(path.rpartition(".")[2])
+    schema = _axis(axis) if axis is not None and axis.path == path else dict(FIELDS[path])
+    default = DEFAULTS.get(path)
+    if isinstance(default, tuple):
+        schema["default"] = list(default)
+    elif default is not None:
+        schema["default"] = default
+    return schema
+
+
+def _axis(axis: Axis) -> JsonSchema:
+    """One value of an axis, or a list of distinct values."""
+    works = f" Values: {axis.works}." if axis.works else ""
+    return {"description": axis.about + works, **_one_or_many(_value(axis))}
+
+
+def _value(axis: Axis) -> JsonSchema:
+    names = {int: "integer", float: "number", bool: "boolean", str: "string"}
+    kind: object = [names[axis.kind], "null"] if axis.nullable else names[axis.kind]
+    schema: JsonSchema = {"type": kind}
+    if isinstance(axis.allowed, range):
+        schema |= {"minimum": axis.allowed[0], "maximum": axis.allowed[-1]}
+    elif axis.allowed:
+        schema["enum"] = [*axis.allowed, *axis.aliases, *([None] if axis.nullable else [])]
+    return schema
+
+
+def _one_or_many(value: JsonSchema) -> JsonSchema:
+    """A value, or a list of at least one, none of them twice."""
+    return {"anyOf": [value, {"type": "array", "items": value, "minItems": 1, "uniqueItems": True}]}
+
+
+def _whole(low: int, high: int) -> JsonSchema:
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
+def _figure(figure: Figure) -> JsonSchema:
+    if figure.choices:
+        return {"enum": list(figure.choices)}
+    return {"type": "integer" if figure.whole else "number", "minimum": figure.low, "maximum": figure.high}
+
+
+def _target() -> JsonSchema:
+    """A card by its name, or by the name of its base and the figures that differ."""
+    name: JsonSchema = {"enum": list(TARGETS)}
+    figures = {figure: _figure(FIGURES[figure]) for figure in FIGURES}
+    changed = {
+        "type": "object",
+        "properties": {"base": name, **figures},
+        "required": ["base"],
+        "additionalProperties": False,
+    }
+    return {"anyOf": [name, changed]}
+
+
+def _exclusions() -> JsonSchema:
+    """A list of exclusions: values of axes, and why their combination is left out."""
+    when = {axis.name: _one_or_many(_value(axis)) for axis in AXES.values()}
+    exclusion = {
+        "type": "object",
+        "properties": {
+            "when": {"type": "object", "properties": when, "minProperties": 1, "additionalProperties": False},
+            "because": {"type": "string", "maxLength": LONGEST_TEXT},
+        },
+        "required": ["when", "because"],
+        "additionalProperties": False,
+    }
+    return {"anyOf": [exclusion, {"type": "array", "items": exclusion}]}
+
+
+#: What each section of a spec is about.
+SECTIONS: Mapping[str, str] = {
+    "model": "The sizes of the model that the kernels serve.",
+    "axes": "The values of each axis; the family is their product.",
+    "features": "What the attention has beyond softmax(scale * q K^T) V.",
+    "cuda": "The layout of CUDA kernels, where the plan's own is not wanted.",
+    "dispatch": "How a call is routed among the kernels.",
+    "limits": "Bounds of the family and of a call.",
+}
+
+#: The schema of each key that is neither a section nor an axis.
+FIELDS: Mapping[str, JsonSchema] = {
+    "schema": {"description": "The version of this form.", "const": SCHEMA},
+    "name": {
+        "description": "The name of the family: its folder, and a part of every symbol.",
+        "type": "string",
+        "pattern": f"^{NAME_FORM.pattern}$",
+        "maxLength": LONGEST_NAME,
+    },
+    "about": {"description": "One line of description.", "type": "string", "maxLength": LONGEST_TEXT},
+    "target": {"description": "The card that plans are made for.", **_target()},
+    "exclude": {"description": "Combinations that are not built, each with its reason.", **_exclusions()},
+    "backends": {"description": "What is generated for each kernel.", **_one_or_many({"enum": list(BACKENDS)})},
+    "model.num_heads": {"description": "Query heads of the whole model.", **_whole(1, MOST_HEADS)},
+    "model.num_kv_heads": {"description": "KV heads of the whole model.", **_whole(1, MOST_HEADS)},
+    "model.max_seq_len": {"description": "The longest context, in tokens.", **_whole(1, LARGEST_INT32)},
+    "model.tensor_parallel": {
+        "description": "Numbers of ranks that the model is split over.",
+        **_one_or_many(_whole(1, MOST_RANKS)),
+    },
+    "features.softcap": {"description": "cap * tanh(score / cap); null for none.", "type": ["number", "null"]},
+    "features.sliding_window": {
+        "description": "Tokens that a query sees, itself included; null for all.",
+        "type": ["integer", "null"],
+    },
+    "features.sinks": {"description": "Whether each query head has a sink logit.", "type": "boolean"},
+    **{f"cuda.{choice}": {"enum": list(values)} for choice, values in CHOICES.items()},
+    "dispatch.min_seq_len": {
+        "description": "Calls of more tokens than this prefer V2 to the fork's V1.",
+        **_whole(0, LARGEST_INT32),
+    },
+    "dispatch.partition": {
+        "description": "The partition size of every call, or auto: chosen for each call.",
+        "anyOf": [{"const": "auto"}, {"type": "integer"}],
+    },
+    "limits.max_variants": {"description": "The most kernels of the family.", **_whole(1, MOST_VARIANTS)},
+    "limits.workspace_mib": {
+        "description": "The most workspace of a call, in MiB.",
+        **_whole(1, MOST_WORKSPACE_MIB),
+    },
+}
