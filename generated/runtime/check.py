@@ -7,7 +7,7 @@ from typing import NoReturn
 import torch
 
 from .call import BlockSparse, Call, Scratch
-from .select import KV_ALIASES, Key
+from .select import KV_ALIASES, Key, Modification
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 NEEDED = ("out", "query", "key_cache", "value_cache", "block_tables", "seq_lens")
@@ -46,6 +46,7 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
     check_scratch(call.out, call.scratch)
     check_alibi(call.query, call.alibi_slopes)
     check_sparse(call.sparse, call.key_cache.shape[3])
+    check_features(call)
     check_devices(call)
     return Key(
         head_size=call.query.shape[2],
@@ -55,6 +56,10 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
         kv_cache_dtype=name,
         alibi=call.alibi_slopes is not None,
         blocksparse=call.sparse is not None,
+        softcap=None if call.softcap is None else float(call.softcap),
+        sliding_window=call.sliding_window,
+        sinks=call.sinks is not None,
+        modification=call.modification,
     )
 
 
@@ -183,12 +188,44 @@ def check_sparse(sparse: BlockSparse | None, page: int) -> None:
         fail(f"tp_rank must not be negative, got {sparse.tp_rank}")
 
 
+def check_features(call: Call) -> None:
+    """softcap is a positive number; sliding_window counts tokens; sinks are [heads] float32; lse [seqs, heads]."""
+    if call.softcap is not None and not call.softcap > 0:
+        fail(f"softcap must be a positive number, or None for none, got {call.softcap}")
+    if call.sliding_window is not None and call.sliding_window < 1:
+        fail(
+            f"sliding_window must be 1 or more tokens, the current one included, or None for none; got "
+            f"{call.sliding_window} (FlashAttention's window_left is one less)"
+        )
+    seqs, heads = call.query.shape[:2]
+    check_numbers("sinks", call.sinks, (heads,))
+    check_numbers("lse", call.lse, (seqs, heads))
+
+
+def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...]) -> None:
+    """None, or contiguous float32 of ``shape``."""
+    if tensor is None:
+        return
+    if tensor.dtype != torch.float32:
+        fail(f"{name} must be float32, got {shape_of(tensor)}; convert it once, with {name}.float()")
+    if tensor.shape != shape or not tensor.is_contiguous():
+        fail(f"{name} must be contiguous float32 {list(shape)}, got {shape_of(tensor)} with strides {tensor.stride()}")
+
+
+def check_tensors(call: Call, modification: Modification | None) -> None:
+    """The parameter tensors of a modification are there, each with a number for every head."""
+    lengths = {"heads": call.query.shape[1], "kv_heads": call.key_cache.shape[1]}
+    for (name, axis), tensor in zip(modification.tensors if modification else (), call.tensors):
+        check_numbers(name, tensor, (lengths[axis],))
+
+
 def check_devices(call: Call) -> None:
     """All tensors are on the device of the query."""
     for owner in (call, call.scratch or ()):
         for name, value in zip(getattr(owner, "_fields", ()), owner):
-            if isinstance(value, torch.Tensor) and value.device != call.query.device:
-                fail(f"{name} is on {value.device}, query on {call.query.device}")
+            for tensor in value if isinstance(value, tuple) else (value,):
+                if isinstance(tensor, torch.Tensor) and tensor.device != call.query.device:
+                    fail(f"{name} is on {tensor.device}, query on {call.query.device}")
 
 
 def usable_scratch(scratch: Scratch | None, partitions: int) -> Scratch | None:

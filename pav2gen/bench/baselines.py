@@ -25,10 +25,13 @@ class NotApplicable(Exception):
 
 def baseline(name: str, key: Key) -> Callable[[Call], None]:
     """The baseline called ``name`` for problems of ``key``. Raises NotApplicable with the reason."""
+    added = key.softcap or key.sliding_window or key.sinks or key.modification
+    if name == "vllm" and added:
+        raise NotApplicable("vLLM's operator has no softcap, window, sinks or modification")
     if name == "vllm":
         return functools.partial(vllm_operator(), kv_cache_dtype=key.kv_cache_dtype)
-    if key.kv_cache_dtype != "auto" or key.alibi or key.blocksparse:
-        raise NotApplicable("plain attention: no fp8 cache, ALiBi or block-sparse pattern")
+    if key.kv_cache_dtype != "auto" or not key.is_plain:
+        raise NotApplicable("plain attention: no fp8 cache, and no features")
     return BASELINES[name]
 
 

@@ -208,8 +208,8 @@ def _keys(spec: Spec, section: str) -> list[str]:
 
 
 def _values(spec: Spec, key: str) -> str:
-    """What a spec gives for an axis, or for a feature that no kernel has."""
-    values = spec.axes.get(key) or (spec.unbuilt[key],)
+    """What a spec gives for an axis."""
+    values = spec.axes[key]
     return flow_list(values) if len(values) > 1 else spelled(values[0])
 
 

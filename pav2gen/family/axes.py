@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from pav2gen.errors import UserError
+from pav2gen.family.modifications.tree import MOST_TOKENS
 from pav2gen.runtime.select import BUILDABLE, KV_ALIASES, Key
 
 DTYPE_TAGS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
@@ -79,11 +80,17 @@ class Axis:
             return int(text)
         if self.kind is float and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
             return float(text)
-        raise UserError(f"{self.name}={text[:40]} is not {TYPE_NAMES[self.kind]}")
+        null = ", or null" if self.nullable else ""
+        raise UserError(f"{self.name}={text[:40]} is not {TYPE_NAMES[self.kind]}{null}")
 
 
 def _number(prefix: str) -> Callable[[object], str]:
     return lambda value: f"{prefix}{value}"
+
+
+def _name_part(value: object) -> str:
+    """A number as it stands in a name: ``50`` for 50.0, ``0p5`` for 0.5."""
+    return str(value).removesuffix(".0").replace(".", "p")
 
 
 def _flag(text: str) -> Callable[[object], str]:
@@ -161,6 +168,47 @@ _TABLE = (
         title=_flag("block-sparse"),
         default=(False,),
         section=FEATURES_SECTION,
+    ),
+    Axis(
+        "softcap",
+        float,
+        "The scores become softcap * tanh(s / softcap), before every bias and mask; null is none.",
+        tag=lambda value: "" if value is None else f"_cap{_name_part(value)}",
+        title=lambda value: "" if value is None else f"softcap {value:g}",
+        works="a number from 0.001 to 1000000, or null",
+        default=(None,),
+        section=FEATURES_SECTION,
+        nullable=True,
+    ),
+    Axis(
+        "sliding_window",
+        int,
+        "Tokens that a query attends, the current one included: key k if q - k < W; null is all.",
+        tag=lambda value: "" if value is None else f"_w{value}",
+        title=lambda value: "" if value is None else f"window {value}",
+        works=f"from 1 to {MOST_TOKENS} tokens, the current one included, or null",
+        default=(None,),
+        section=FEATURES_SECTION,
+        nullable=True,
+    ),
+    Axis(
+        "sinks",
+        bool,
+        "Whether each query head has a logit that takes part in the softmax and has no value.",
+        tag=_flag("_sinks"),
+        title=_flag("sinks"),
+        default=(False,),
+        section=FEATURES_SECTION,
+    ),
+    Axis(
+        "modification",
+        str,
+        "The name of one of the spec's modifications of the score or the mask; null is none.",
+        tag=lambda value: "" if value is None else f"_mod_{value}",
+        title=lambda value: "" if value is None else str(value),
+        default=(None,),
+        section=FEATURES_SECTION,
+        nullable=True,
     ),
     Axis(
         "partition_size",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pav2gen.family.axes import AXES
+from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.target import Target
 from pav2gen.family.variant import Variant, expand
 
@@ -79,8 +80,8 @@ class Spec:
     """A family of kernels. ``axes`` has the values of every axis of ``family.axes``.
 
     ``cuda`` holds what the spec sets of the layout of CUDA kernels (``cuda_plan.CHOICES``); the rest is planned.
-    ``unbuilt`` holds the features of the schema that no kernel has yet. ``places`` says where things stand in the
-    file (``axes.head_size``, ``axes.head_size[0]``, ``model.tensor_parallel[1]``), each as ``file:line``.
+    ``modifications`` are those that the spec defines, by name. ``places`` says where things stand in the file
+    (``axes.head_size``, ``axes.head_size[0]``, ``model.tensor_parallel[1]``), each as ``file:line``.
     """
 
     name: str
@@ -95,7 +96,7 @@ class Spec:
     file_name: str
     sha256: str
     cuda: Mapping[str, int] = field(default_factory=dict)
-    unbuilt: Mapping[str, object] = field(default_factory=dict)
+    modifications: Mapping[str, Modification] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pav2gen.family.axes import AXES, slug
-from pav2gen.runtime.select import Key
+from pav2gen.runtime.select import FEATURES, Key
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Variant:
     """One kernel of one spec: its key, its partition size, and its names."""
 
@@ -28,6 +28,10 @@ class Variant:
     alibi: bool
     blocksparse: bool
     partition_size: int
+    softcap: float | None = None
+    sliding_window: int | None = None
+    sinks: bool = False
+    modification: str | None = None
 
     @property
     def key(self) -> Key:
@@ -38,6 +42,12 @@ class Variant:
     def slug(self) -> str:
         """A short name, unique within the spec: ``hd256_g6_b16_f16_p512``."""
         return slug({axis: getattr(self, axis) for axis in AXES})
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What its attention has beyond plain attention, in words."""
+        words = (AXES[axis].title(getattr(self, axis)) for axis in FEATURES)
+        return tuple(word for word in words if word)
 
     @property
     def symbol(self) -> str:
@@ -76,6 +86,6 @@ class Variant:
 
 
 def expand(name: str, axes: Mapping[str, Sequence[object]]) -> tuple[Variant, ...]:
-    """Every point of the product of ``axes`` (all of ``AXES``), in the order of the axes."""
-    values = itertools.product(*(axes[axis] for axis in AXES))
+    """Every point of the product of ``axes``, in the order of ``AXES``; an axis that is not there has its default."""
+    values = itertools.product(*(axes.get(axis, known.default or ()) for axis, known in AXES.items()))
     return tuple(Variant(name, **dict(zip(AXES, point, strict=True))) for point in values)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pav2gen.family.axes import title
+from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.spec import RankShape, Spec
 from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_plan import CudaPlan, plan_cuda
@@ -36,6 +37,11 @@ class Plan:
     def title(self) -> str:
         """The key in words, for the head of a source."""
         return title(self.variant.key._asdict())
+
+    @property
+    def modification(self) -> Modification | None:
+        """What the modification of the key calculates."""
+        return self.spec.modifications[self.variant.modification] if self.variant.modification else None
 
     @cached_property
     def rank(self) -> RankShape:
@@ -85,6 +91,7 @@ class Plan:
             fixed_partition=dispatch.partition or 0,
             multiprocessors=target.multiprocessors or 0,
             workspace_mib=self.spec.limits.workspace_mib,
+            modification=self.modification.for_table() if self.modification else None,
         )
 
 

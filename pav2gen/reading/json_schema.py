@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pav2gen.family.axes import AXES, Axis
+from pav2gen.family.modifications.parse import INDEX, LONGEST
 from pav2gen.family.target import FIGURES, TARGETS, Figure
 from pav2gen.plan.cuda_plan import CHOICES
+from pav2gen.reading.modification_section import LONGEST_NAME as LONGEST_MODIFICATION
+from pav2gen.reading.modification_section import MOST_TENSORS
 from pav2gen.reading.spec_file import (
     BACKENDS,
     DEFAULTS,
@@ -128,6 +131,21 @@ def _exclusions() -> JsonSchema:
     return {"anyOf": [exclusion, {"type": "array", "items": exclusion}]}
 
 
+def _modifications() -> JsonSchema:
+    """Expressions by the name of the modification, and the axis of each parameter tensor."""
+    expression: JsonSchema = {"type": "string", "maxLength": LONGEST}
+    axes: JsonSchema = {"type": "array", "items": {"enum": list(INDEX)}, "minItems": 1, "maxItems": 1}
+    tensors = {"type": "object", "additionalProperties": axes, "minProperties": 1, "maxProperties": MOST_TENSORS}
+    one = {
+        "type": "object",
+        "properties": {"score": expression, "mask": expression, "tensors": tensors},
+        "anyOf": [{"required": ["score"]}, {"required": ["mask"]}],
+        "additionalProperties": False,
+    }
+    name = {"pattern": f"^{NAME_FORM.pattern}$", "maxLength": LONGEST_MODIFICATION}
+    return {"type": "object", "propertyNames": name, "additionalProperties": one}
+
+
 #: What each section of a spec is about.
 SECTIONS: Mapping[str, str] = {
     "model": "The sizes of the model that the kernels serve.",
@@ -149,6 +167,10 @@ FIELDS: Mapping[str, JsonSchema] = {
     },
     "about": {"description": "One line of description.", "type": "string", "maxLength": LONGEST_TEXT},
     "target": {"description": "The card that plans are made for.", **_target()},
+    "modifications": {
+        "description": "Modifications of the score or the mask, by name; features.modification says which are built.",
+        **_modifications(),
+    },
     "exclude": {"description": "Combinations that are not built, each with its reason.", **_exclusions()},
     "backends": {"description": "What is generated for each kernel.", **_one_or_many({"enum": list(BACKENDS)})},
     "model.num_heads": {"description": "Query heads of the whole model.", **_whole(1, MOST_HEADS)},
@@ -158,12 +180,6 @@ FIELDS: Mapping[str, JsonSchema] = {
         "description": "Numbers of ranks that the model is split over.",
         **_one_or_many(_whole(1, MOST_RANKS)),
     },
-    "features.softcap": {"description": "cap * tanh(score / cap); null for none.", "type": ["number", "null"]},
-    "features.sliding_window": {
-        "description": "Tokens that a query sees, itself included; null for all.",
-        "type": ["integer", "null"],
-    },
-    "features.sinks": {"description": "Whether each query head has a sink logit.", "type": "boolean"},
     **{f"cuda.{choice}": {"enum": list(values)} for choice, values in CHOICES.items()},
     "dispatch.min_seq_len": {
         "description": "Calls of more tokens than this prefer V2 to the fork's V1.",

@@ -7,6 +7,7 @@ import math
 
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES, PARTITION_SIZES
+from pav2gen.family.modifications.tree import MOST_TOKENS
 from pav2gen.family.spec import Spec, extended, variants
 from pav2gen.family.variant import expand
 from pav2gen.plan.cuda_plan import CHOICES
@@ -55,12 +56,46 @@ def _whole_groups(head_size: int, kv_cache_dtype: str) -> str | None:
 
 
 def _features_built(spec: Spec, expanded: Expanded) -> Violation | None:
-    for feature, value in spec.unbuilt.items():
-        if value is not None and value is not False:
-            off = "false" if value is True else "null"
-            sentence = f"no kernel has {feature} yet; write {feature}: {off}, or leave it out"
-            return Violation(sentence, (f"features.{feature}",))
+    for feature in ("softcap", "sliding_window", "sinks", "modification"):
+        for value in spec.axes[feature]:
+            if value is not None and value is not False:
+                off = "false" if value is True else "null"
+                sentence = f"no kernel has {feature} yet; write {feature}: {off}, or leave it out"
+                return Violation(sentence, (f"features.{feature}",))
     return None
+
+
+def _softcap_positive(softcap: float | None) -> str | None:
+    if softcap is None or 1e-3 <= softcap <= 1e6:
+        return None
+    return f"softcap cannot be {spelled(softcap)}: it must be {AXES['softcap'].works}"
+
+
+def _window_positive(window: int | None) -> str | None:
+    if window is None or 1 <= window <= MOST_TOKENS:
+        return None
+    return f"sliding_window cannot be {window}: it must be {AXES['sliding_window'].works}"
+
+
+def _modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
+    names = [name for name in spec.axes["modification"] if name is not None]
+    for place, name in enumerate(spec.axes["modification"]):
+        if name is not None and name not in spec.modifications:
+            works = did_you_mean(str(name), spec.modifications) if spec.modifications else "define it there"
+            paths = (f"features.modification[{place}]", "features.modification", "features")
+            return Violation(f"modification {quoted(name)} is not among the modifications; {works}", paths)
+    for name in spec.modifications:
+        if name not in names:
+            sentence = f"no kernel has the modification {name}; write features: {{modification: [null, {name}]}}"
+            return Violation(sentence, (f"modifications.{name}",))
+    return None
+
+
+def _positions_fit(spec: Spec, expanded: Expanded) -> Violation | None:
+    if spec.model.max_seq_len <= MOST_TOKENS or spec.axes["modification"] == (None,):
+        return None
+    sentence = f"model.max_seq_len {spec.model.max_seq_len} is over {MOST_TOKENS}, which a modification can calculate"
+    return Violation(sentence, ("model.max_seq_len", "model"))
 
 
 def _kv_heads_divide_heads(spec: Spec, expanded: Expanded) -> Violation | None:
@@ -219,6 +254,28 @@ RULES: tuple[Rule, ...] = (
     _axis_rule(
         "kv_cache_dtype",
         "the names of vLLM's --kv-cache-dtype; fp8 is a storage format, decoded in float32 on any card",
+    ),
+    AxisRule(
+        "softcap-positive",
+        "a cap of 0 leaves nothing of a score, and a negative one is the positive one",
+        ("softcap",),
+        _softcap_positive,
+    ),
+    AxisRule(
+        "window-positive",
+        "a window counts the current token, as Hugging Face and vLLM do: W tokens are q - k < W",
+        ("sliding_window",),
+        _window_positive,
+    ),
+    SpecRule(
+        "modification-defined",
+        "a kernel calculates what the spec defines, and what it defines is built",
+        _modifications_defined,
+    ),
+    SpecRule(
+        "positions-fit",
+        "expressions calculate with integers of 32 bits, and 2 * k + 1 must still fit",
+        _positions_fit,
     ),
     SpecRule(
         "feature-built",

@@ -15,6 +15,7 @@ from pav2gen.family.target import FIGURES, Target, find
 from pav2gen.plan.cuda_plan import CHOICES
 from pav2gen.reading import rules
 from pav2gen.reading.axis_value import reader_of
+from pav2gen.reading.modification_section import read_modifications
 from pav2gen.reading.yaml_file import parse_yaml, read_file
 from pav2gen.reading.yaml_node import Node
 from pav2gen.wording import one_of, quoted, spelled
@@ -35,11 +36,11 @@ def _keys_of(section: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "": (
         ("schema", "name", "target", "model", "axes"),
-        ("about", "features", "exclude", "backends", "cuda", "dispatch", "limits"),
+        ("about", "features", "modifications", "exclude", "backends", "cuda", "dispatch", "limits"),
     ),
     "model": (("num_heads", "num_kv_heads", "max_seq_len"), ("tensor_parallel",)),
     AXES_SECTION: _keys_of(AXES_SECTION),
-    FEATURES_SECTION: ((), (*_keys_of(FEATURES_SECTION)[1], "softcap", "sliding_window", "sinks")),
+    FEATURES_SECTION: _keys_of(FEATURES_SECTION),
     "cuda": ((), tuple(CHOICES)),
     "dispatch": ((), ("min_seq_len", "partition")),
     "limits": ((), ("max_variants", "workspace_mib")),
@@ -49,9 +50,7 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 DEFAULTS: Mapping[str, object] = {
     "model.tensor_parallel": (1,),
     **{axis.path: axis.default for axis in AXES.values() if axis.default is not None},
-    "features.softcap": None,
-    "features.sliding_window": None,
-    "features.sinks": False,
+    "modifications": {},
     "exclude": (),
     "backends": ("torch",),
     "dispatch.min_seq_len": 8192,  # up to here vLLM may choose V1
@@ -114,9 +113,12 @@ class _Fields:
         """What ``read`` makes of the value at ``path``."""
         return read(self.nodes[path]) if path in self.nodes else DEFAULTS[path]
 
-    def many(self, path: str, read: Callable[[Node], Any]) -> Any:
-        """A tuple of what ``read`` makes of each value at ``path``. A value that comes twice is an error."""
-        return _distinct(self.nodes[path], read) if path in self.nodes else DEFAULTS[path]
+    def many(self, path: str, read: Callable[[Node], Any], nullable: bool = False) -> Any:
+        """A tuple of what ``read`` makes of each value at ``path``. A value that comes twice is an error.
+
+        ``nullable`` says whether null is a value.
+        """
+        return _distinct(self.nodes[path], read, nullable) if path in self.nodes else DEFAULTS[path]
 
 
 def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
@@ -130,10 +132,10 @@ def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _places(item, f"{path}[{index}]")
 
 
-def _distinct(node: Node, read: Callable[[Node], Any]) -> tuple[Any, ...]:
+def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -> tuple[Any, ...]:
     """What ``read`` makes of each item of ``node``. Raises UserError where a value comes twice."""
     values: dict[Any, None] = {}
-    for item in node.items():
+    for item in (node,) if nullable and node.is_null() else node.items():
         value = read(item)
         if value in values:
             raise item.fail(f"{node.title} has {spelled(value)} twice; keep one")
@@ -157,7 +159,7 @@ def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
         about=fields.one("about", _comment) if "about" in fields.nodes else name,
         target=fields.one("target", _target),
         model=_model(fields),
-        axes={axis.name: fields.many(axis.path, reader_of(axis)) for axis in AXES.values()},
+        axes={axis.name: fields.many(axis.path, reader_of(axis), axis.nullable) for axis in AXES.values()},
         exclude=fields.one("exclude", _exclusions),
         backends=fields.many("backends", lambda node: node.choice(BACKENDS)),
         dispatch=Dispatch(
@@ -171,7 +173,7 @@ def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
         file_name=file_name,
         sha256=sha256,
         cuda={name: fields.nodes[f"cuda.{name}"].integer() for name in CHOICES if f"cuda.{name}" in fields.nodes},
-        unbuilt={feature: fields.one(f"features.{feature}", read) for feature, read in _UNBUILT_READERS.items()},
+        modifications=fields.one("modifications", read_modifications),
         places=dict(_places(fields.nodes[""])),
     )
 
@@ -238,19 +240,7 @@ def _exclusion(node: Node) -> Exclusion:
     """One exclusion."""
     fields = node.fields(("when", "because"))
     given = fields["when"].fields((), tuple(AXES))
-    when = {name: _distinct(values, reader_of(AXES[name])) for name, values in given.items()}
+    when = {name: _distinct(values, reader_of(AXES[name]), AXES[name].nullable) for name, values in given.items()}
     if not when:
         raise fields["when"].fail("exclude.when names no axis, and would exclude everything; name axes and values")
     return Exclusion(when, _comment(fields["because"]), node.line)
-
-
-def _null_or(read: Callable[[Node], object]) -> Callable[[Node], object]:
-    """A reader that takes null for None."""
-    return lambda node: None if node.is_null() else read(node)
-
-
-_UNBUILT_READERS: Mapping[str, Callable[[Node], object]] = {
-    "softcap": _null_or(Node.number),
-    "sliding_window": _null_or(Node.integer),
-    "sinks": Node.boolean,
-}

@@ -135,7 +135,7 @@ class _Composer:
         self.refuse_references(event)
         line = key_line or event.start_mark.line + 1
         if isinstance(event, yaml.ScalarEvent):
-            return Node(self.file, line, name, event.value, plain=not event.style)
+            return Node(self.file, line, name, event.value, plain=not event.style, column=_column(event, line))
         if depth == MAX_DEPTH:
             raise self.error(event, f"nested more than {MAX_DEPTH} deep; a spec needs no more than 4")
         if isinstance(event, yaml.SequenceStartEvent):
@@ -176,3 +176,10 @@ class _Composer:
     def error(self, event: Any, message: str) -> UserError:
         """A UserError at the line where ``event`` begins."""
         return UserError(message, f"{self.file}:{event.start_mark.line + 1}")
+
+
+def _column(event: Any, line: int) -> int:
+    """The column, from 1, where a scalar's text begins on ``line``; 0 where the file writes it in another way."""
+    start, end, quotes = event.start_mark, event.end_mark, 2 if event.style else 0
+    as_it_reads = end.column - start.column == len(event.value) + quotes
+    return start.column + quotes // 2 + 1 if as_it_reads and start.line + 1 == line == end.line + 1 else 0

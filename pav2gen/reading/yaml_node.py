@@ -21,13 +21,17 @@ _TYPES = {"bool": "a boolean", "int": "a whole number", "float": "a float", "nul
 
 @dataclass(frozen=True)
 class Node:
-    """A scalar (``value`` is its text), a list or a mapping; ``name`` is its dotted path from the root."""
+    """A scalar (``value`` is its text), a list or a mapping; ``name`` is its dotted path from the root.
+
+    column: where the text of a scalar begins on its line, from 1; 0 where the file writes it otherwise than it reads.
+    """
 
     file: str
     line: int
     name: str
     value: str | tuple[Node, ...] | dict[str, Node]
     plain: bool = False
+    column: int = 0
 
     @property
     def title(self) -> str:
@@ -52,6 +56,12 @@ class Node:
     def fail(self, message: str) -> UserError:
         """A UserError that stands at this value."""
         return UserError(message, self.where)
+
+    def fail_at(self, column: int, message: str) -> UserError:
+        """A UserError at a column of the text, from 1: as ``file:line:column`` where the text stands as it reads."""
+        if self.column:
+            return UserError(message, f"{self.where}:{self.column + column - 1}")
+        return self.fail(f"{message} (at column {column} of the text)")
 
     @contextmanager
     def placed(self) -> Iterator[None]:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pav2gen.errors import UserError
 from pav2gen.files import checked_path, sha256
 from pav2gen.render.fileset import FileSet
-from pav2gen.runtime.select import Key, Row, Tuned
+from pav2gen.runtime.select import Key, Modification, Row, Tuned
 
 SCHEMA = 1
 NAME = "MANIFEST.json"
@@ -123,13 +124,21 @@ def _from_data(owner: str, data: dict[str, Any], digest: str) -> Manifest:
 
 def manifest_row(row: Row, **extra: object) -> ManifestRow:
     """What a manifest says of the kernel of ``row``. ``extra`` has a value for each of ``EXTRA_COLUMNS``."""
-    return {**row._asdict(), "key": row.key._asdict(), **extra}
+    modification = row.modification and row.modification._asdict()
+    return {**row._asdict(), "key": row.key._asdict(), "modification": modification, **extra}
 
 
 def table_row(entry: ManifestRow) -> Row:
     """The row of the dispatch table that a manifest holds. Raises KeyError or TypeError where it is incomplete."""
-    columns = {name: entry[name] for name in Row._fields if name != "key"}
-    return Row(key=Key(**entry["key"]), **columns)
+    columns = {name: entry[name] for name in Row._fields if name not in ("key", "modification")}
+    return Row(key=Key(**entry["key"]), modification=_modification(entry.get("modification")), **columns)
+
+
+def _modification(entry: Mapping[str, Any] | None) -> Modification | None:
+    """The modification that a manifest's row holds."""
+    if entry is None:
+        return None
+    return Modification(entry["score"], entry["mask"], tuple((name, axis) for name, axis in entry["tensors"]))
 
 
 def tuned_rows(entry: ManifestRow) -> list[Tuned]:
@@ -145,8 +154,10 @@ def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple
     rows: list[ManifestRow] = []
     server: dict[tuple[object, ...], str] = {}
     clashes: dict[tuple[str, str], int] = {}
+    definitions: dict[str, tuple[object, str]] = {}
     for manifest in manifests:
         for row in manifest.rows:
+            _check_definition(row, manifest.owner, definitions)
             first = server.setdefault(tuple(row["key"].values()), manifest.owner)
             if first == manifest.owner:
                 rows.append(row)
@@ -157,6 +168,15 @@ def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple
         for (late, first), n in clashes.items()
     ]
     return tuple(rows), tuple(notes)
+
+
+def _check_definition(row: ManifestRow, owner: str, definitions: dict[str, tuple[object, str]]) -> None:
+    """Raise UserError where two specs call different modifications by one name: a call names it alone."""
+    if row.get("modification"):
+        name = row["key"]["modification"]
+        defined, first = definitions.setdefault(name, (row["modification"], owner))
+        if defined != row["modification"]:
+            raise UserError(f"the modification {name} of {owner} is not the one of {first}; give it another name")
 
 
 def _line(value: object) -> str:

@@ -135,6 +135,8 @@ def python(value: object) -> str:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         fields = ", ".join(f"{name}={python(field)}" for name, field in value._asdict().items())
         return f"{type(value).__name__}({fields})"
+    if isinstance(value, tuple):
+        return f"({''.join(f'{python(item)}, ' for item in value)})"
     return repr(value)
 
 

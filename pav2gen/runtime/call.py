@@ -41,6 +41,12 @@ class Call(NamedTuple):
     k_scale: float | torch.Tensor
     v_scale: float | torch.Tensor
     sparse: BlockSparse | None
+    softcap: float | None = None
+    sliding_window: int | None = None
+    sinks: torch.Tensor | None = None
+    modification: str | None = None
+    tensors: tuple[torch.Tensor, ...] = ()
+    lse: torch.Tensor | None = None
 
 
 class Segment(NamedTuple):

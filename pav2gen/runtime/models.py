@@ -28,12 +28,17 @@ class Models:
         kv_cache_dtype: str = "auto",
         alibi: bool = False,
         blocksparse: bool = False,
+        *,
+        softcap: float | None = None,
+        sliding_window: int | None = None,
+        sinks: bool = False,
+        modification: str | None = None,
     ) -> bool:
         """Whether a kernel serves a rank with these heads (of the rank, not of the model). Never raises."""
         try:
-            self._table.serving(
-                rank_key(num_heads, num_kv_heads, head_size, block_size, dtype, kv_cache_dtype, alibi, blocksparse)
-            )
+            features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
+            key = rank_key(num_heads, num_kv_heads, head_size, block_size, dtype, kv_cache_dtype, *features)
+            self._table.serving(key)
         except (ValueError, TypeError, NoKernelError):
             return False
         return True
@@ -49,6 +54,11 @@ class Models:
         tp_size: int = 1,
         alibi: bool = False,
         blocksparse: bool = False,
+        *,
+        softcap: float | None = None,
+        sliding_window: int | None = None,
+        sinks: bool = False,
+        modification: str | None = None,
     ) -> None:
         """To be called when a model is loaded: the heads of the whole model and its tensor-parallel size.
 
@@ -56,7 +66,8 @@ class Models:
         CUDA kernels, so that no compiler runs at the first long decode.
         """
         heads, kv_heads = shard(num_heads, num_kv_heads, tp_size)
-        self._table.serving(rank_key(heads, kv_heads, head_size, block_size, dtype, kv_cache_dtype, alibi, blocksparse))
+        features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
+        self._table.serving(rank_key(heads, kv_heads, head_size, block_size, dtype, kv_cache_dtype, *features))
         self._load()
 
     def prefer_v2(
@@ -71,18 +82,25 @@ class Models:
         kv_cache_dtype: str = "auto",
         alibi: bool = False,
         blocksparse: bool = False,
+        *,
+        softcap: float | None = None,
+        sliding_window: int | None = None,
+        sinks: bool = False,
+        modification: str | None = None,
     ) -> bool:
         """Whether a decode should take V2: it is served, and longer than the spec's ``dispatch.min_seq_len``.
 
-        Shorter ones take V2 too where the V1 of the BI-V100 fork would drop what is asked: an fp8 cache, or the
-        block-sparse pattern. False under PAV2_DISABLE=1. Depends on host values alone; never raises.
+        Shorter ones take V2 too where the V1 of the BI-V100 fork would drop what is asked: an fp8 cache, or a feature
+        other than ALiBi. False under PAV2_DISABLE=1. Depends on host values alone; never raises.
         """
         if os.environ.get("PAV2_DISABLE", "") == "1" or num_seqs == 0:
             return False
         try:
-            key = rank_key(num_heads, num_kv_heads, head_size, block_size, dtype, kv_cache_dtype, alibi, blocksparse)
+            features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
+            key = rank_key(num_heads, num_kv_heads, head_size, block_size, dtype, kv_cache_dtype, *features)
             row = self._table.serving(key)[0]
-            return max_seq_len > row.min_seq_len or blocksparse or key.kv_cache_dtype != "auto"
+            dropped = not key._replace(alibi=False).is_plain or key.kv_cache_dtype != "auto"
+            return max_seq_len > row.min_seq_len or dropped
         except (ValueError, TypeError, NoKernelError):
             return False
 
@@ -104,6 +122,10 @@ def rank_key(
     kv_cache_dtype: str,
     alibi: bool,
     blocksparse: bool,
+    softcap: float | None,
+    sliding_window: int | None,
+    sinks: bool,
+    modification: str | None,
 ) -> Key:
     """The key of the attention layers of one rank. Raises ValueError for what no kernel takes."""
     if num_kv_heads <= 0 or num_heads % num_kv_heads:
@@ -116,4 +138,8 @@ def rank_key(
         kv_cache_dtype=check.kv_dtype(kv_cache_dtype),
         alibi=alibi,
         blocksparse=blocksparse,
+        softcap=None if softcap is None else float(softcap),
+        sliding_window=sliding_window,
+        sinks=sinks,
+        modification=modification,
     )

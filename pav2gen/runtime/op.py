@@ -26,7 +26,8 @@ SCHEMA = f"""{NAME}(
     Tensor value_cache, float scale, Tensor block_tables, Tensor seq_lens, int max_seq_len, Tensor? alibi_slopes,
     str kv_cache_dtype, float k_scale, float v_scale, Tensor? k_scale_tensor, Tensor? v_scale_tensor, int tp_rank,
     int blocksparse_local_blocks, int blocksparse_vert_stride, int blocksparse_block_size,
-    int blocksparse_head_sliding_step, str backend, int partition_size) -> ()"""
+    int blocksparse_head_sliding_step, float? softcap, int? sliding_window, Tensor? sinks, str modification,
+    Tensor[] modification_tensors, Tensor(e!)? lse, str backend, int partition_size) -> ()"""
 
 
 class Arguments(NamedTuple):
@@ -54,6 +55,12 @@ class Arguments(NamedTuple):
     blocksparse_vert_stride: int
     blocksparse_block_size: int
     blocksparse_head_sliding_step: int
+    softcap: float | None
+    sliding_window: int | None
+    sinks: torch.Tensor | None
+    modification: str
+    modification_tensors: list[torch.Tensor]
+    lse: torch.Tensor | None
     backend: str
     partition_size: int
 
@@ -80,6 +87,12 @@ class Arguments(NamedTuple):
             k_scale=self.k_scale if self.k_scale_tensor is None else self.k_scale_tensor,
             v_scale=self.v_scale if self.v_scale_tensor is None else self.v_scale_tensor,
             sparse=sparse if sparse.vert_stride > 1 else None,
+            softcap=self.softcap,
+            sliding_window=self.sliding_window,
+            sinks=self.sinks,
+            modification=self.modification or None,
+            tensors=tuple(self.modification_tensors),
+            lse=self.lse,
         )
 
 
@@ -115,7 +128,25 @@ class Operator:
         num_seqs, kv_heads = call.query.shape[0], call.key_cache.shape[1]
         device = device_name(call.query.device)
         row = self.table.choose(key, backend, num_seqs, call.max_seq_len, kv_heads, arguments.partition_size, device)
+        check.check_tensors(call, row.modification)
         launch(self.kernel(row, backend, call.query.is_cuda), call, row.partition_size)
+
+    def ordered_tensors(
+        self, modification: str | None, given: Mapping[str, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The parameter tensors of a modification, in the order of its definition.
+
+        Raises ValueError for one that is missing, or that the modification does not have.
+        """
+        defined = self.table.modifications.get(modification or "")
+        names = tuple(name for name, _ in defined.tensors) if defined else ()
+        given = given or {}
+        if missing := [name for name in names if name not in given]:
+            check.fail(f"the modification {modification} needs {', '.join(missing)} among modification_tensors")
+        if unknown := [name for name in given if name not in names]:
+            what = f"the modification {modification}" if modification else "a call without a modification"
+            check.fail(f"{what} has no tensor {', '.join(unknown)}")
+        return tuple(given[name] for name in names)
 
     def backend(self, asked: str, key: Key, on_gpu: bool) -> str:
         """The backend of a call: the one asked for, else PAV2_BACKEND, else cuda on a GPU with its library loaded.

@@ -16,7 +16,10 @@ MIB = 1 << 20
 
 
 class Key(NamedTuple):
-    """What a call asks for. Several partition sizes may serve one key."""
+    """What a call asks for. Several partition sizes may serve one key.
+
+    softcap, sliding_window, modification: None is an attention without it.
+    """
 
     head_size: int
     gqa_ratio: int
@@ -25,9 +28,32 @@ class Key(NamedTuple):
     kv_cache_dtype: str
     alibi: bool
     blocksparse: bool
+    softcap: float | None = None
+    sliding_window: int | None = None
+    sinks: bool = False
+    modification: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its attention has none of the features, from ALiBi to a modification."""
+        return not any(getattr(self, axis) for axis in FEATURES)
 
     def __str__(self) -> str:
-        return " ".join(f"{axis}={str(value).lower()}" for axis, value in self._asdict().items())
+        return " ".join(f"{axis}={_yaml(value)}" for axis, value in self._asdict().items())
+
+
+#: The axes of a key that change the attention itself. What is left out of a call is None or False.
+FEATURES = ("alibi", "blocksparse", "softcap", "sliding_window", "sinks", "modification")
+
+
+def in_order(value: object) -> tuple[bool, object]:
+    """A key to sort the values of an axis by: None comes first."""
+    return value is not None, value
+
+
+def order_of(key: Key) -> tuple[tuple[bool, object], ...]:
+    """A key to sort keys by."""
+    return tuple(map(in_order, key))
 
 
 KV_ALIASES = {"fp8": "fp8_e4m3"}
@@ -45,12 +71,24 @@ BUILDABLE: Mapping[str, tuple[Collection[object], str]] = {
 }
 
 
+class Modification(NamedTuple):
+    """A modification of attention that a spec defines: its expressions, and the axis of each parameter tensor.
+
+    score, mask: empty where it has none.
+    """
+
+    score: str
+    mask: str
+    tensors: tuple[tuple[str, str], ...]
+
+
 class Row(NamedTuple):
     """One kernel of the table: its key, its partition size, where it lives, and what its plan says of it.
 
     torch, cuda: the PyTorch kernel's module and the CUDA source's path, below the package; empty if not built.
     min_seq_len: longer calls prefer V2. fixed_partition: the spec's partition size for every call, 0 where free.
-    multiprocessors: of the spec's target, 0 where unknown. workspace_mib: the spec's bound.
+    multiprocessors: of the spec's target, 0 where unknown. workspace_mib: the spec's bound. modification: what the
+    modification of the key calculates.
     """
 
     symbol: str
@@ -63,6 +101,7 @@ class Row(NamedTuple):
     fixed_partition: int
     multiprocessors: int
     workspace_mib: int
+    modification: Modification | None = None
 
 
 class Tuned(NamedTuple):
@@ -107,8 +146,10 @@ class Table:
     ) -> None:
         self.rows = tuple(rows)
         self._files = files or {}
+        #: The definition of each modification by its name.
+        self.modifications = {row.key.modification: row.modification for row in self.rows if row.modification}
         self._by_key: dict[Key, list[Row]] = {}
-        for row in sorted(self.rows, key=lambda row: (row.spec, row.key, row.partition_size)):
+        for row in sorted(self.rows, key=lambda row: (row.spec, order_of(row.key), row.partition_size)):
             served = self._by_key.setdefault(row.key, [])
             if not served or served[0].spec == row.spec:
                 served.append(row)
@@ -214,16 +255,16 @@ def miss(key: Key, specs: Mapping[Key, str], files: Mapping[str, str]) -> str:
 
 def _values(axis: str, keys: Iterable[Key]) -> str:
     """The values of an axis over some keys, in order, as YAML writes them."""
-    return ", ".join(map(_yaml, sorted({getattr(key, axis) for key in keys})))
+    return ", ".join(map(_yaml, sorted({getattr(key, axis) for key in keys}, key=in_order)))
 
 
 def _yaml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def nearest(key: Key, keys: Iterable[Key]) -> Key:
     """The key with the fewest axes that differ from ``key``, then the smallest relative differences, then the first."""
-    return min(keys, key=lambda other: (*distance(key._asdict(), other), other))
+    return min(keys, key=lambda other: (*distance(key._asdict(), other), order_of(other)))
 
 
 def distance(asked: Mapping[str, object], candidate: object) -> tuple[int, float]:

@@ -286,7 +286,10 @@ def edited(text: str, edit: Edit) -> str:
 
 def test_the_axes_of_a_query_are_all_axes() -> None:
     for axis in AXES:
-        assert read_value(axis, "true" if axis in ("alibi", "blocksparse") else "1") in (1, "1", True)
+        kind = AXES[axis].kind
+        assert read_value(axis, "true" if kind is bool else "1") == (True if kind is bool else kind("1"))
+        if AXES[axis].nullable:
+            assert read_value(axis, "null") is None
 
 
 def test_long_answers_are_cut(specs: list[Spec]) -> None:

@@ -28,7 +28,7 @@ axes:
   block_size: [16, 32]
   dtype: [float16]
   kv_cache_dtype: [auto, fp8_e5m2]
-features: {alibi: false, softcap: null}
+features: {alibi: false, softcap: null, modification: null}
 exclude:
   - when: {block_size: 32, partition_size: 64}
     because: small partitions of large pages
@@ -41,6 +41,10 @@ cuda: {threads: 256, step: 256}
 #: From its block sizes on.
 TAIL = GOOD[GOOD.index("[16, 32]") :]
 
+#: From its lengths to its features; and a modification.
+LONG = GOOD[GOOD.index("max_seq_len") : GOOD.index("\nexclude")]
+NONE, ONE = "modification: null}", "modification: near}\nmodifications: {near: {mask: q - k < 9}}"
+
 #: rule -> (what is replaced, by what): a spec that breaks this rule, and none before it.
 BREAKS = {
     "head-size": ("[128, 256]", "[128, 260]"),
@@ -50,6 +54,10 @@ BREAKS = {
     "dtype": ("[float16]", "[half]"),
     "kv-cache-dtype": ("fp8_e5m2]", "int8]"),
     "feature-built": ("softcap: null", "sliding_window: 4096"),
+    "softcap-positive": ("softcap: null", "softcap: 0.0"),
+    "window-positive": ("softcap: null", "sliding_window: 0"),
+    "modification-defined": ("modification: null", "modification: near"),
+    "positions-fit": (LONG, LONG.replace("32768", "1073741825").replace(NONE, ONE)),
     "kv-heads-divide-heads": ("num_kv_heads: 4", "num_kv_heads: 7"),
     "ranks-split-heads": ("[1, 8]", "[1, 6]"),
     "product-within-limit": ("{workspace_mib: 16}", "{workspace_mib: 16, max_variants: 31}"),
@@ -198,6 +206,8 @@ def test_a_spec_made_in_memory_is_held_to_the_rules_as_well() -> None:
 VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "head_size": ([32, 40, 80, 120, 248, 256, 512], [0, 24, 31, 33, 100, 260, 264, 504, 520, -32]),
     "gqa_ratio": ([1, 5, 71, 128], [0, -1, 129]),
+    "softcap": ([None, 0.001, 30.0, 1e6], [0.0, -30.0, 0.0009, 1.1e6]),
+    "sliding_window": ([None, 1, 4096, 1 << 30], [0, -1, (1 << 30) + 1]),
     "partition_size": ([64, 128, 2048], [32, 65, 96, 4096, 0]),
     "block_size": ([8, 16, 32, 64, 128], [0, 1, 4, 12, 24, 256]),
     "dtype": (["float16", "bfloat16", "float32"], ["float64", "half", ""]),

@@ -86,6 +86,10 @@ def test_every_value_of_a_full_spec() -> None:
         "kv_cache_dtype": ("auto", "fp8_e4m3"),
         "alibi": (False, True),
         "blocksparse": (True,),
+        "softcap": (None,),
+        "sliding_window": (None,),
+        "sinks": (False,),
+        "modification": (None,),
         "partition_size": (256, 512),
     }
     assert spec.exclude == (
@@ -112,6 +116,10 @@ def test_defaults() -> None:
         "kv_cache_dtype": ("auto",),
         "alibi": (False,),
         "blocksparse": (False,),
+        "softcap": (None,),
+        "sliding_window": (None,),
+        "sinks": (False,),
+        "modification": (None,),
         "partition_size": (512,),
     }
     assert (spec.exclude, spec.backends) == ((), ("torch",))
@@ -213,7 +221,7 @@ def test_ranks_that_vllm_refuses(heads: int, kv_heads: int, size: int) -> None:
 def test_variants_are_in_the_order_of_the_axes_less_what_is_excluded() -> None:
     spec = parse(FULL.encode(), "full.yaml")
     expected = [
-        (256, ratio, 16, dtype, cache, alibi, True, partition)
+        (256, ratio, 16, dtype, cache, alibi, True, None, None, False, None, partition)
         for ratio in (3, 6)
         for dtype in ("float16", "bfloat16")
         for cache in ("auto", "fp8_e4m3")
@@ -233,6 +241,10 @@ VALUES: dict[str, list[object]] = {
     "kv_cache_dtype": ["auto", "fp8_e4m3", "fp8_e5m2"],
     "alibi": [False, True],
     "blocksparse": [True, False],
+    "softcap": [None],
+    "sliding_window": [None],
+    "sinks": [False],
+    "modification": [None],
     "partition_size": [64, 512, 1024],
 }
 AXIS_LISTS = st.fixed_dictionaries(
@@ -259,9 +271,9 @@ def written(axes: dict[str, list[object]], excluded: list[dict[str, list[object]
 
     def lines() -> Iterator[str]:
         yield from SMALL.splitlines()[:4]
-        yield "axes:"
-        yield from (f"  {axis}: {flow_list(axes[axis])}" for axis in AXES if axis not in ("alibi", "blocksparse"))
-        yield f"features: {{alibi: {flow_list(axes['alibi'])}, blocksparse: {flow_list(axes['blocksparse'])}}}"
+        for section in ("axes", "features"):
+            yield f"{section}:"
+            yield from (f"  {name}: {flow_list(axes[name])}" for name, axis in AXES.items() if axis.section == section)
         yield "exclude:" if excluded else "exclude: []"
         for number, when in enumerate(excluded):
             if number % 2:

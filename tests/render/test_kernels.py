@@ -154,7 +154,8 @@ class TestHeaders:
             f"# spec: specs/small.yaml sha256:{sha256(path)}",
             f"# template: templates/torch/kernel.py.j2 sha256:{sha256(kernel)}",
             "# key: head_size=256 gqa_ratio=6 block_size=16 dtype=float16 kv_cache_dtype=auto",
-            "#      alibi=false blocksparse=false partition_size=512",
+            "#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null "
+            "partition_size=512",
         ]
 
     def test_every_rendered_file_has_a_header_in_its_language(

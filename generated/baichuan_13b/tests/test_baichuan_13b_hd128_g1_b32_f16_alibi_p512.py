@@ -3,7 +3,7 @@
 # spec: specs/baichuan_13b.yaml sha256:5f93f7a99c5459afed7a12744a37b089ece3a84a47193a877707e51e680f09b6
 # template: templates/tests/test_kernel.py.j2 sha256:96e8c375fe8e4ce18d38661471dab7f8f9004192c58d41594c74c4aeb3fe7c0f
 # key: head_size=128 gqa_ratio=1 block_size=32 dtype=float16 kv_cache_dtype=auto
-#      alibi=true blocksparse=false partition_size=512
+#      alibi=true blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 """Held to float64: partitions of 512;
 head size 128, one query head for each KV head, pages of 32, float16, ALiBi.
 """

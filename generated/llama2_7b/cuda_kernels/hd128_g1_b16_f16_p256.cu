@@ -3,7 +3,7 @@
 // spec: specs/llama2_7b.yaml sha256:50ec08bcad7759a9776d023256724c471978acdb20028e5bc980920c52a66102
 // template: templates/cuda/kernel.cu.j2 sha256:d8466c4a392e9670d8375b2d39c1771136da4e17e92751328f453df50dad4fac
 // key: head_size=128 gqa_ratio=1 block_size=16 dtype=float16 kv_cache_dtype=auto
-//      alibi=false blocksparse=false partition_size=256
+//      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=256
 //
 // Paged-attention decode, split-KV, in CUDA:
 // head size 128, one query head for each KV head, pages of 16, float16.

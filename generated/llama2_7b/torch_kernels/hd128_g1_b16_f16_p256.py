@@ -3,7 +3,7 @@
 # spec: specs/llama2_7b.yaml sha256:50ec08bcad7759a9776d023256724c471978acdb20028e5bc980920c52a66102
 # template: templates/torch/kernel.py.j2 sha256:fbd311720582f030419357cbb6f327b81b009520dfd49f7640324681b096d2d3
 # key: head_size=128 gqa_ratio=1 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=256
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=256
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 128, one query head for each KV head, pages of 16, float16

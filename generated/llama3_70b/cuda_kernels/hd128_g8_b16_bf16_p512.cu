@@ -3,7 +3,7 @@
 // spec: specs/llama3_70b.yaml sha256:8006c34fa31215485ed86093b400b4e8bac2b883f8c1ad519e2e25a20fffd774
 // template: templates/cuda/kernel.cu.j2 sha256:d8466c4a392e9670d8375b2d39c1771136da4e17e92751328f453df50dad4fac
 // key: head_size=128 gqa_ratio=8 block_size=16 dtype=bfloat16 kv_cache_dtype=auto
-//      alibi=false blocksparse=false partition_size=512
+//      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 //
 // Paged-attention decode, split-KV, in CUDA:
 // head size 128, 8 query heads for each KV head, pages of 16, bfloat16.

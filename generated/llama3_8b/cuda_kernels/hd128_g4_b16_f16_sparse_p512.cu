@@ -3,7 +3,7 @@
 // spec: specs/llama3_8b.yaml sha256:981fb19686883a69fca1bc8215bb8de29005c5bf77fdcc8d6893792866ffe3e9
 // template: templates/cuda/kernel.cu.j2 sha256:d8466c4a392e9670d8375b2d39c1771136da4e17e92751328f453df50dad4fac
 // key: head_size=128 gqa_ratio=4 block_size=16 dtype=float16 kv_cache_dtype=auto
-//      alibi=false blocksparse=true partition_size=512
+//      alibi=false blocksparse=true softcap=null sliding_window=null sinks=false modification=null partition_size=512
 //
 // Paged-attention decode, split-KV, in CUDA:
 // head size 128, 4 query heads for each KV head, pages of 16, float16, block-sparse.

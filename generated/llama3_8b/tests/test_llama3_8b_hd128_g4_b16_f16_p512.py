@@ -3,7 +3,7 @@
 # spec: specs/llama3_8b.yaml sha256:981fb19686883a69fca1bc8215bb8de29005c5bf77fdcc8d6893792866ffe3e9
 # template: templates/tests/test_kernel.py.j2 sha256:96e8c375fe8e4ce18d38661471dab7f8f9004192c58d41594c74c4aeb3fe7c0f
 # key: head_size=128 gqa_ratio=4 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 """Held to float64: partitions of 512;
 head size 128, 4 query heads for each KV head, pages of 16, float16.
 """

@@ -3,7 +3,7 @@
 # spec: specs/phi2.yaml sha256:e30188f0f47c862d2986cb4b7ec4d77766b2d02262439181760f7f4e357c99d7
 # template: templates/tests/test_kernel.py.j2 sha256:96e8c375fe8e4ce18d38661471dab7f8f9004192c58d41594c74c4aeb3fe7c0f
 # key: head_size=80 gqa_ratio=1 block_size=32 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=256
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=256
 """Held to float64: partitions of 256;
 head size 80, one query head for each KV head, pages of 32, float16.
 """

@@ -3,7 +3,7 @@
 # spec: specs/phi2.yaml sha256:e30188f0f47c862d2986cb4b7ec4d77766b2d02262439181760f7f4e357c99d7
 # template: templates/torch/kernel.py.j2 sha256:fbd311720582f030419357cbb6f327b81b009520dfd49f7640324681b096d2d3
 # key: head_size=80 gqa_ratio=1 block_size=32 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=256
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=256
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 80, one query head for each KV head, pages of 32, float16

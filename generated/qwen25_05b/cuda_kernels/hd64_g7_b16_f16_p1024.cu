@@ -3,7 +3,7 @@
 // spec: specs/qwen25_05b.yaml sha256:828347a0eca253503cb5c086b722d0b2fc92b817b53c8e2451937c245dfe8942
 // template: templates/cuda/kernel.cu.j2 sha256:d8466c4a392e9670d8375b2d39c1771136da4e17e92751328f453df50dad4fac
 // key: head_size=64 gqa_ratio=7 block_size=16 dtype=float16 kv_cache_dtype=auto
-//      alibi=false blocksparse=false partition_size=1024
+//      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=1024
 //
 // Paged-attention decode, split-KV, in CUDA:
 // head size 64, 7 query heads for each KV head, pages of 16, float16.

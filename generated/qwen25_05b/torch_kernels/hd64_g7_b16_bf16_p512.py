@@ -3,7 +3,7 @@
 # spec: specs/qwen25_05b.yaml sha256:828347a0eca253503cb5c086b722d0b2fc92b817b53c8e2451937c245dfe8942
 # template: templates/torch/kernel.py.j2 sha256:fbd311720582f030419357cbb6f327b81b009520dfd49f7640324681b096d2d3
 # key: head_size=64 gqa_ratio=7 block_size=16 dtype=bfloat16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 64, 7 query heads for each KV head, pages of 16, bfloat16

@@ -3,7 +3,7 @@
 # spec: specs/qwen25_7b.yaml sha256:43c72145c076924cb06d37e98179c30143cb6cfde76ac71f27ab685d2659ec10
 # template: templates/tests/test_kernel.py.j2 sha256:96e8c375fe8e4ce18d38661471dab7f8f9004192c58d41594c74c4aeb3fe7c0f
 # key: head_size=128 gqa_ratio=7 block_size=32 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 """Held to float64: partitions of 512;
 head size 128, 7 query heads for each KV head, pages of 32, float16.
 """

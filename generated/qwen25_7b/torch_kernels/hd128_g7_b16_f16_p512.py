@@ -3,7 +3,7 @@
 # spec: specs/qwen25_7b.yaml sha256:43c72145c076924cb06d37e98179c30143cb6cfde76ac71f27ab685d2659ec10
 # template: templates/torch/kernel.py.j2 sha256:fbd311720582f030419357cbb6f327b81b009520dfd49f7640324681b096d2d3
 # key: head_size=128 gqa_ratio=7 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 128, 7 query heads for each KV head, pages of 16, float16

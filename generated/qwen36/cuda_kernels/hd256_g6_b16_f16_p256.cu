@@ -3,7 +3,7 @@
 // spec: specs/qwen36.yaml sha256:41d295b1fc38830b5370886c83e5f476a7a63312b442a1401d8767f7b2b938a5
 // template: templates/cuda/kernel.cu.j2 sha256:d8466c4a392e9670d8375b2d39c1771136da4e17e92751328f453df50dad4fac
 // key: head_size=256 gqa_ratio=6 block_size=16 dtype=float16 kv_cache_dtype=auto
-//      alibi=false blocksparse=false partition_size=256
+//      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=256
 //
 // Paged-attention decode, split-KV, in CUDA:
 // head size 256, 6 query heads for each KV head, pages of 16, float16.

@@ -3,7 +3,7 @@
 # spec: specs/qwen36.yaml sha256:41d295b1fc38830b5370886c83e5f476a7a63312b442a1401d8767f7b2b938a5
 # template: templates/tests/test_kernel.py.j2 sha256:96e8c375fe8e4ce18d38661471dab7f8f9004192c58d41594c74c4aeb3fe7c0f
 # key: head_size=256 gqa_ratio=3 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=256
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=256
 """Held to float64: partitions of 256;
 head size 256, 3 query heads for each KV head, pages of 16, float16.
 """

@@ -3,7 +3,7 @@
 # spec: specs/qwen36.yaml sha256:41d295b1fc38830b5370886c83e5f476a7a63312b442a1401d8767f7b2b938a5
 # template: templates/torch/kernel.py.j2 sha256:fbd311720582f030419357cbb6f327b81b009520dfd49f7640324681b096d2d3
 # key: head_size=256 gqa_ratio=6 block_size=16 dtype=bfloat16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 256, 6 query heads for each KV head, pages of 16, bfloat16

@@ -3,7 +3,7 @@
 // spec: specs/qwen36_35b_a3b.yaml sha256:50b1cb7b6861fa95e7ed841e5f223988d9263139a5335f78daa386b7800d9e28
 // template: templates/cuda/kernel.cu.j2 sha256:d8466c4a392e9670d8375b2d39c1771136da4e17e92751328f453df50dad4fac
 // key: head_size=256 gqa_ratio=8 block_size=16 dtype=bfloat16 kv_cache_dtype=auto
-//      alibi=false blocksparse=false partition_size=512
+//      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 //
 // Paged-attention decode, split-KV, in CUDA:
 // head size 256, 8 query heads for each KV head, pages of 16, bfloat16.

@@ -3,7 +3,7 @@
 # spec: specs/qwen36_35b_a3b.yaml sha256:50b1cb7b6861fa95e7ed841e5f223988d9263139a5335f78daa386b7800d9e28
 # template: templates/tests/test_kernel.py.j2 sha256:96e8c375fe8e4ce18d38661471dab7f8f9004192c58d41594c74c4aeb3fe7c0f
 # key: head_size=256 gqa_ratio=4 block_size=16 dtype=bfloat16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 """Held to float64: partitions of 512;
 head size 256, 4 query heads for each KV head, pages of 16, bfloat16.
 """

@@ -3,7 +3,7 @@
 # spec: specs/qwen3_14b.yaml sha256:dd1ebd0c91d99e7fa7743df82eae77b62926b87b8e41584a4a9d81b08fae96c0
 # template: templates/tests/test_kernel.py.j2 sha256:96e8c375fe8e4ce18d38661471dab7f8f9004192c58d41594c74c4aeb3fe7c0f
 # key: head_size=128 gqa_ratio=5 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 """Held to float64: partitions of 512;
 head size 128, 5 query heads for each KV head, pages of 16, float16.
 """

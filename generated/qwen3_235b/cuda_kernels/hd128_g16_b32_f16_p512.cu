@@ -3,7 +3,7 @@
 // spec: specs/qwen3_235b.yaml sha256:9299a345cb1d375ce982235b72c6baf141f73d7ac52912f560311ecca9dbf42a
 // template: templates/cuda/kernel.cu.j2 sha256:d8466c4a392e9670d8375b2d39c1771136da4e17e92751328f453df50dad4fac
 // key: head_size=128 gqa_ratio=16 block_size=32 dtype=float16 kv_cache_dtype=auto
-//      alibi=false blocksparse=false partition_size=512
+//      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
 //
 // Paged-attention decode, split-KV, in CUDA:
 // head size 128, 16 query heads for each KV head, pages of 32, float16.

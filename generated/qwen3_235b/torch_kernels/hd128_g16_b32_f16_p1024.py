@@ -3,7 +3,7 @@
 # spec: specs/qwen3_235b.yaml sha256:9299a345cb1d375ce982235b72c6baf141f73d7ac52912f560311ecca9dbf42a
 # template: templates/torch/kernel.py.j2 sha256:fbd311720582f030419357cbb6f327b81b009520dfd49f7640324681b096d2d3
 # key: head_size=128 gqa_ratio=16 block_size=32 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false partition_size=1024
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=1024
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 128, 16 query heads for each KV head, pages of 32, float16

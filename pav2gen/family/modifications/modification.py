@@ -1,0 +1,39 @@
+"""A modification of attention by its name: the expressions of its score and of its mask, and its parameter tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pav2gen.family.modifications.parse import parse_mask, parse_score
+from pav2gen.family.modifications.tree import Expression
+from pav2gen.runtime import select
+
+
+@dataclass(frozen=True)
+class Modification:
+    """What a spec says under ``modifications``.
+
+    score, mask: expressions as text; at least one is there. tensors: the axis of each parameter tensor, ``heads`` or
+    ``kv_heads``; a call gives them as float32.
+    """
+
+    name: str
+    score: str | None
+    mask: str | None
+    tensors: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def score_tree(self) -> Expression | None:
+        """The typed tree of the score. Raises ExpressionError for a mistake in it."""
+        return None if self.score is None else parse_score(self.score, self.tensors)
+
+    @cached_property
+    def mask_tree(self) -> Expression | None:
+        """The typed tree of the mask. Raises ExpressionError for a mistake in it."""
+        return None if self.mask is None else parse_mask(self.mask, self.tensors)
+
+    def for_table(self) -> select.Modification:
+        """What the dispatch table holds of it."""
+        return select.Modification(self.score or "", self.mask or "", tuple(self.tensors.items()))
