@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shlex
 import sys
 from itertools import groupby
@@ -297,7 +298,7 @@ def compile_(
         path = build(kernels, toolchain, arch, jobs, int(warp_size), checked, verbose=True)
     except LibraryError as error:
         raise CompilerFailure(str(error)) from None
-    click.echo(path)
+    click.echo(os.fsencode(path))
 
 
 @main.group()

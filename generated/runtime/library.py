@@ -152,6 +152,7 @@ def build(
     compiler's words and the command to repeat.
     """
     jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
+    kernels = dict(sorted(kernels.items()))  # whoever asks gets the same library
     if not kernels:
         raise LibraryError("the package holds no CUDA kernels: add cuda to the spec's backends and build it again")
     if toolchain == "host" and arch:
@@ -195,7 +196,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     except LibraryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(path)
+    sys.stdout.flush()
+    sys.stdout.buffer.write(os.fsencode(path) + b"\n")  # a path is bytes, which the locale may not be able to spell
     return 0
 
 

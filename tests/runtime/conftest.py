@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from .stand_in import CorexMachine
+
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 
 
@@ -21,3 +23,18 @@ def load(root: Path, name: str):
 @pytest.fixture(scope="session")
 def package():
     return load(GENERATED, "pav2_of_the_runtime_tests")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("COREX_HOME", str(tmp_path / "corex"))
+    monkeypatch.setenv("PAV2_CACHE", str(tmp_path / "cache"))
+    return CorexMachine(tmp_path / "corex")
+
+
+@pytest.fixture
+def kernels(tmp_path):
+    """Two sources, by the names of their entry functions."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.cu").write_text(f"// {name}\n")
+    return {f"pav2_{name}": tmp_path / f"{name}.cu" for name in ("one", "two")}

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import ctypes
-import json
 import os
 import re
 import subprocess
@@ -14,83 +13,13 @@ import torch
 from click.testing import CliRunner
 
 from pav2gen import cli
-from pav2gen.runtime import launch, library, simt
+from pav2gen.runtime import launch, library
 from pav2gen.runtime.cases import Case, copy_outputs, make
 from pav2gen.runtime.select import Key
 from pav2gen.runtime.toolchain import CompilerMissingError, corex, nvcc
 
 from .conftest import GENERATED, load
-
-#: Stands in for CoreX's clang++: writes down how it was called, and makes what was asked for, or fails as told.
-STAND_IN = """#!{python}
-import json, os, struct, sys
-home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if "--version" in sys.argv:
-    print(open(os.path.join(home, "version")).read()); sys.exit()
-if any(word.startswith("-print-prog-name") for word in sys.argv):
-    print("no-such-program"); sys.exit()
-with open(os.path.join(home, "calls"), "a") as calls:
-    calls.write(json.dumps(sys.argv[1:]) + "\\n")
-if "-MF" in sys.argv and os.path.exists(os.path.join(home, "old")):
-    sys.exit("error: unknown argument: '-MF'")
-if os.path.exists(os.path.join(home, "broken")):
-    sys.exit("k.cu:7: error: no such thing as a frobnicator")
-elf = b"\\x7fELF".ljust(40, b"\\0") + struct.pack("<Q10xHH2x", 64, 64, 1) + b"section".ljust(64, b"\\0")
-open(sys.argv[sys.argv.index("-o") + 1], "wb").write(elf)
-if "-MF" in sys.argv:
-    source, extra = sys.argv[sys.argv.index("-c") + 1], os.path.join(home, "dependencies")
-    more = open(extra).read() if os.path.exists(extra) else ""
-    open(sys.argv[sys.argv.index("-MF") + 1], "w").write("x.o: " + source + " " + more)
-"""
-
-
-def output_of(call):
-    """The file that a command line makes."""
-    return call[call.index("-o") + 1]
-
-
-def is_current(path):
-    return simt.is_current(path, simt.Digests())
-
-
-class CorexMachine:
-    """A folder that looks like an installation of CoreX."""
-
-    def __init__(self, home):
-        self.home = home
-        compiler = home / "bin" / "clang++"
-        compiler.parent.mkdir(parents=True)
-        compiler.write_text(STAND_IN.format(python=sys.executable))
-        compiler.chmod(0o755)
-        self.version("clang version 16.0.6 (CoreX 3.2.3)")
-
-    def version(self, text):
-        (self.home / "version").write_text(text)
-
-    def compiled(self):
-        """The names of what was made since the last question."""
-        return [Path(output_of(call)).name for call in self.calls()]
-
-    def calls(self):
-        file = self.home / "calls"
-        found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        file.unlink(missing_ok=True)
-        return found
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    monkeypatch.setenv("COREX_HOME", str(tmp_path / "corex"))
-    monkeypatch.setenv("PAV2_CACHE", str(tmp_path / "cache"))
-    return CorexMachine(tmp_path / "corex")
-
-
-@pytest.fixture
-def kernels(tmp_path):
-    """Two sources, by the names of their entry functions."""
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.cu").write_text(f"// {name}\n")
-    return {f"pav2_{name}": tmp_path / f"{name}.cu" for name in ("one", "two")}
+from .stand_in import is_current, output_of
 
 
 def test_corex_gets_the_flags_that_are_known_to_work(machine, kernels):
@@ -194,14 +123,14 @@ def test_the_compiler_and_its_environment_are_part_of_the_key(machine, kernels, 
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(machine, kernels, tmp_path):
-    (machine.home / "broken").touch()
+    machine.breaks()
     with pytest.raises(library.LibraryError) as raised:
         library.build(kernels, "corex", jobs=1)
     text = str(raised.value)
     assert "k.cu:7: error: no such thing as a frobnicator" in text
     assert f"to repeat: {machine.home}/bin/clang++ -std=c++17" in text
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".o", ".so")]
-    (machine.home / "broken").unlink()
+    machine.breaks(None)
     assert library.build(kernels, "corex", jobs=1).exists()
 
 
@@ -212,7 +141,7 @@ def test_two_builders_at_once_compile_once(machine, kernels):
 
 
 def test_the_command_ends_with_2_and_the_reason(machine, monkeypatch):
-    (machine.home / "broken").touch()
+    machine.breaks()
     done = CliRunner().invoke(cli.main, ["compile", str(GENERATED), "--toolchain", "corex", "--jobs", "1"])
     assert done.exit_code == 2 and "\nto repeat: " in done.output
     assert done.stderr.splitlines()[0] == "error: k.cu:7: error: no such thing as a frobnicator"

@@ -43,9 +43,9 @@ def main(argv: Sequence[str]) -> int:
         code = subprocess.run(words).returncode
         if code != 0:
             return code
-        with open(assembly) as file:
+        with open(assembly, encoding="utf-8", errors="surrogateescape") as file:
             lines = list(with_gaps(file))
-        with open(assembly, "w") as file:
+        with open(assembly, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.writelines(lines)
         return subprocess.run([words[0], "-c", assembly, "-o", out]).returncode
 

@@ -106,7 +106,8 @@ def note_of(output: Path) -> Path:
 
 def note(output: Path, inputs: Iterable[str], digests: Digests) -> None:
     """Write down what `output` was made from. `digests` should have seen the inputs before the compiler did."""
-    found = {os.path.abspath(name): digests.of(os.path.abspath(name)) for name in inputs}
+    paths = [os.path.abspath(name) for name in inputs]
+    found = {os.fsencode(path).decode("utf-8", "surrogateescape"): digests.of(path) for path in paths}
     write_note(note_of(output), {"sha256": digest(output), "inputs": found})
 
 
@@ -118,7 +119,9 @@ def read_note(output: Path) -> Mapping[str, object]:
 def inputs_of(output: Path) -> dict[str, str]:
     """The digest of each file that `output` was made from, by path; empty where that is unknown."""
     inputs = read_note(output).get("inputs")
-    return dict(inputs) if isinstance(inputs, dict) else {}
+    if not isinstance(inputs, dict):
+        return {}
+    return {os.fsdecode(path.encode("utf-8", "surrogateescape")): known for path, known in inputs.items()}
 
 
 def is_current(output: Path, digests: Digests) -> bool:
@@ -151,13 +154,13 @@ def write_note(path: Path, content: Mapping[str, object]) -> None:
 
 
 def read_dependencies(path: Path) -> list[str]:
-    """The files of a rule that a compiler wrote with `-MD`: `target: file file \\`, in the syntax of make.
+    """The files of a rule that a compiler wrote with `-MD`, `target: file file \\`, in the syntax of make.
 
     Empty where the compiler wrote none.
     """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8", errors="surrogateescape").replace("\\\n", " ")
+    text = os.fsdecode(path.read_bytes()).replace("\\\n", " ")
     _, _, rule = text.partition(": ")
     words = re.findall(r"(?:\\.|[^\s\\])+", rule.partition("\n")[0])
     return [re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in words]

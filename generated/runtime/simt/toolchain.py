@@ -93,7 +93,7 @@ class Plan:
 @functools.cache
 def _identify(path: str) -> Compiler:
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        done = subprocess.run([path, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=False)
     except OSError as error:
         raise ToolchainError(f"{path} cannot be run: {error.strerror}") from None
     if done.returncode:
@@ -125,7 +125,7 @@ def machine_flags() -> tuple[str, ...]:
     if platform.machine() not in ("x86_64", "AMD64"):
         return ()
     try:
-        words = Path("/proc/cpuinfo").read_text().split("flags", 2)[1].split("\n", 1)[0].split()
+        words = Path("/proc/cpuinfo").read_text("ascii", "replace").split("flags", 2)[1].split("\n", 1)[0].split()
     except (OSError, IndexError):
         return ()
     return tuple(f"-m{f}" for f in ("f16c", "fma") if f in words)
@@ -180,6 +180,6 @@ def _write_dynamic_shared(out: Path, names: Sequence[str]) -> Path:
     ]  # fmt: skip
     path = out.with_name(out.name + ".shared.cpp")
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text("\n".join(lines) + "\n")
+    temporary.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogateescape")
     os.replace(temporary, path)
     return path
