@@ -25,7 +25,7 @@ from pav2gen.install import commands as install_commands
 
 if TYPE_CHECKING:
     from pav2gen.commands.build import BuildOptions, Outcome
-    from pav2gen.commands.check import Report
+    from pav2gen.commands.check import DriftReport
 
 #: At most so many lines of each kind of drift.
 LINES = 20
@@ -359,7 +359,7 @@ def _files(number: int) -> str:
     return "1 file" if number == 1 else f"{number} files"
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: DriftReport) -> None:
     """The drift, kind by kind, then the commands that repair it."""
     if not report.drifts:
         click.echo(f"{report.shown}: all {report.files} files are current")

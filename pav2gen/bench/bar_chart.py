@@ -47,7 +47,7 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Group:
+class BarGroup:
     """Bars that are compared: (label, CSS class, value) each."""
 
     title: str
@@ -55,7 +55,7 @@ class Group:
 
 
 def bars(
-    identity: str, title: str, note: str, groups: Sequence[Group], show: Callable[[float], str], most: float
+    identity: str, title: str, note: str, groups: Sequence[BarGroup], show: Callable[[float], str], most: float
 ) -> Bars:
     """The bars of ``groups``, of which one of value ``most`` would span the width; there is at least one bar."""
     scale = (WIDTH - ROOM) / most

@@ -21,7 +21,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class SummaryRow:
     """A key and its cells, one for each partition size of the family."""
 
     title: str
@@ -33,7 +33,7 @@ class Glance:
     """The matrix of keys and partition sizes."""
 
     sizes: tuple[int, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SummaryRow, ...]
     reasons: tuple[str, ...]
 
 
@@ -42,7 +42,7 @@ def glance(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Glance:
     sizes = tuple(sorted({plan.variant.partition_size for every in plans.values() for plan in every}))
     reasons: dict[str, int] = {}
     rows = tuple(
-        Row(short_title(every[0]), tuple(_cell(spec, every, size, reasons) for size in sizes))
+        SummaryRow(short_title(every[0]), tuple(_cell(spec, every, size, reasons) for size in sizes))
         for every in plans.values()
     )
     return Glance(sizes, rows, tuple(reasons))

@@ -8,7 +8,7 @@ from typing import Any
 
 from pav2gen.bench import line_chart as charts
 from pav2gen.bench import measurement_file as document
-from pav2gen.bench.bar_chart import Bars, Group, bars
+from pav2gen.bench.bar_chart import BarGroup, Bars, bars
 from pav2gen.bench.line_chart import Chart, Heading, Series
 from pav2gen.bench.measurement_rows import Measurement, measurements
 from pav2gen.bench.model_summary import glance, short_title
@@ -131,7 +131,7 @@ def shares(found: Sequence[Measurement]) -> Bars | None:
             for series in contestants([longest], lambda entry: entry.get("median_ms"))
         )
         if reached:
-            groups.append(Group(longest.where, reached[::-1]))
+            groups.append(BarGroup(longest.where, reached[::-1]))
     most = max((value for group in groups for _, _, value in group.bars), default=0.0)
     note = "floor divided by median; at the greatest length measured"
     return bars("share-bars", "Share of the floor", note, groups, charts.percent, max(1.0, most)) if groups else None
@@ -147,7 +147,7 @@ def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
         once = held.kv_bytes_per_token * spec.model.max_seq_len
         ours, plain = once * held.cuda.blocks_per_group, once * held.variant.gqa_ratio
         compared = (("pav2gen", "ours", float(ours)), ("one block for each query head", "plain", float(plain)))
-        groups.append(Group(short_title(held), compared))
+        groups.append(BarGroup(short_title(held), compared))
     note = f"K and V of one sequence of {spec.model.max_seq_len} tokens, one layer, one rank; by the plans"
     most = max(value for group in groups for _, _, value in group.bars)
     return bars("bytes-bars", "Bytes of the KV cache that a decode requests", note, groups, charts.memory, most)

@@ -37,7 +37,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Report:
+class DriftReport:
     """All the drift of a package, sorted by kind and path, and the commands that repair it."""
 
     shown: str
@@ -46,7 +46,7 @@ class Report:
     repairs: tuple[str, ...]
 
 
-def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> Report:
+def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftReport:
     """Compare ``options.out`` with what the specs at ``paths`` render to, byte by byte.
 
     ``whole`` says that these are all the specs there are: then a spec in the package that is not among them is an
@@ -60,7 +60,9 @@ def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> Report:
         package = render_package(selections, others, options.templates or Templates())
         drifts = sorted(_drifts(found, package, whole), key=lambda drift: (KINDS.index(drift.kind), drift.path))
     files = sum(map(len, package.files.values()))
-    return Report(found.disk.shown, files, tuple(drifts), tuple(_repairs(drifts, selections, found.disk.shown, whole)))
+    return DriftReport(
+        found.disk.shown, files, tuple(drifts), tuple(_repairs(drifts, selections, found.disk.shown, whole))
+    )
 
 
 def _drifts(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:

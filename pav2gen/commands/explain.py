@@ -48,7 +48,7 @@ class Obstacle:
 
 
 @dataclass(frozen=True)
-class Edit:
+class AxisEdit:
     """The new ``values`` of axes, and the ``line`` that gives them, to write at ``where`` (``file:line`` as it is)."""
 
     values: Mapping[str, tuple[object, ...]]
@@ -70,7 +70,7 @@ class Explanation:
     refusals: tuple[Refusal, ...] = ()
     obstacles: tuple[Obstacle, ...] = ()
     nearest: Variant | None = None
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[AxisEdit, ...] = ()
     command: str = ""
 
     def lines(self) -> tuple[str, ...]:
@@ -177,7 +177,7 @@ def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float
     return len(obstacle.lacking), sum(nearest)
 
 
-def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[Edit]:
+def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit]:
     """The lines that put the asked values on the axes that lack them.
 
     A section that is not there, or stands in braces, comes whole.
@@ -191,7 +191,7 @@ def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[Edit]:
             whole.setdefault(section, {})[axis] = values
             continue
         where, last = spec.where(path, section), spec.where(f"{path}[{len(spec.axes[axis]) - 1}]", path, section)
-        yield Edit({axis: values}, f"{axis}: {flow_list(values)}", _range(where, last))
+        yield AxisEdit({axis: values}, f"{axis}: {flow_list(values)}", _range(where, last))
     for section, added in whole.items():
         fields = {key: _values(spec, key) for key in _keys(spec, section)}
         fields |= {axis: flow_list(values) for axis, values in added.items()}
@@ -199,7 +199,7 @@ def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[Edit]:
         if section in spec.places:
             ends = (place for path, place in spec.places.items() if path.startswith(f"{section}."))
             where = _range(spec.where(section), max(ends, key=_line))
-        yield Edit(added, f"{section}: {flow_map(fields.items())}", where)
+        yield AxisEdit(added, f"{section}: {flow_map(fields.items())}", where)
 
 
 def _keys(spec: Spec, section: str) -> list[str]:
@@ -228,7 +228,7 @@ def _range(first: str, last: str) -> str:
     return first if _line(first) == _line(last) else f"{first}-{_line(last)}"
 
 
-def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[Edit]) -> bool:
+def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[AxisEdit]) -> bool:
     """Whether ``spec`` with ``edits`` keeps every rule and serves ``query``."""
     axes = dict(spec.axes)
     for edit in edits:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pav2gen.bench import line_chart as charts
-from pav2gen.bench.bar_chart import Group, bars
+from pav2gen.bench.bar_chart import BarGroup, bars
 from pav2gen.bench.line_chart import (
     BOTTOM,
     HEIGHT,
@@ -112,7 +112,7 @@ def test_memory_is_marked_by_powers_of_two():
 
 
 def test_bars_are_as_long_as_their_values():
-    groups = [Group("one", (("a", "x", 0.5), ("b", "y", 1.0))), Group("two", (("a", "x", 0.0),))]
+    groups = [BarGroup("one", (("a", "x", 0.5), ("b", "y", 1.0))), BarGroup("two", (("a", "x", 0.0),))]
     drawn = bars("id", "title", "note", groups, charts.percent, 1.0)
     half, whole, none = drawn.bars
     assert whole.width == 2 * half.width and none.width == 1.5, "even nothing can be seen"

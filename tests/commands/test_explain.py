@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pav2gen.commands.explain import Edit, Explanation, differing_axes, explain, read_query, read_value
+from pav2gen.commands.explain import AxisEdit, Explanation, differing_axes, explain, read_query, read_value
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES, DTYPE_TAGS, KV_TAGS
 from pav2gen.reading.spec_file import Spec, parse, variants
@@ -262,12 +262,12 @@ def test_what_is_advised_adds_the_key(query: dict[str, object], given: tuple[str
     assert explain(query, [parse(text.encode(), path)]).served
 
 
-def line_number(edit: Edit) -> int:
+def line_number(edit: AxisEdit) -> int:
     """The first line at which ``edit`` is to be made; beyond the last, at the end."""
     return int(edit.where.rpartition(":")[2].partition("-")[0]) if ":" in edit.where else 10**6
 
 
-def edited(text: str, edit: Edit) -> str:
+def edited(text: str, edit: AxisEdit) -> str:
     """``text`` with the line of ``edit`` over the lines that it names, or new where it says."""
     lines = text.splitlines()
     if line_number(edit) > len(lines):
