@@ -55,9 +55,13 @@ class Plan:
         """Bytes of K and V of one token in one layer, for the rank."""
         return 2 * self.variant.head_size * self.variant.cache_item_bytes * self.rank.num_kv_heads
 
-    def torch_calls(self, num_seqs: int, max_seq_len: int, budget: Budget) -> int:
-        """ATen calls that are no views, for the rank's KV heads."""
-        tiling = budget.fit(num_seqs, max_seq_len, self.rank.num_kv_heads, self.variant.partition_size)
+    def torch_calls(self, num_seqs: int, max_seq_len: int, budget: Budget, *, known: bool = False) -> int:
+        """ATen calls that are no views, for the rank's KV heads and sequences of ``max_seq_len`` tokens each.
+
+        known: whether the host reads the lengths.
+        """
+        v, lengths = self.variant, (max_seq_len,) * num_seqs
+        tiling = budget.fit(lengths, self.rank.num_kv_heads, v.partition_size, v.block_size, known=known)
         return self.torch.calls(tiling)
 
     @cached_property

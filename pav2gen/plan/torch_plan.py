@@ -14,6 +14,10 @@ from pav2gen.runtime.tiling import Budget, Tiling
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 8 * MIB
 GPU_CHUNK_SHARE = 5 / 8
 
+#: Padding, in bytes of chunks, that costs as much time as one more tile: 40 to 50 calls. On a CPU that is about 150 us
+#: (docs/performance.md), on a GPU about 1 ms of launches.
+CPU_PADDING_BYTES, GPU_PADDING_BYTES = 1 * MIB, 256 * MIB
+
 #: A mask row is repeated until it spans this many bytes: the loop that applies it must be long enough to vectorise.
 MASK_SPAN_BYTES = 128
 
@@ -46,19 +50,14 @@ class TorchPlan:
         return self.variant.block_size * self.variant.head_size
 
     @property
-    def partition_values(self) -> int:
-        """Elements of K, or of V, in a partition."""
-        return self.variant.partition_size * self.variant.head_size
+    def page_floats(self) -> int:
+        """Bytes of K, or of V, in a page, in float32."""
+        return self.page_values * 4
 
     @property
-    def partition_floats(self) -> int:
-        """Bytes of K, or of V, in a partition, in float32."""
-        return self.partition_values * 4
-
-    @property
-    def partition_bytes(self) -> int:
-        """Bytes of K, or of V, in a partition, as the cache holds it."""
-        return self.partition_values * self.variant.cache_item_bytes
+    def page_bytes(self) -> int:
+        """Bytes of K, or of V, in a page, as the cache holds it."""
+        return self.page_values * self.variant.cache_item_bytes
 
     @property
     def group_bytes(self) -> int:
@@ -67,13 +66,13 @@ class TorchPlan:
 
     @property
     def score_bytes(self) -> int:
-        """Bytes of the scores of a group in float32."""
-        return self.variant.gqa_ratio * self.variant.partition_size * 4
+        """Bytes of the scores of a group over a page, in float32."""
+        return self.variant.gqa_ratio * self.variant.block_size * 4
 
     @property
     def work_bytes(self) -> int:
-        """The buffer that holds keys in the order of tokens, then the weighted values of each page."""
-        return max(self.partition_bytes, self.variant.pages_per_partition * self.group_bytes)
+        """The buffer of a page that holds its keys in the order of tokens, then its weighted values."""
+        return max(self.page_bytes, self.group_bytes)
 
     @cached_property
     def mask_repeats(self) -> int:
@@ -96,50 +95,66 @@ class TorchPlan:
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of the masks of an item, for any number of KV heads."""
-        return self.variant.pages_per_partition * self.mask_words * 8
+        """Bytes of the mask of a page, for any number of KV heads."""
+        return self.mask_words * 8
 
     @cached_property
     def cpu(self) -> Budget:
         """The workspace on a CPU: small, for its caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
-        return self._budget(chunk, min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk))
+        return self._budget(chunk, min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk), CPU_PADDING_BYTES)
 
     @cached_property
     def gpu(self) -> Budget:
         """The workspace on a GPU: all that the spec allows."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
-        return self._budget(chunk, self.workspace_bytes - chunk)
+        return self._budget(chunk, self.workspace_bytes - chunk, GPU_PADDING_BYTES)
 
-    def _budget(self, chunk: int, segment: int) -> Budget:
+    def _budget(self, chunk: int, segment: int, padding: int) -> Budget:
         v, scalars = self.variant, self.variant.gqa_ratio * 4
-        sparse = v.gqa_ratio * v.pages_per_partition * 8 if v.blocksparse else 0  # block numbers (int32) and masks
+        sparse = v.gqa_ratio * 8 if v.blocksparse else 0  # block numbers (int32) and masks
         return Budget(
             chunk=chunk,
             segment=segment,
-            chunk_item=self.partition_bytes + self.work_bytes + self.partition_floats * (self.converts + self.fp8),
+            padding=padding,
+            chunk_page=self.page_bytes + self.work_bytes + self.page_floats * (self.converts + self.fp8),
+            segment_page=2 * self.score_bytes + sparse,
             # query, sums, and their quotient before it is rounded into tmp_out; m, z, weights, products
-            segment_item=2 * self.score_bytes + 3 * self.group_bytes + 4 * scalars + sparse,
-            item=self.mask_bytes + v.partition_size * 13 + v.pages_per_partition * 16,  # positions, as int and float
+            segment_item=3 * self.group_bytes + 4 * scalars,
+            page=self.mask_bytes + v.block_size * 13 + 16,  # positions, as int and float; block numbers
             row=6 * self.group_bytes + 8 * scalars,  # two states being merged, and their temporaries
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
         """Bytes of workspace that hold one partition of all ``kv_heads`` KV heads, in chunk and segment alike."""
-        budget = self.gpu
-        return kv_heads * (budget.chunk_item + budget.segment_item + budget.row) + budget.item
+        budget, pages = self.gpu, self.variant.pages_per_partition
+        return kv_heads * (pages * budget.chunk_page + budget.row) + budget.item(pages, kv_heads)
 
     def calls(self, tiling: Tiling) -> int:
-        """ATen calls of the kernel that are no views, for a call that is cut into ``tiling``.
+        """ATen calls of the kernel that are no views, for a call that is cut into ``tiling`` and has a scratch.
 
-        Counted in templates/torch/kernel.py.j2 and runtime/{call,state,sparse}.py; the generated tests count them.
+        Counted in templates/torch/kernel.py.j2 and runtime/{call,rows,state,sparse}.py; the generated tests count them.
+        ``tiling.covered`` partitions are written by tiles: where the call has more, two calls clear the others.
         """
-        rows, segments, chunks = tiling.counts()
-        each_row = 6 + self.fp8
-        each_segment = 26 + self.fp8 + 3 * self.variant.alibi + 16 * self.variant.blocksparse
-        each_merge = 10
-        each_chunk = 7 + 2 * self.converts + 2 * self.fp8
-        return 2 + rows * each_row + segments * each_segment + (segments - rows) * each_merge + chunks * each_chunk
+        v, counts = self.variant, tiling.counts()
+        ordered, rounds = tiling.ordered, tiling.ordered and v.dtype != "float32"
+        each_row_tile = 4 + self.fp8 + 2 * ordered + rounds
+        each_tile = 10 + self.fp8 + 4 * v.alibi + 16 * v.blocksparse + 2 * ordered + rounds
+        each_chunk = 6 + 2 * self.converts + 2 * self.fp8
+        return (
+            2  # lengths, workspace
+            + ordered
+            + counts.row_tiles * each_row_tile
+            + counts.tiles * each_tile
+            + counts.chunks * each_chunk
+            + counts.merged_row_tiles
+            + (counts.tiles - counts.row_tiles) * 11  # merges
+            + counts.wide_tiles * 9  # queries copied, partitions reduced
+            + counts.masked_tiles * 5
+            + (0 if ordered else counts.tiles - counts.masked_tiles)  # block numbers copied
+            + counts.padded_tiles
+            + counts.masked_chunks
+        )
 
 
 def smallest_workspace_bytes(variant: Variant, num_kv_heads: int) -> int:

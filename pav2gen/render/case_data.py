@@ -53,5 +53,5 @@ def calls_by_sequences(kernel: Kernel) -> list[tuple[int, int]]:
     """(sequences, ATen calls on a CPU) of calls with one KV head and two partitions."""
     v, p = kernel
     tokens, budget = v.partition_size + 1, p.torch.cpu
-    tilings = ((n, budget.fit(n, tokens, 1, v.partition_size)) for n in (1, 2, 16, 256))
+    tilings = ((n, budget.fit((tokens,) * n, 1, v.partition_size, v.block_size, known=False)) for n in (1, 2, 16, 256))
     return [(n, p.torch.calls(tiling)) for n, tiling in tilings]

@@ -50,6 +50,7 @@ class Templates:
         )
         self._environment.filters["literals"] = literals
         self._environment.filters["python"] = python
+        self._environment.filters["size"] = size
 
     def render(self, name: str, **context: object) -> str:
         """The text of template ``name``. Raises UserError, with the template's line, for a mistake in it."""
@@ -138,6 +139,14 @@ def python(value: object) -> str:
     if isinstance(value, tuple):
         return f"({''.join(f'{python(item)}, ' for item in value)})"
     return repr(value)
+
+
+def size(num_bytes: int) -> str:
+    """A number of bytes as Python source: ``8 << 20`` for 8 MiB, ``12 << 10`` for 12 KiB. A filter of templates."""
+    for shift in (20, 10):
+        if num_bytes and num_bytes % (1 << shift) == 0:
+            return f"{num_bytes >> shift} << {shift}"
+    return str(num_bytes)
 
 
 def shown(name: str) -> str:

@@ -61,9 +61,9 @@ class Harness:
         op.launch(self.launch, call, self.partition_size)
         return call
 
-    def check(self, case: Case) -> None:
-        """Run a case and hold out and scratch to float64."""
-        self.compare(make(case))
+    def check(self, case: Case, captured: bool = False) -> None:
+        """Run a case and hold out and scratch to float64. captured: without host reads, as in a CUDA graph."""
+        self.compare(make(case)._replace(read_lengths=not captured))
 
     def compare(self, call: Call) -> Call:
         """Run a call, hold out and scratch to float64, and return the call with its outputs."""
@@ -144,22 +144,22 @@ class TorchKernel(Harness):
         """ATen calls of the kernel that are no views; fails if any reads a device value on the host."""
         case = self.case([1] * num_seqs, max_seq_len=max_seq_len, kv_heads=kv_heads)
         call = make(case)
-        counts = probe.count_calls(lambda: self.module.paged_attention(call))
+        captured = call._replace(read_lengths=False)
+        counts = probe.count_calls(lambda: self.module.paged_attention(captured))
         reads = [name for name in probe.HOST_READS if counts[name]]
         assert not reads, f"the kernel reads device values on the host: {reads}"
         return sum(counts.values())
 
     def room_for(self, chunk_items: int, rows: int, parts: int, kv_heads: int = 2) -> dict[str, int]:
-        """The workspace for just so many items in a chunk and in a segment."""
+        """The workspace for exactly this many items in a chunk, and this many rows and partitions in a tile."""
         cpu: Budget = self.module.CPU
-        item = kv_heads * cpu.segment_item + cpu.item
-        return {"chunk": chunk_items * kv_heads * cpu.chunk_item, "segment": rows * (parts * item + kv_heads * cpu.row)}
+        pages = self.partition_size // self.key.block_size
+        tile = rows * (parts * cpu.item(pages, kv_heads) + kv_heads * cpu.row)
+        return {"chunk": chunk_items * kv_heads * pages * cpu.chunk_page, "segment": tile}
 
     def with_budget(self, monkeypatch: Any, chunk: int, segment: int) -> None:
         """Give the kernel another workspace on the CPU for the duration of a test."""
-        cpu: Budget = self.module.CPU
-        budget = Budget(chunk, segment, cpu.chunk_item, cpu.segment_item, cpu.item, cpu.row)
-        monkeypatch.setattr(self.module, "CPU", budget)
+        monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(chunk=chunk, segment=segment, padding=0))
 
 
 def score_noise(m: Any) -> Any:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from . import check
-from .call import BlockSparse, Call, Scratch
+from .call import BlockSparse, Call, Scratch, clear_scratch
+from .lengths import may_read
 from .library import Library, LibraryError, build, kernels_of
 from .select import Key, Row, Table, Tuned, logger
 from .toolchain import cuda_major
@@ -123,7 +124,10 @@ class Operator:
         arguments = Arguments(*args)
         call = arguments.call()
         key = check.check(call, arguments.kv_cache_dtype)
-        call = call._replace(max_seq_len=min(call.max_seq_len, call.block_tables.shape[1] * key.block_size))
+        call = call._replace(
+            max_seq_len=min(call.max_seq_len, call.block_tables.shape[1] * key.block_size),
+            read_lengths=may_read(call.query.device, "auto"),
+        )
         backend = self.backend(arguments.backend, key, call.query.is_cuda)
         num_seqs, kv_heads = call.query.shape[0], call.key_cache.shape[1]
         device = device_name(call.query.device)
@@ -253,9 +257,7 @@ def launch(kernel: Callable[[Call], None], call: Call, partition_size: int) -> N
     """Run a kernel on a checked call: with the caller's scratch if that has room."""
     partitions = -(-call.max_seq_len // partition_size)
     call = call._replace(scratch=check.usable_scratch(call.scratch, partitions))
-    if call.scratch is not None:
-        call.scratch.exp_sums[:, :, partitions:].zero_()
-        call.scratch.max_logits[:, :, partitions:].fill_(float("-inf"))
+    clear_scratch(call.scratch, partitions)
     if call.query.shape[0] == 0 or partitions == 0:
         call.out.zero_()
     else:

@@ -15,11 +15,10 @@ def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
     """
     sparse, device = call.sparse, call.query.device
     assert sparse is not None
-    rows = part.seq_lens.shape[0]
-    starts = part.past.view(rows, -1)[:, ::page] + part.seq_lens.unsqueeze(1)  # [rows, pages]: their first positions
-    block = torch.div(starts, sparse.block_size, rounding_mode="floor")
+    starts = part.positions[:, ::page].expand(part.seq_lens.shape[0], -1).clone(memory_format=torch.contiguous_format)
+    block = starts.div_(sparse.block_size, rounding_mode="floor")  # [rows, pages of a row]
     last = torch.div(part.seq_lens - 1, sparse.block_size, rounding_mode="floor")
-    distant = block <= last.unsqueeze(1) - sparse.local_blocks
+    distant = block <= last.unsqueeze(1) - sparse.local_blocks  # [rows, pages of a row]
     offsets = _offsets(call, device).unsqueeze(-1)  # [kv_heads, group, 1]
     items, pages = part.pages.shape
     strided = (block.view(items, 1, 1, pages) + offsets).remainder(sparse.vert_stride) == 0

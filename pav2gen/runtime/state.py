@@ -10,8 +10,13 @@ from typing import NamedTuple
 
 import torch
 
+from .rows import Rows
+
 #: Stands in for a maximum of -inf where a difference is taken: exp(-inf - LOWEST) is 0, exp(-inf - -inf) is NaN.
 LOWEST = -3.4028234663852886e38
+
+#: Stands in for z = 0 where o = 0 is divided by it: the smallest normal float32. A NaN stays a NaN.
+SMALLEST = 1.1754943508222875e-38
 
 
 class State(NamedTuple):
@@ -23,27 +28,35 @@ class State(NamedTuple):
 
 
 def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> State:
-    """The state of all partitions of a segment together; ``o`` is used up.
+    """The state of all partitions of a segment together. Uses up ``o``; of a single partition it returns views.
 
     m and z: [rows, parts, heads]; o: [rows, parts, heads, head size], not divided by z.
     """
+    if m.shape[1] == 1:
+        return State(m[:, 0], z[:, 0], o[:, 0])
     top = m.amax(1)  # [rows, heads]
     weights = torch.sub(m, top.clamp_min(LOWEST).unsqueeze(1)).exp_()  # [rows, parts, heads]
     return State(top, torch.mul(z, weights).sum(1), o.mul_(weights.unsqueeze(-1)).sum(1))
 
 
 def merge(a: State | None, b: State) -> State:
-    """The state of the tokens of both; ``a`` is None before the first part. Uses up both."""
+    """The state of the tokens of both. ``a`` is None before the first part, and is changed in place.
+
+    ``b`` may have fewer rows than ``a``: the other rows have no more tokens. Uses up ``b``.
+    """
     if a is None:
-        return b
-    m = torch.maximum(a.m, b.m)
+        return State(b.m, b.z, b.o.clone())  # b.o may lie in the workspace, where the next segment's will
+    rows = slice(0, b.m.shape[0])
+    first = State(a.m[rows], a.z[rows], a.o[rows])
+    m = torch.maximum(first.m, b.m)
     floor = m.clamp_min(LOWEST)
-    wa, wb = torch.sub(a.m, floor).exp_(), torch.sub(b.m, floor).exp_()
-    z = a.z.mul_(wa).addcmul_(b.z, wb)
-    o = a.o.mul_(wa.unsqueeze(-1)).addcmul_(b.o, wb.unsqueeze(-1))
-    return State(m, z, o)
+    wa, wb = torch.sub(first.m, floor).exp_(), torch.sub(b.m, floor).exp_()
+    first.z.mul_(wa).addcmul_(b.z, wb)
+    first.o.mul_(wa.unsqueeze(-1)).addcmul_(b.o, wb.unsqueeze(-1))
+    first.m.copy_(m)
+    return a
 
 
-def write_output(out: torch.Tensor, state: State) -> None:
-    """out = o / z, [rows, heads, head size] like ``out``; zeros where no token was attended. Uses up ``state``."""
-    out.copy_(state.o.div_(state.z.unsqueeze(-1)).masked_fill_((state.z == 0).unsqueeze(-1), 0.0))
+def write_output(out: torch.Tensor, rows: Rows, taken: slice, state: State) -> None:
+    """out[taken] = o / z, [rows, heads, head size] like ``out``; zeros where no token was attended."""
+    rows.put_quotient(out, taken, state.o, state.z.clamp_min(SMALLEST))

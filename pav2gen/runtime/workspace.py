@@ -7,11 +7,14 @@ to the system, and faulting them in anew costs more than the arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping
+from typing import Generic, TypeVar
 
 import torch
 
 ALIGNMENT = 256
+
+S = TypeVar("S")
 
 
 def aligned(num_bytes: int) -> int:
@@ -36,10 +39,35 @@ class Buffer:
         return found
 
 
-def carve(sizes: Sequence[int], device: torch.device) -> tuple[Buffer, ...]:
-    """One buffer (uninitialised, aligned to 256 bytes) for each of ``sizes``, in bytes, all cut from one allocation."""
-    block = torch.empty(sum(map(aligned, sizes)), dtype=torch.uint8, device=device)
-    return tuple(map(Buffer, torch.split(block, [aligned(size) for size in sizes])))
+def total(sizes: Mapping[str, int]) -> int:
+    """Bytes of an allocation that holds one buffer for each of ``sizes``, in bytes."""
+    return sum(map(aligned, sizes.values()))
+
+
+def carve(block: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, Buffer]:
+    """A buffer for each of ``sizes``, in bytes, by name: aligned to 256 bytes, cut from ``block`` (uint8)."""
+    pieces = block.narrow(0, 0, total(sizes)).split([aligned(size) for size in sizes.values()])
+    return {name: Buffer(piece) for name, piece in zip(sizes, pieces)}
+
+
+class Workspace(Generic[S]):
+    """One allocation that serves several shapes of tiles, one after the other.
+
+    ``space`` makes the buffers of a shape, given by name. ``sizes`` are their bytes, for each shape.
+    """
+
+    def __init__(
+        self, space: Callable[..., S], sizes: Mapping[Hashable, Mapping[str, int]], device: torch.device
+    ) -> None:
+        self._space, self._sizes = space, sizes
+        self._block = torch.empty(max(map(total, sizes.values())), dtype=torch.uint8, device=device)
+        self._spaces: dict[Hashable, S] = {}
+
+    def space(self, shape: Hashable) -> S:
+        """The buffers of a shape. They share memory with those of every other shape."""
+        if shape not in self._spaces:
+            self._spaces[shape] = self._space(**carve(self._block, self._sizes[shape]))
+        return self._spaces[shape]
 
 
 def grain_dtype(device: torch.device) -> torch.dtype:

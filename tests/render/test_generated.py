@@ -72,7 +72,7 @@ def test_every_kernel_s_tests_are_collected():
     collected = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for row in ROWS:
         name = Path(row["test"]).name
-        assert re.search(rf"{name}::test_lengths_at_every_boundary$", collected, re.MULTILINE), name
+        assert re.search(rf"{name}::test_lengths_at_every_boundary\[False\]$", collected, re.MULTILINE), name
         for host in ("warp64", "warp32"):
             assert f"{name}::test_cuda_counters_are_the_plan_s[{host}]" in collected, name
 

@@ -29,6 +29,14 @@ def kernel_of(package, variant):
     return importlib.import_module(f"{package.__name__}.{name}")
 
 
+#: A batch of one long sequence among short ones, and one of all lengths.
+RAGGED = [(100_000, *[40] * 15), tuple(range(1, 20_000, 1700))]
+
+
+def ragged_call(variant, lengths):
+    return make(Case(Key(*variant.key), variant.partition_size, lengths, kv_heads=4, shared_blocks=512))
+
+
 def pytest_generate_tests(metafunc):
     """One kernel of each storage by default; all partition sizes with --full."""
     if "key" in metafunc.fixturenames:
@@ -41,6 +49,20 @@ def pytest_generate_tests(metafunc):
 def test_workspace_on_a_cpu(package, key, seqs, length):
     held = PLANS[key]
     call, module = call_of(held.variant, seqs, length), kernel_of(package, held.variant)
+    peak = probe.peak_bytes(lambda: module.paged_attention(call))
+    assert peak <= held.torch.cpu.chunk + held.torch.cpu.segment + MIB // 4
+
+
+@pytest.mark.parametrize("lengths", RAGGED, ids=["one-long", "all-lengths"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_ragged_batches_on_a_cpu(package, dtype, lengths):
+    held = PLANS[dtype, "auto", 512]
+    call, module = ragged_call(held.variant, lengths), kernel_of(package, held.variant)
+    tiling = held.torch.cpu.fit(lengths, 4, 512, 16, known=True)
+    assert tiling.ordered and tiling.covered == 1
+    counts = probe.count_calls(lambda: module.paged_attention(call))
+    assert sum(counts.values()) == held.torch.calls(tiling) + 2  # two clear the scratch that no tile reaches
+    assert counts["_local_scalar_dense"] == 0
     peak = probe.peak_bytes(lambda: module.paged_attention(call))
     assert peak <= held.torch.cpu.chunk + held.torch.cpu.segment + MIB // 4
 
@@ -58,8 +80,8 @@ def test_calls_of_a_long_context_on_a_cpu(package):
     held = PLANS["float16", "auto", 512]
     call, module = call_of(held.variant, 1, 100_000), kernel_of(package, held.variant)
     counts = probe.count_calls(lambda: module.paged_attention(call))
-    tiling = held.torch.cpu.fit(1, 100_000, 4, 512)
-    _, _, chunks = tiling.counts()
+    tiling = held.torch.cpu.fit([100_000], 4, 512, 16, known=True)
+    chunks = tiling.counts().chunks
     assert sum(counts.values()) == held.torch.calls(tiling) <= 12 + 14 * chunks
     assert counts["_local_scalar_dense"] == 0
 
@@ -69,4 +91,19 @@ def test_calls_of_a_long_context_on_a_gpu(package, monkeypatch):
     call, module = call_of(held.variant, 1, 100_000), kernel_of(package, held.variant)
     monkeypatch.setattr(module, "CPU", module.GPU)
     counts = probe.count_calls(lambda: module.paged_attention(call))
-    assert sum(counts.values()) == held.torch_calls(1, 100_000, held.torch.gpu) <= 300
+    assert sum(counts.values()) == held.torch_calls(1, 100_000, held.torch.gpu, known=True) <= 300
+
+
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (5000, 16, 16), (5000, 5000, 5000)])
+def test_calls_do_not_depend_on_lengths_that_the_host_does_not_read(package, lengths):
+    held = PLANS["float16", "auto", 512]
+    case = Case(Key(*held.variant.key), 512, lengths, kv_heads=4, shared_blocks=512, max_seq_len=5000)
+    call, module = make(case)._replace(read_lengths=False), kernel_of(package, held.variant)
+    counts = probe.count_calls(lambda: module.paged_attention(call))
+    assert sum(counts.values()) == held.torch_calls(3, 5000, held.torch.cpu)
+
+
+def test_a_short_call_is_a_few_dozen_calls(package):
+    held = PLANS["float16", "auto", 512]
+    call, module = call_of(held.variant, 1, 16), kernel_of(package, held.variant)
+    assert sum(probe.count_calls(lambda: module.paged_attention(call)).values()) <= 30

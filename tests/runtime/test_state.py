@@ -6,7 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.runtime.state import LOWEST, State, merge, reduce_partitions, write_output
+from pav2gen.runtime.rows import Rows
+from pav2gen.runtime.state import LOWEST, SMALLEST, State, merge, reduce_partitions
+from pav2gen.runtime.state import write_output as write
+
+
+def write_output(out, state):
+    """Write one row, as it comes."""
+    write(out, Rows(torch.ones(1, dtype=torch.int32), ordered=False), slice(0, 1), state)
 
 
 def state_of(scores, values):
@@ -51,6 +58,38 @@ def test_reduced_partitions_are_the_merged_ones(lengths, seed):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_a_part_of_fewer_rows_leaves_the_others_as_they_are():
+    generator = torch.Generator().manual_seed(0)
+    one, two, more = (
+        state_of(torch.randn(9, generator=generator), torch.randn(9, 3, generator=generator)) for _ in "123"
+    )
+    both = merge(None, State(*(torch.cat(pair) for pair in zip(one, two))))
+    merged = merge(both, more)
+    alone = merge(merge(None, one), more)
+    for found, first, second in zip(merged, alone, two):
+        assert torch.equal(found, torch.cat([first, second]))
+
+
+def test_the_first_part_is_kept_when_the_workspace_is_used_again():
+    part = state_of(torch.randn(4), torch.randn(4, 3))
+    kept = merge(None, part)
+    before = kept.o.clone()
+    part.o.fill_(math.nan)
+    assert torch.equal(kept.o, before)
+
+
+def test_the_output_goes_to_the_sequences_in_the_order_of_the_call():
+    lengths = torch.tensor([3, 9, 5, 9], dtype=torch.int32)
+    rows = Rows(lengths, ordered=True)
+    assert rows.seq_lens.tolist() == [9, 9, 5, 3]
+    out = torch.full((4, 1, 1), math.nan, dtype=torch.float16)
+    o = torch.tensor([10.0, 20.0, 30.0, 40.0]).view(4, 1, 1)
+    for taken in (slice(0, 3), slice(3, 4)):
+        write(out, rows, taken, State(torch.zeros(4, 1)[taken], torch.full((4, 1), 2.0)[taken], o[taken]))
+    assert out.flatten().tolist() == [20.0, 5.0, 15.0, 10.0]
+    assert rows.take(lengths, slice(1, 3)).tolist() == [9, 5]
+
+
 def test_nothing_merged_with_nothing_is_nothing():
     nothing = state_of(torch.empty(0), torch.empty(0, 3))
     merged = merge(State(*(t.clone() for t in nothing)), nothing)
@@ -67,5 +106,6 @@ def test_a_nan_is_not_hidden():
     assert out.isnan().all()
 
 
-def test_lowest_is_float32_s_lowest():
+def test_the_constants_are_float32_s():
     assert torch.finfo(torch.float32).min == LOWEST
+    assert torch.finfo(torch.float32).tiny == SMALLEST

@@ -1,0 +1,75 @@
+"""The lengths of sequences as host values: when the host reads them, and how rarely.
+
+A tensor on the CPU is read at each call; that costs nothing. A tensor on a GPU is read only if
+
+* no CUDA graph is being captured,
+* the policy is ``auto`` (a spec's ``dispatch: {host_lengths: auto}``, or PAV2_HOST_LENGTHS),
+* several sequences could be so long that the padding would cost more than the read,
+* and the tensor counts its versions, so that a second call with the same lengths reads nothing. All layers of a decode
+  step pass one tensor, so a step reads once.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import NamedTuple
+
+import torch
+
+from .call import Call, longest_length
+from .tiling import Budget, Tiling
+
+POLICIES = ("auto", "never")
+
+
+class _Reading(NamedTuple):
+    """What was read of a tensor, and which state of it that was."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    lengths: tuple[int, ...]
+
+
+_last: dict[torch.device, _Reading] = {}
+
+
+def may_read(device: torch.device, policy: str) -> bool:
+    """Whether the host may read the lengths of a call on ``device``. PAV2_HOST_LENGTHS overrides ``policy``.
+
+    Raises ValueError for a policy that does not exist.
+    """
+    if device.type == "cpu":
+        return True
+    wanted = os.environ.get("PAV2_HOST_LENGTHS") or policy
+    if wanted not in POLICIES:
+        raise ValueError(f"paged_attention_v2: PAV2_HOST_LENGTHS is {wanted!r}; it must be auto or never")
+    return wanted == "auto" and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+
+
+def host_lengths(seq_lens: torch.Tensor, worthwhile: bool) -> tuple[int, ...] | None:
+    """The values of ``seq_lens``, or None where they are not read.
+
+    worthwhile: whether padding all sequences to the longest costs more than a read of device memory.
+    """
+    if seq_lens.device.type == "cpu":
+        return tuple(seq_lens.tolist())
+    if not worthwhile or seq_lens.is_inference():  # an inference tensor counts no versions
+        return None
+    last = _last.get(seq_lens.device)
+    if last is None or last.tensor() is not seq_lens or last.version != seq_lens._version:
+        last = _Reading(weakref.ref(seq_lens), seq_lens._version, tuple(seq_lens.tolist()))
+        _last[seq_lens.device] = last
+    return last.lengths
+
+
+def cut(call: Call, budget: Budget, partition: int, page: int) -> Tiling:
+    """The tiling of a call: by its lengths where the host may read them, else by ``max_seq_len``."""
+    longest, kv_heads, seqs = longest_length(call, page), call.key_cache.shape[1], call.query.shape[0]
+    if call.read_lengths:
+        padding = (seqs - 1) * -(-longest // page)
+        found = host_lengths(call.seq_lens, padding > budget.spare_pages(kv_heads))
+        if found is not None:
+            lengths = [min(max(length, 0), longest) for length in found]
+            return budget.fit(lengths, kv_heads, partition, page, known=True)
+    return budget.fit((longest,) * seqs, kv_heads, partition, page, known=False)
