@@ -330,8 +330,8 @@ for command in (*bench_commands.COMMANDS, *install_commands.COMMANDS):
     main.add_command(command)
 
 
-def _say_waiting() -> None:
-    click.echo("another build is at work in the same package; waiting for it", err=True)
+def _say_waiting(holder: str) -> None:
+    click.echo(f"waiting for {holder}, which holds the package", err=True)
 
 
 def _print_outcome(outcome: Outcome, options: BuildOptions) -> None:

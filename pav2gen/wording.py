@@ -15,6 +15,11 @@ def quoted(value: object) -> str:
     return repr(text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 3]}...")
 
 
+def one_line(text: str) -> str:
+    """``text`` on one line, whatever it holds: what is not printable is escaped."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 def spelled(value: object) -> str:
     """``value`` as a spec spells it: ``true``, ``512``, ``float16``, ``null``."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-#: The calls that change the disk. ``open`` is one where it may create a file; the lock, outside the tree, is none.
+#: The calls that change the disk. ``open`` is one where it may create a file.
 STEPS = ("mkdir", "open", "write", "fsync", "fchmod", "replace", "rename", "unlink", "rmdir")
 
 
@@ -30,7 +30,7 @@ def before_each_step(fault: Callable[[Step], None]) -> Iterator[list[Step]]:
 
     def wrap(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if name != "open" or (args[1] & os.O_CREAT and not str(args[0]).endswith(".lock")):
+            if name != "open" or args[1] & os.O_CREAT:
                 steps.append(Step(len(steps) + 1, name, originals[name], args))
                 fault(steps[-1])
             return originals[name](*args, **kwargs)

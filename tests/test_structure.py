@@ -13,6 +13,7 @@ ROOT = Path(pav2gen.__file__).resolve().parent
 LAYERS = (
     {"errors", "__init__"},
     {"files", "wording", "console", "runtime"},
+    {"json_data"},
     {"family"},
     {"plan"},
     {"reading"},
@@ -105,7 +106,19 @@ def test_a_package_says_what_it_holds(folder):
 
 def test_the_generator_imports_no_torch():
     sets = {name: imported_roots(path) for name, path in modules().items()}
-    layers = {"family", "plan", "reading", "render", "output", "commands", "cli", "files", "wording", "errors"}
+    layers = {
+        "family",
+        "plan",
+        "reading",
+        "render",
+        "output",
+        "commands",
+        "cli",
+        "files",
+        "json_data",
+        "wording",
+        "errors",
+    }
     assert [name for name, roots in sets.items() if "torch" in roots and name.split(".")[0] in layers] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from click.core import ParameterSource
 from pav2gen.console import print_table
 from pav2gen.errors import UserError
 from pav2gen.files import check_output, check_replaceable
+from pav2gen.wording import quoted
 
 if TYPE_CHECKING:
     from pav2gen.reading.selection import Selection
@@ -36,8 +38,8 @@ class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         if isinstance(value, tuple):
             return value
         words = value.split(",")
-        if not all(word.isascii() and word.isdigit() and 0 < int(word) < 1 << 31 for word in words):
-            self.fail(f"{value!r} is not a list of positive whole numbers, such as 8192,32768", param, ctx)
+        if not all(re.fullmatch(r"[0-9]{1,10}", word) and 0 < int(word) < 1 << 31 for word in words):
+            self.fail(f"{quoted(value)} is not a list of positive whole numbers, such as 8192,32768", param, ctx)
         return tuple(sorted(set(map(int, words))))
 
 

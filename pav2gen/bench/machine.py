@@ -71,7 +71,10 @@ def cache_bytes(device: torch.device) -> int:
     """The last-level cache of ``device`` in bytes, or a guess that is larger than most."""
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or CACHE_BYTES["cuda"])
-    sizes = [_bytes(path.read_text()) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    sizes = [
+        _bytes(path.read_text(encoding="ascii"))
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
     return max(sizes, default=CACHE_BYTES["cpu"])
 
 
@@ -104,7 +107,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 def _processor() -> str:
     """The processor's name as Linux tells it, else as Python does."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pav2gen.errors import UserError
-from pav2gen.family.axes import AXES
+from pav2gen.family.axes import AXES, TYPE_NAMES, Axis
 from pav2gen.files import check_replaceable
+from pav2gen.json_data import (
+    Reader,
+    anything,
+    fields,
+    items,
+    mapping,
+    not_negative,
+    optional,
+    parse_json,
+    positive,
+    positive_whole,
+    prose,
+    scalar,
+    seen,
+    text,
+    whole,
+    word,
+)
 from pav2gen.runtime.select import Key
 
 KIND, SCHEMA = "pav2gen bench", 1
 
-#: No figure of a bench comes near it.
-LARGEST = 1e18
-
-#: What a document must hold for the report to be made of it: field -> type.
-FIELDS: Mapping[str, type] = {
-    "date": str, "command": str, "device": dict, "versions": dict, "spec": dict, "settings": dict, "notes": list,
-    "points": list,
-}  # fmt: skip
-POINT_FIELDS: Mapping[str, type] = {
-    "key": dict, "num_heads": int, "kv_heads": int, "num_seqs": int, "seq_len": int, "kv_bytes": int, "io_bytes": int,
-    "copy_gbps": float, "chosen": dict, "contestants": list,
-}  # fmt: skip
-
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Write ``document`` to ``path``, in a folder that is there. Raises OSError."""
-    path.write_text(text(document), encoding="utf-8")
+    path.write_text(rendered(document), encoding="utf-8")
 
 
 def check_writable(path: Path) -> None:
@@ -40,11 +45,11 @@ def check_writable(path: Path) -> None:
     """
     check_replaceable(path, f'{{\n "kind": "{KIND}"'.encode(), "a document of pav2gen bench")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a"):
+    with path.open("ab"):
         pass
 
 
-def text(document: Mapping[str, Any]) -> str:
+def rendered(document: Mapping[str, Any]) -> str:
     """The JSON of ``document``: a field on each line, and a point on each line."""
     lines = []
     for name, value in document.items():
@@ -59,7 +64,7 @@ def text(document: Mapping[str, Any]) -> str:
 def read(path: Path) -> dict[str, Any]:
     """The document at ``path``. Raises UserError for a file that is none, or of another schema."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError("there is no such file; write one with: pav2gen bench SPEC --json FILE", str(path)) from None
     except (OSError, ValueError) as error:
@@ -67,55 +72,71 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise UserError("is no document of pav2gen bench; write one with: pav2gen bench SPEC --json FILE", str(path))
     if document.get("schema") != SCHEMA:
-        found = document.get("schema")
-        raise UserError(f"has schema {found!r}, and this pav2gen reads {SCHEMA}; measure again", str(path))
-    for problem in _problems(document):
-        raise UserError(f"is damaged: {problem}; measure again", str(path))
+        found = seen(document.get("schema"))
+        raise UserError(f"has schema {found}, and this pav2gen reads {SCHEMA}; measure again", str(path))
+    try:
+        _DOCUMENT(document)
+    except ValueError as error:
+        raise UserError(f"is damaged: {error}; measure again", str(path)) from None
     return document
 
 
-def _problems(document: Mapping[str, Any]) -> Iterator[str]:
-    """What is missing or of a wrong type."""
-    yield from _missing("the document", document, FIELDS)
-    yield from _missing("the device", document["device"], {"name": str, "kind": str, "about": str})
-    for number, point in enumerate(document.get("points") or ()):
-        what = f"points[{number}]"
-        yield from _missing(what, point, POINT_FIELDS)
-        yield from _wrong_key(f"the key of {what}", point["key"])
-        positive = [name for name, kind in POINT_FIELDS.items() if kind in (int, float)]
-        yield from _not_positive(what, point, positive)
-        for entry in point["contestants"]:
-            yield from _missing(f"a contestant of {what}", entry, {"name": str, "because": str})
-            if not entry["because"]:
-                yield from _not_positive(f"{entry['name']} of {what}", entry, ("median_ms",))
-            known = [name for name in ("spread", "workspace_bytes", "launches") if entry.get(name) is not None]
-            yield from _not_positive(f"{entry['name']} of {what}", entry, known, or_zero=True)
+def _axis(axis: Axis) -> Reader:
+    """Reads a value of an axis, in the type that it has there."""
+
+    def read(value: Any) -> object:
+        if not axis.has_type(value):
+            raise ValueError(f"{seen(value)} is not {TYPE_NAMES[axis.kind]}")
+        return word(value) if isinstance(value, str) else scalar(value)
+
+    return read
 
 
-def _wrong_key(what: str, key: Mapping[str, Any]) -> Iterator[str]:
-    """Where ``key`` has other axes than a key, or values of other types."""
-    if key.keys() != set(Key._fields):
-        yield f"{what} has other axes than {', '.join(Key._fields)}"
-        return
-    for axis, value in key.items():
-        if not AXES[axis].has_type(value):
-            yield f"{what} has {axis}: {value!r}"
+def _contestant(value: Any) -> dict[str, Any]:
+    """Reads a contestant: one that was timed has figures, and one that was not has the reason."""
+    entry = _UNTIMED(value)
+    entry = entry if entry["because"] else _TIMED(value)
+    if "symbol" in entry or "backend" in entry:
+        fields({"symbol": word, "backend": word}, anything)(entry)
+    return dict(entry)
 
 
-def _not_positive(what: str, values: Mapping[str, Any], names: Iterable[str], or_zero: bool = False) -> Iterator[str]:
-    """Which of ``names`` are no numbers that a measurement can have."""
-    for name in names:
-        value = values.get(name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not (0 < value < LARGEST or (or_zero and value == 0)):  # type: ignore[operator]
-            yield f"{what} has {name}: {str(value)[:40]}"
+_UNTIMED = fields({"name": text, "because": prose}, anything)
+_TIMED = fields(
+    {
+        "name": text,
+        "because": prose,
+        "median_ms": positive,
+        "spread": not_negative,
+        "gbps": not_negative,
+        "share_of_copy": not_negative,
+        "launches": optional(whole),
+        "workspace_bytes": whole,
+    },
+    anything,
+)
+_POINT = fields(
+    {
+        "key": fields({name: _axis(AXES[name]) for name in Key._fields}),
+        **dict.fromkeys(("num_heads", "kv_heads", "num_seqs", "seq_len", "kv_bytes", "io_bytes"), positive_whole),
+        "copy_gbps": positive,
+        "chosen": mapping(word, word),
+        "contestants": items(_contestant),
+    },
+    anything,
+)
 
-
-def _missing(what: str, value: Any, fields: Mapping[str, type]) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield f"{what} is no object"
-        return
-    for name, kind in fields.items():
-        kinds = (int, float) if kind is float else kind
-        if not isinstance(value.get(name), kinds):
-            yield f"{what} lacks {name}"
+#: Reads what the report is made of.
+_DOCUMENT = fields(
+    {
+        "date": text,
+        "command": prose,
+        "device": fields({"name": text, "kind": text, "about": prose}, anything),
+        "versions": mapping(text, prose),
+        "spec": fields({"name": text, "file": text, "sha256": text}, anything),
+        "settings": fields({"rounds": whole}, anything),
+        "notes": items(prose),
+        "points": items(_POINT),
+    },
+    anything,
+)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pav2gen.json_data import Reader, anything, items, parse_json, prose
+
 
 class Journal:
     """Measurements by their names, in a file of JSON lines whose first says under which circumstances they were made.
@@ -15,13 +17,14 @@ class Journal:
     compared only with their like. ``entries`` are the measurements, ``found`` how many of them were there before.
     """
 
-    def __init__(self, path: Path, circumstances: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, circumstances: Mapping[str, Any], read: Reader = anything) -> None:
+        """``read`` reads a measurement back; what it refuses is measured again."""
         self.path = path
         self.entries: dict[str, Any] = {}
         head = json.dumps(circumstances, sort_keys=True)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        if lines[:1] == [head]:
-            self.entries = dict(filter(None, map(_entry, lines[1:])))
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        if lines[:1] == [head.encode()]:
+            self.entries = dict(filter(None, (_entry(line, read) for line in lines[1:])))
         self.found = len(self.entries)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{line}\n" for line in [head, *map(_line, self.entries.items())]), encoding="utf-8")
@@ -41,10 +44,10 @@ def _line(entry: tuple[str, Any]) -> str:
     return json.dumps(entry)
 
 
-def _entry(line: str) -> tuple[str, Any] | None:
-    """A measurement; None for a line that was cut short."""
+def _entry(line: bytes, read: Reader) -> tuple[str, Any] | None:
+    """A measurement; None for a line that was cut short, or that is not as ``add`` writes it."""
     try:
-        name, measurement = json.loads(line)
+        name, measurement = items(anything)(parse_json(line))
+        return prose(name), read(measurement)
     except ValueError:
         return None
-    return name, measurement

@@ -23,6 +23,7 @@ from pav2gen.bench.progress import Journal
 from pav2gen.bench.tuning_writer import Group, Measured, write
 from pav2gen.errors import UserError
 from pav2gen.family.spec import Spec
+from pav2gen.json_data import fields, items, mapping, positive, prose, word
 from pav2gen.reading import tuning_file as tuning
 from pav2gen.reading.selection import Selection
 from pav2gen.reading.tuning_file import LEAST_RUNS, MOST_SPREAD
@@ -31,6 +32,9 @@ from pav2gen.runtime.select import Key, Row
 
 #: By so much the winner may lose a run and still be called the fastest: less is no difference that a user would see.
 TIE = 0.02
+
+#: Reads a measurement that an earlier run kept: the times of each partition size, and why the others have none.
+MEASUREMENT = fields({"ms": mapping(word, items(positive)), "wrong": mapping(word, prose)})
 
 #: Decimals of a time in milliseconds, as the file has it: what is less than a nanosecond is no time.
 DIGITS = 6
@@ -80,7 +84,7 @@ def _tune(chosen: Selection, options: TuneOptions) -> Outcome:
     setup = Setup(chosen, options.device)
     every, notes = problems(setup, options)
     _check_replaced(path, chosen.spec, every, options)
-    journal = Journal(path.with_suffix(".partial"), _circumstances(setup, options))
+    journal = Journal(path.with_suffix(".partial"), _circumstances(setup, options), MEASUREMENT)
     if journal.found:
         notes.append(f"resumed: {journal.found} of {len(every)} measurements were made before")
     groups: dict[tuple[Key, str, int], Group] = {}

@@ -6,14 +6,15 @@ import keyword
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pav2gen.errors import UserError
 from pav2gen.output import tree
 from pav2gen.output.commit import commit
-from pav2gen.output.lock import locked, no_wait
+from pav2gen.output.lock import OnWait, locked, no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER, FileChange, Tree
 from pav2gen.reading.selection import Selection, load
 from pav2gen.render.fileset import FileSet
@@ -25,7 +26,7 @@ from pav2gen.wording import did_you_mean, quoted
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What a build may be told. ``on_wait`` is called when another build holds the tree.
+    """What a build may be told. ``on_wait`` is called when another command holds the tree.
 
     ``templates`` are the generator's own unless they are given.
     """
@@ -35,7 +36,7 @@ class BuildOptions:
     force: bool = False
     dry_run: bool = False
     templates: Templates | None = None
-    on_wait: Callable[[], None] = no_wait
+    on_wait: OnWait = no_wait
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,18 @@ def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
     """
     _check_name(options.out)
     selections = load(paths, options.filters)
-    with locked(options.out, options.on_wait):
+    with _lock(options, create=True):
         found = tree.read_tree(options.out)
         others = found.sound_manifests([chosen.spec.name for chosen in selections])
         _check_parts(found, others, options)
         return _carry_out(found, selections, others, options)
+
+
+def _lock(options: BuildOptions, create: bool = False) -> AbstractContextManager[None]:
+    """The lock of the package: shared for a dry run, which only reads."""
+    if options.dry_run:
+        return shared(options.out, options.on_wait)
+    return locked(options.out, options.on_wait, create)
 
 
 def _check_name(out: Path) -> None:
@@ -87,7 +95,7 @@ def remove(name: str, options: BuildOptions) -> Outcome:
 
     Raises UserError as ``build`` does, and where the package has no such spec.
     """
-    with locked(options.out, options.on_wait):
+    with _lock(options):
         found = tree.read_tree(options.out)
         found.sound_manifests()  # the removed spec's manifest must be sound too: it says which files are ours
         owner = _owner(name, found)

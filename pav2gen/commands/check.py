@@ -10,7 +10,7 @@ from pathlib import Path
 from pav2gen.commands.build import BuildOptions
 from pav2gen.files import is_leftover
 from pav2gen.output import journal, tree
-from pav2gen.output.lock import locked
+from pav2gen.output.lock import shared
 from pav2gen.output.tree import DEFAULT_FOLDER, FileChange, Tree
 from pav2gen.reading.selection import Selection, load
 from pav2gen.render.manifest import SHARED
@@ -54,9 +54,13 @@ def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftRep
     """
     selections = load(paths)
     names = {chosen.spec.name for chosen in selections}
-    with locked(options.out, options.on_wait):
+    with shared(options.out, options.on_wait):
         found = tree.read_tree(options.out)
-        others = [entry for owner, entry in sorted(found.manifests.items()) if owner not in {SHARED, *names}]
+        others = [
+            entry
+            for owner, entry in sorted(found.manifests.items())
+            if owner not in {SHARED, *names} and not entry.unfit
+        ]
         package = render_package(selections, others, options.templates or Templates())
         drifts = sorted(_drifts(found, package, whole), key=lambda drift: (KINDS.index(drift.kind), drift.path))
     files = sum(map(len, package.files.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +21,10 @@ from pav2gen.install.payload.structure import LAYER
 from pav2gen.install.pyc import unchecked
 from pav2gen.install.record import NAME, Edit, Record
 from pav2gen.install.repository import Repository
-from pav2gen.install.transaction import Change, Transaction
+from pav2gen.install.transaction import Change, transaction
 from pav2gen.install.tree_state import Standing
 from pav2gen.install.trees import PAV2, VllmTree, find
-from pav2gen.output.lock import locked, no_wait
+from pav2gen.output.lock import OnWait, locked, no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.render.kernels import GENERATOR
 
@@ -46,7 +46,7 @@ class InstallOptions:
     commit: bool = False
     force: bool = False
     python: str = sys.executable
-    on_wait: Callable[[], None] = no_wait
+    on_wait: OnWait = no_wait
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def install(path: Path, options: InstallOptions) -> Outcome:
     """
     trees = find(path)
     with ExitStack() as held:
-        held.enter_context(locked(options.generated, options.on_wait))
+        held.enter_context(shared(options.generated, options.on_wait))
         for tree in trees:
             held.enter_context(locked(tree.folder, options.on_wait))
         repository = Repository(trees) if options.commit and not options.dry_run else None
@@ -95,7 +95,7 @@ def install(path: Path, options: InstallOptions) -> Outcome:
         imported = bool(changes and options.python) and try_import(chosen.files, options.python)
         commit = ""
         if changes and not options.dry_run:
-            with Transaction(changes, str(path)):
+            with transaction(changes, str(path)):
                 commit = repository.commit(_paths(changes), _message(chosen)) if repository else ""
         if not options.dry_run:
             for each in found:
@@ -165,14 +165,21 @@ def _changes(
     tree, there = found.tree, found.record
     place = tree.pav2 / NAME
     new = [
-        Change(tree.pav2 / path, content)
+        Change(tree.pav2 / path, content, found.files.get(path, ""))
         for path, content in files.items()
         if found.files.get(path) != record.files[path]
     ]
     new.sort(key=lambda change: change.path.name == "dispatch.py")
-    edits = [Change(tree.source(path), text) for path, text in sources.items() if text != found.sources[path].now]
+    edits = [
+        Change(tree.source(path), text, sha256(found.sources[path].now))
+        for path, text in sources.items()
+        if text != found.sources[path].now
+    ]
     before = {path for state in (there.states() if there else ()) for path in state.files}
-    gone = [Change(tree.pav2 / path, None) for path in sorted((before & found.files.keys()) - files.keys())]
+    gone = [
+        Change(tree.pav2 / path, None, found.files[path])
+        for path in sorted((before & found.files.keys()) - files.keys())
+    ]
     if new or edits or gone or there != record:
         yield Change(place, record.under_way(there).content())
         yield from (*new, *edits, *gone)

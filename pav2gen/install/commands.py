@@ -141,8 +141,8 @@ def wheel(
     click.echo(f"{dest / built.name}: {_specs(built.contents)}")
 
 
-def _say_waiting() -> None:
-    click.echo("waiting: another pav2gen holds the tree", err=True)
+def _say_waiting(holder: str) -> None:
+    click.echo(f"waiting for {holder}, which holds the tree", err=True)
 
 
 def _print_install(outcome: Outcome, dry_run: bool) -> None:

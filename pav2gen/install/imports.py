@@ -36,7 +36,13 @@ def try_import(files: Mapping[str, bytes], python: str) -> bool:
         command = [python, "-c", _TRIAL]
         try:
             done = subprocess.run(
-                command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS
+                command,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=SECONDS,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UserError(

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pav2gen import json_data
 from pav2gen.errors import UserError
-from pav2gen.files import checked_path
 from pav2gen.install.hunks import Hunk
 
 NAME = "INSTALLED.json"
@@ -69,21 +69,53 @@ class Record:
 def parse(content: bytes, where: str) -> Record:
     """The record in a file. Raises UserError where it is not as an install wrote it."""
     try:
-        data = json.loads(content)
-        if data.pop("schema") != SCHEMA:
-            raise ValueError("of another pav2gen")
-        return _record(data)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return _record(json_data.fields(_RECORD)(json_data.parse_json(content)))
+    except ValueError as error:
         raise UserError(
             f"is not as pav2gen install wrote it ({error}); restore the tree from version control", where
         ) from error
 
 
 def _record(data: dict[str, Any]) -> Record:
-    edits = {
-        checked_path(path): Edit(edit["before"], edit["after"], tuple(Hunk(*map(str, hunk)) for hunk in edit["hunks"]))
-        for path, edit in data["edits"].items()
-    }
-    files = {checked_path(path): str(digest) for path, digest in data["files"].items()}
-    replaces = _record(data["replaces"]) if data["replaces"] else None
-    return Record(**{**data, "edits": edits, "files": files, "replaces": replaces})
+    replaces = data["replaces"]
+    if replaces is not None:
+        if isinstance(replaces, dict) and replaces.get("replaces") is not None:
+            raise ValueError("replaces: it replaces a record itself")
+        replaces = _record(json_data.fields(_FIELDS)(replaces))
+    return Record(**{**{name: value for name, value in data.items() if name != "schema"}, "replaces": replaces})
+
+
+def _hunk(value: Any) -> Hunk:
+    """Reads the lines that an edit took out, and those that it put in."""
+    lines = json_data.items(_lines)(value)
+    if len(lines) != len(Hunk._fields):
+        raise ValueError(f"{json_data.seen(value)} is not a pair of texts")
+    return Hunk(*lines)
+
+
+def _lines(value: Any) -> str:
+    """Reads lines of a source file, whatever characters they hold."""
+    if not isinstance(value, str):
+        raise ValueError(f"{json_data.seen(value)} is not a text")
+    return value
+
+
+_EDIT = json_data.fields({"before": json_data.digest, "after": json_data.digest, "hunks": json_data.items(_hunk)})
+
+#: Reads the fields of a record.
+_FIELDS: Mapping[str, json_data.Reader] = {
+    "generator": json_data.text,
+    "specs": json_data.mapping(
+        json_data.word, json_data.fields({"sha256": json_data.digest, "kernels": json_data.whole})
+    ),
+    "all_specs": json_data.boolean,
+    "min_seq_len": json_data.optional(json_data.whole),
+    "tests": json_data.boolean,
+    "prebuilt": json_data.text,
+    "digest": json_data.digest,
+    "files": json_data.mapping(json_data.path, json_data.digest),
+    "edits": json_data.mapping(json_data.path, lambda value: Edit(**_EDIT(value))),
+    "complete": json_data.boolean,
+    "replaces": json_data.anything,
+}
+_RECORD = {"schema": json_data.constant(SCHEMA), **_FIELDS}

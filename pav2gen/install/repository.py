@@ -51,7 +51,7 @@ class Repository:
     def _git(self, folder: Path, *arguments: str) -> str:
         try:
             done = subprocess.run(
-                ["git", "-C", str(folder), *arguments], capture_output=True, text=True, errors="replace"
+                ["git", "-C", str(folder), *arguments], capture_output=True, encoding="utf-8", errors="surrogateescape"
             )
         except OSError as error:
             raise UserError(f"--commit: git cannot be run ({error.strerror})", self._shown) from error

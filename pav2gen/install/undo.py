@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from pav2gen.files import sha256
 from pav2gen.install import tree_state as standing
 from pav2gen.install.apply import check_ours
 from pav2gen.install.diff import unified
 from pav2gen.install.record import NAME
-from pav2gen.install.transaction import Change, Transaction
+from pav2gen.install.transaction import Change, transaction
 from pav2gen.install.tree_state import Standing, tidy
 from pav2gen.install.trees import VllmTree, find
-from pav2gen.output.lock import locked, no_wait
+from pav2gen.output.lock import OnWait, locked, no_wait
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Undone:
     diff: str = ""
 
 
-def uninstall(
-    path: Path, dry_run: bool = False, force: bool = False, on_wait: Callable[[], None] = no_wait
-) -> list[Undone]:
+def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: OnWait = no_wait) -> list[Undone]:
     """Take what was installed out of the vLLM trees at ``path``.
 
     A source that nobody edited since gets its bytes back; of one that was, only our lines are taken. Raises UserError,
@@ -51,7 +49,7 @@ def uninstall(
             check_ours(each, force)
         changes = {change.path: change for each in found if each.record for change in _changes(each)}
         if not dry_run:
-            with Transaction(changes.values(), str(path)):
+            with transaction(changes.values(), str(path)):
                 for each in found:
                     tidy(each)
     return [_undone(each) for each in found]
@@ -63,8 +61,8 @@ def _changes(found: Standing) -> list[Change]:
     patched = {path: source for path, source in found.sources.items() if source.patched}
     ours = found.files.keys() - set(found.strangers())
     return [
-        *(Change(tree.source(path), source.original) for path, source in patched.items()),
-        *(Change(tree.pav2 / path, None) for path in sorted(ours)),
+        *(Change(tree.source(path), source.original, sha256(source.now)) for path, source in patched.items()),
+        *(Change(tree.pav2 / path, None, found.files[path]) for path in sorted(ours)),
         Change(tree.pav2 / NAME, None),
     ]
 

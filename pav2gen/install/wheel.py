@@ -18,7 +18,7 @@ from pathlib import Path
 import pav2gen
 from pav2gen.errors import UserError
 from pav2gen.install.package_contents import Choice, Contents, contents
-from pav2gen.output.lock import locked
+from pav2gen.output.lock import no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.reading.spec_file import NAME_FORM
 from pav2gen.render.kernels import GENERATOR
@@ -56,7 +56,7 @@ def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, na
         raise UserError(f"--name {quoted(name)} is no import name; write it as pav2_kernels, in small letters")
     if name in TAKEN or name in sys.stdlib_module_names:
         raise UserError(f"--name {quoted(name)} is another package's, which the wheel would replace; take pav2_{name}")
-    with locked(generated, lambda: None):
+    with shared(generated, no_wait):
         wheel = render(contents(generated, choice, MODULES), name)
     try:
         dest.mkdir(parents=True, exist_ok=True)

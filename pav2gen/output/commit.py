@@ -13,45 +13,35 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from itertools import chain
-from pathlib import Path
+from pathlib import PurePosixPath
 
 from pav2gen.errors import UserError
 from pav2gen.output import journal
-from pav2gen.output.disk import OnDisk
+from pav2gen.output.disk import Disk, OnDisk
+from pav2gen.output.transaction import Transaction, write_new
 from pav2gen.output.tree import Comparison, FileChange, Tree
 from pav2gen.render.manifest import SHARED
+
+#: What to do where a build failed and could not be undone.
+REMEDY = "the package is incomplete; run the same build again"
 
 
 def commit(tree: Tree, comparison: Comparison, owners: Collection[str], unsettled: Collection[str]) -> None:
     """Make the tree as a build of ``owners`` has it. Writes nothing where nothing differs.
 
-    ``unsettled`` are other owners, whose build was cut short and is not repaired by this one: the journal keeps them.
-    Raises UserError, with everything as it was before, where the tree cannot be written.
+    The folder of the tree exists and is locked. ``unsettled`` are other owners, whose build was cut short and is not
+    repaired by this one: the journal keeps them. Raises UserError, with everything as it was before, where the tree
+    cannot be written, or someone changed a file of it since it was compared.
     """
-    if not comparison.changes and not tree.incomplete:
-        return
-    work = _Commit(tree, comparison.changes, owners, unsettled)
-    try:
-        work.run()
-    except BaseException as error:
-        whole = work.roll_back()
-        if isinstance(error, OSError):
-            raise _failure(tree, error, whole) from error
-        raise
-
-
-def _failure(tree: Tree, error: OSError, whole: bool) -> UserError:
-    file = os.fspath(error.filename or tree.disk.root)
-    path = file.removeprefix(os.fspath(tree.disk.root)).removeprefix(f"/{journal.ASIDE}")
-    state = "everything is as it was" if whole else "the package is incomplete; run the same build again"
-    return UserError(f"cannot be written ({error.strerror}); {state}", tree.disk.shown + path)
+    if comparison.changes or tree.incomplete:
+        _Commit(tree, comparison.changes, owners, unsettled).run()
 
 
 class _Commit:
-    """The steps of a commit. Each notes how it is undone before it is done; undoing what was not done is harmless."""
+    """The steps of a commit."""
 
     def __init__(
         self, tree: Tree, changes: Iterable[FileChange], owners: Collection[str], unsettled: Collection[str]
@@ -62,40 +52,28 @@ class _Commit:
         self._owners = owners
         self._changes = sorted(changes, key=_order)
         self._unsettled = {owner: tree.journal[owner] for owner in unsettled}
-        self._undo: list[Callable[[], None]] = []
         self._folders: set[str] = set()
         self._moved: list[str] = []
 
     def run(self) -> None:
-        """All the steps."""
-        self._begin()
-        for change in self._changes:
-            if change.new is not None:
-                self._write_aside(change.path, change.new, change.old)
-        for change in self._changes:
-            if change.new is not None:
-                self._place(change.path, change.old)
-            elif change.old:
-                self._remove(change.path, change.old)
-        self._finish()
+        """All the steps: the journal before anything else changes, and its end as the last change."""
+        undone = partial(journal.end, self._root, self._tree.journal)
+        with Transaction(self._shown, REMEDY, undone) as transaction:
+            journal.begin(self._root, journal.merged(self._tree.journal, _entries(self._changes)))
+            for change in self._changes:
+                if change.new is not None:
+                    self._write_aside(change.path, change.new, change.old)
+            for change in self._changes:
+                if change.new is not None:
+                    self._place(transaction, change.path, change.new, change.old)
+                elif change.old:
+                    transaction.remove(f"{self._aside}/{change.path}", f"{self._root}/{change.path}", change.old.digest)
+            self._finish()
 
-    def roll_back(self) -> bool:
-        """Undo, last step first. Returns False, with the journal still there, if something could not be undone."""
-        try:
-            while self._undo:
-                self._undo.pop()()
-        except OSError:
-            return False
-        return True
-
-    def _begin(self) -> None:
-        """The journal, before anything else changes."""
-        for folder in (*reversed(self._root.parents), self._root):
-            if not folder.is_dir():
-                self._undo.append(partial(_remove_folder, folder))
-                os.mkdir(folder)
-        self._undo.append(partial(journal.end, self._root, self._tree.journal))
-        journal.begin(self._root, journal.merged(self._tree.journal, _entries(self._changes)))
+    def _shown(self, file: str) -> str:
+        """The name of a file in messages. What is written aside is told as the file that it becomes."""
+        path = file.removeprefix(os.fspath(self._root)).removeprefix(f"/{journal.ASIDE}")
+        return self._tree.disk.shown + path
 
     def _write_aside(self, path: str, content: bytes, old: OnDisk | None) -> None:
         file = f"{self._aside}/{path}"
@@ -103,9 +81,9 @@ class _Commit:
         if folder not in self._folders:
             os.makedirs(folder, exist_ok=True)
             self._folders.add(folder)
-        _write(file, content, old)
+        write_new(file, content, old)
 
-    def _place(self, path: str, old: OnDisk | None) -> None:
+    def _place(self, transaction: Transaction, path: str, content: bytes, old: OnDisk | None) -> None:
         """Move a file, or the topmost folder above it that the tree lacks, from aside to its place."""
         if path.startswith(tuple(self._moved)):
             return
@@ -113,17 +91,15 @@ class _Commit:
         aside, place = f"{self._aside}/{top}", f"{self._root}/{top}"
         if top != path:
             self._moved.append(f"{top}/")
-        self._undo.append(partial(self._put_back, path, old) if old else partial(_move_back, place, aside))
-        os.replace(aside, place)
-
-    def _remove(self, path: str, old: OnDisk) -> None:
-        self._undo.append(partial(self._put_back, path, old))
-        os.unlink(f"{self._root}/{path}")
+            transaction.place_folder(aside, place)
+        else:
+            transaction.place(aside, place, content, old.digest if old else "")
 
     def _finish(self) -> None:
         """Folders left empty go, then the journal: the last change of a build."""
         journaled = (files for owner, files in self._tree.journal.items() if owner in self._owners)
-        _tidy(self._root, {path for path in chain(*journaled)} | {c.path for c in self._changes if c.new is None})
+        removed = {path for path in chain(*journaled)} | {c.path for c in self._changes if c.new is None}
+        _tidy(Disk(self._root, self._tree.disk.shown), removed)
         journal.end(self._root, self._unsettled)
 
     def _missing_folder(self, path: str) -> str:
@@ -137,18 +113,6 @@ class _Commit:
                 self._folders.add(folder)
             end = path.find("/", end + 1)
         return ""
-
-    def _put_back(self, path: str, old: OnDisk) -> None:
-        """Restore a file that was replaced or removed."""
-        if self._tree.disk.at(path) == old:
-            return
-        aside, place = f"{self._aside}/{path}", f"{self._root}/{path}"
-        for file in (aside, place):
-            os.makedirs(os.path.dirname(file), exist_ok=True)
-        if os.path.lexists(aside):
-            os.unlink(aside)
-        _write(aside, old.content, old)
-        os.replace(aside, place)
 
 
 def _order(change: FileChange) -> tuple[bool, bool, bool, str]:
@@ -164,38 +128,25 @@ def _entries(changes: Iterable[FileChange]) -> dict[str, dict[str, list[str]]]:
     return entries
 
 
-def _write(file: str, content: bytes, old: OnDisk | None) -> None:
-    """Write a file that is not there yet, with the mode bits of ``old``, or those of any new file."""
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        journal.write_all(handle, content)
-        if old:
-            os.fchmod(handle, old.mode)
-    finally:
-        os.close(handle)
-
-
-def _move_back(place: str, aside: str) -> None:
-    if os.path.lexists(place) and not os.path.lexists(aside):
-        os.makedirs(os.path.dirname(aside), exist_ok=True)
-        os.replace(place, aside)
-
-
-def _remove_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
-
-
-def _tidy(root: Path, removed: Iterable[str]) -> None:
+def _tidy(disk: Disk, removed: Iterable[str]) -> None:
     """Drop what Python compiled from files that are gone, and the folders that they leave empty."""
     for path in sorted(removed, reverse=True):
-        if os.path.lexists(f"{root}/{path}"):
+        if os.path.lexists(f"{disk.root}/{path}"):
             continue
         folder, _, name = path.rpartition("/")
-        cache = f"{root}/{folder}/__pycache__"
-        for compiled in glob.glob(f"{glob.escape(cache)}/{glob.escape(name.removesuffix('.py'))}.*.pyc"):
-            os.unlink(compiled)
-        folders = [f"{root}/{above}" for above in Path(path).parents if above.name]
-        for empty in (cache, *folders):
-            with contextlib.suppress(OSError):
-                os.rmdir(empty)
+        cache = f"{folder}/__pycache__".lstrip("/")
+        if _is_own_folder(disk, cache):
+            pattern = f"{glob.escape(f'{disk.root}/{cache}')}/{glob.escape(name.removesuffix('.py'))}.*.pyc"
+            for compiled in glob.glob(pattern):
+                os.unlink(compiled)
+        for empty in (cache, *(above.as_posix() for above in PurePosixPath(path).parents if above.name)):
+            if _is_own_folder(disk, empty):
+                with contextlib.suppress(OSError):
+                    os.rmdir(f"{disk.root}/{empty}")
+
+
+def _is_own_folder(disk: Disk, folder: str) -> bool:
+    """Whether a folder of the tree is there, with no link on the way to it: what lies beyond a link is not ours."""
+    with contextlib.suppress(UserError):
+        return disk.has_folder(folder)
+    return False

@@ -18,11 +18,15 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What stands at a path: the bytes and the mode bits of a file, or the ``kind`` of something else."""
+    """What stands at a path: the bytes, the mode bits and the owner of a file, or the ``kind`` of something else.
+
+    ``owner`` is the numbers of a user and a group.
+    """
 
     content: bytes = b""
     mode: int = 0
     kind: str = "a file"
+    owner: tuple[int, int] = (-1, -1)
 
     @property
     def is_file(self) -> bool:
@@ -49,24 +53,16 @@ class Disk:
         Raises UserError where a symbolic link or a file stands in the place of a folder (what lies beyond a link is
         not ours to touch), and for what cannot be read.
         """
-        if not self._has_folder(path.rpartition("/")[0]):
+        if not self.has_folder(path.rpartition("/")[0]):
             return None
         try:
-            handle = os.open(f"{self.root}/{path}", READ)
-        except FileNotFoundError:
-            return None
+            return look(f"{self.root}/{path}")
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EMLINK):
-                return OnDisk(kind="a symbolic link")
             raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{path}") from error
-        try:
-            return _read(handle)
-        finally:
-            os.close(handle)
 
     def folders(self) -> list[str]:
         """The names of the folders in the root, sorted, links left out; none if there is no root."""
-        if not self._has_folder(""):
+        if not self.has_folder(""):
             return []
         return sorted(entry.name for entry in self._entries("") if entry.is_dir(follow_symlinks=False))
 
@@ -75,7 +71,7 @@ class Disk:
 
         Raises UserError for a folder that cannot be read.
         """
-        folders = [""] if self._has_folder("") else []
+        folders = [""] if self.has_folder("") else []
         while folders:
             folder = folders.pop()
             for entry in self._entries(folder):
@@ -92,14 +88,15 @@ class Disk:
         except OSError as error:
             raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{folder}".rstrip("/")) from error
 
-    def _has_folder(self, folder: str) -> bool:
+    def has_folder(self, folder: str) -> bool:
+        """Whether ``folder`` is there. Raises UserError where a link or a file stands in its place, or above it."""
         known = self._folders.get(folder)
         if known is None:
             known = self._folders[folder] = self._is_folder(folder)
         return known
 
     def _is_folder(self, folder: str) -> bool:
-        if folder and not self._has_folder(folder.rpartition("/")[0]):
+        if folder and not self.has_folder(folder.rpartition("/")[0]):
             return False
         try:
             mode = os.lstat(f"{self.root}/{folder}").st_mode
@@ -113,6 +110,24 @@ class Disk:
         raise UserError(f"is {kind}, and a folder of the package belongs there; remove it", f"{self.shown}/{folder}")
 
 
+def look(file: str) -> OnDisk | None:
+    """What stands at the path ``file``, None for nothing. A link in its place is not followed. Raises OSError."""
+    try:
+        handle = os.open(file, READ)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            return OnDisk(kind="a symbolic link")
+        if error.errno == errno.ENXIO:
+            return OnDisk(kind="a special file")
+        raise
+    try:
+        return _read(handle)
+    finally:
+        os.close(handle)
+
+
 def _read(handle: int) -> OnDisk:
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
@@ -120,4 +135,4 @@ def _read(handle: int) -> OnDisk:
     content = os.read(handle, status.st_size + 1)
     while more := os.read(handle, 1 << 20) if len(content) != status.st_size else b"":
         content += more
-    return OnDisk(content, stat.S_IMODE(status.st_mode))
+    return OnDisk(content, stat.S_IMODE(status.st_mode), owner=(status.st_uid, status.st_gid))

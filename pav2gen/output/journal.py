@@ -12,7 +12,8 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pav2gen.files import checked_path
+from pav2gen import json_data
+from pav2gen.output.transaction import write_all
 
 #: The journal, and the folder where a build writes aside, both at the root of the generated package.
 NAME = ".pav2gen-build.json"
@@ -22,16 +23,20 @@ ASIDE = ".pav2gen-build"
 Entries = Mapping[str, Mapping[str, Iterable[str]]]
 
 
+#: Reads a journal.
+_READ = json_data.mapping(
+    lambda owner: json_data.path(owner) if owner else owner,
+    json_data.mapping(json_data.path, json_data.items(json_data.digest)),
+)
+
+
 def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
     """What the journal says; nothing if there is none, or if it is not as a build wrote it."""
     try:
-        entries = json.loads((root / NAME).read_bytes())
-        return {
-            owner: {checked_path(path): list(map(str, digests)) for path, digests in files.items()}
-            for owner, files in entries.items()
-        }
-    except (OSError, ValueError, AttributeError, TypeError):
+        entries = _READ(json_data.parse_json((root / NAME).read_bytes()))
+    except (OSError, ValueError):
         return {}
+    return {owner: {file: list(digests) for file, digests in files.items()} for owner, files in entries.items()}
 
 
 def begin(root: Path, entries: Entries) -> None:
@@ -58,13 +63,6 @@ def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
             for path, digests in files.items():
                 known.setdefault(owner, {}).setdefault(path, set()).update(digests)
     return known
-
-
-def write_all(handle: int, content: bytes) -> None:
-    """Write all of ``content``: one call may take less than it was given."""
-    view = memoryview(content)
-    while view:
-        view = view[os.write(handle, view) :]
 
 
 def _write(root: Path, entries: Entries) -> None:

@@ -1,45 +1,169 @@
-"""One build at a time in a tree. The lock lies outside of it: a build with nothing to write touches nothing there."""
+"""One writer at a time in a folder: a command locks the folder itself, so the environment has no say and no file stays.
+
+A command that only reads shares the lock with other readers. The system drops the lock of a process that dies.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
-import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pav2gen.errors import UserError
-from pav2gen.files import sha256
+
+#: Seconds that a command waits for another one, and seconds between two tries.
+PATIENCE, INTERVAL = 300.0, 0.05
+
+#: Called once, with who holds the folder, before a command waits.
+OnWait = Callable[[str], None]
 
 
-def no_wait() -> None:
-    """Say nothing while another build holds the tree."""
+def no_wait(holder: str) -> None:
+    """Say nothing while another command holds the folder."""
 
 
 @contextmanager
-def locked(out: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of the tree at ``out``; ``on_wait`` is called once if another build holds it.
+def locked(folder: Path, on_wait: OnWait, create: bool = False) -> Iterator[None]:
+    """Hold ``folder`` alone, to write in it. ``on_wait`` is called once if another command holds it.
 
-    The kernel drops the lock of a process that dies. Raises UserError where the lock file cannot be made.
+    ``create`` makes a folder that is missing, with its parents; those that are still empty in the end are removed.
+    Without it, a missing folder is not locked. Raises UserError where the folder cannot be made or locked, and where
+    another command holds it for longer than ``PATIENCE``.
     """
-    path = lock_path(out)
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UserError(f"the lock cannot be made ({error.strerror}); set TMPDIR to a folder of yours", path) from error
-    try:
+    path = os.path.realpath(folder)
+    made = _make(path, os.fspath(folder)) if create else []
+    with _held(path, os.fspath(folder), fcntl.LOCK_EX, on_wait, made if create else None):
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:  # before the lock is dropped: another command may be waiting for this very folder
+            _remove_empty(made)
+
+
+@contextmanager
+def shared(folder: Path, on_wait: OnWait) -> Iterator[None]:
+    """Hold ``folder`` together with other readers, while no command writes in it. A missing folder is not locked.
+
+    Raises UserError as ``locked`` does.
+    """
+    with _held(os.path.realpath(folder), os.fspath(folder), fcntl.LOCK_SH, on_wait, None):
         yield
-    finally:
-        os.close(handle)
 
 
-def lock_path(out: Path) -> str:
-    """The lock file of the tree at ``out``: one for each user, since one user may not open another's."""
-    name = sha256(os.fsencode(os.path.realpath(out)))[:16]
-    return os.path.join(tempfile.gettempdir(), f"pav2gen-{os.getuid()}-{name}.lock")
+@contextmanager
+def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | None) -> Iterator[None]:
+    """Hold the folder that ``path`` names. A folder that was removed while we waited for it is made again.
+
+    ``made`` gathers the folders that were made; None means that none may be.
+    """
+    while True:
+        handle = _open(path, shown)
+        if handle is None:
+            if made is None:
+                yield
+                return
+            made += _make(path, shown)
+            continue
+        try:
+            _lock(handle, shown, kind, on_wait)
+            if not _names(path, handle):
+                continue
+            yield
+            return
+        finally:
+            os.close(handle)
+
+
+def _open(path: str, shown: str) -> int | None:
+    """The folder's descriptor; None where there is no folder, which the reader of the tree then tells."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        if not os.path.lexists(path):
+            return None  # a file stands in the place of a parent
+        raise UserError("is not a folder; name another one", shown) from None
+    except OSError as error:
+        raise UserError(f"cannot be locked ({error.strerror})", shown) from error
+
+
+def _lock(handle: int, shown: str, kind: int, on_wait: OnWait) -> None:
+    """Lock a folder, waiting for others. Raises UserError where it cannot be locked, or they take too long."""
+    deadline = None
+    while True:
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise UserError(f"cannot be locked ({error.strerror})", shown) from error
+        if deadline is None:
+            deadline = time.monotonic() + PATIENCE
+            on_wait(holder(handle))
+        if time.monotonic() > deadline:
+            raise UserError(f"is held by {holder(handle)} for over {PATIENCE:.0f} s; end that, or try later", shown)
+        time.sleep(INTERVAL)
+
+
+def _names(path: str, handle: int) -> bool:
+    """Whether ``path`` still names the folder that was locked."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))
+    except OSError:
+        return False
+
+
+def holder(handle: int) -> str:
+    """Who holds the lock of an open folder, as far as the system tells: ``process 4711 (pav2gen build a.yaml)``."""
+    status = os.fstat(handle)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            locks = [line.split() for line in file]
+    except OSError:
+        locks = []
+    # 1: FLOCK ADVISORY WRITE 4711 08:01:12345 0 EOF; a process that waits has "->" in its second field
+    pids = [words[4] for words in locks if len(words) > 5 and words[1] == "FLOCK" and words[5] == place]
+    return f"process {pids[0]}{_command(pids[0])}" if pids else "another process"
+
+
+def _command(pid: str) -> str:
+    """The words of a process, in brackets; nothing where they are not known."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+    except OSError:
+        return ""
+    text = words.decode(errors="replace")
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return f" ({text[:80]})" if text else ""
+
+
+def _make(path: str, shown: str) -> list[str]:
+    """Make a folder and its missing parents; returns those that were made, the topmost first.
+
+    Raises UserError, with those that were made removed again, where one cannot be made.
+    """
+    made: list[str] = []
+    try:
+        for folder in (*reversed(Path(path).parents), Path(path)):
+            if not folder.is_dir():
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder)
+                    made.append(os.fspath(folder))
+    except OSError as error:
+        _remove_empty(made)
+        raise UserError(f"cannot be written ({error.strerror}); everything is as it was", shown) from error
+    return made
+
+
+def _remove_empty(folders: list[str]) -> None:
+    """Remove those of ``folders`` that are empty, the last first."""
+    for folder in reversed(folders):
+        with contextlib.suppress(OSError):
+            if not os.listdir(folder):
+                os.rmdir(folder)

@@ -12,7 +12,8 @@ from pav2gen.output import journal
 from pav2gen.output.disk import Disk, OnDisk
 from pav2gen.render import manifest
 from pav2gen.render.fileset import FileSet
-from pav2gen.render.manifest import SHARED, Manifest, NotAManifest
+from pav2gen.render.manifest import SHARED, Manifest
+from pav2gen.render.manifest_reader import NotAManifest, parse
 
 #: Where a package stands unless ``--out`` says otherwise.
 DEFAULT_FOLDER = Path("generated")
@@ -84,11 +85,15 @@ class Tree:
     def sound_manifests(self, except_for: Collection[str] = ()) -> list[Manifest]:
         """The manifests of the specs here. ``except_for`` names specs that are built anew or removed.
 
-        Raises UserError where another manifest is broken: its rows belong in the dispatch table.
+        Raises UserError where another manifest is broken or of another version: its rows belong in the dispatch table.
         """
         for owner in sorted(self.broken.keys() - {SHARED, *except_for}):
             place = f"{self.disk.shown}/{manifest.path_of(owner)}"
             raise UserError(f"{self.broken[owner]}; run: pav2gen build specs/{owner}.yaml --force", place)
+        for owner, entry in sorted(self.manifests.items()):
+            if entry.unfit and owner not in (SHARED, *except_for):
+                place = f"{self.disk.shown}/{entry.path}"
+                raise UserError(f"{entry.unfit}; run: pav2gen build specs/{owner}.yaml", place)
         return [entry for owner, entry in sorted(self.manifests.items()) if owner not in (SHARED, *except_for)]
 
     def compare(self, package: Mapping[str, FileSet]) -> Comparison:
@@ -136,7 +141,7 @@ def read_tree(out: Path) -> Tree:
     """
     disk = Disk(Path(os.path.realpath(out)), os.fspath(out))
     if os.path.lexists(disk.root) and not disk.root.is_dir():
-        raise UserError("is no folder, which a generated package is; name another with --out", disk.shown)
+        raise UserError("is not a folder; name another one with --out", disk.shown)
     incomplete = _is_incomplete(disk)
     manifests, broken = {}, {}
     for owner in [SHARED, *(folder for folder in disk.folders() if folder != journal.ASIDE)]:
@@ -144,11 +149,11 @@ def read_tree(out: Path) -> Tree:
         if standing is None:
             continue
         try:
-            manifests[owner] = manifest.parse(owner, standing.content)
+            manifests[owner] = parse(owner, standing.content)
         except NotAManifest as reason:
             broken[owner] = str(reason)
             continue
-        if owner and not manifests[owner].spec:
+        if owner and not manifests[owner].spec and not manifests[owner].unfit:
             where = f"{disk.shown}/{owner}"
             raise UserError("is a generated package of its own, and cannot stand in another; move it elsewhere", where)
     return Tree(disk, manifests, broken, journal.read_journal(disk.root), incomplete)

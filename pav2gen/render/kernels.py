@@ -18,7 +18,7 @@ from pav2gen.render.case_data import data_of
 from pav2gen.render.fileset import FileSet
 from pav2gen.render.manifest import ManifestRow, table_row, tuned_rows
 from pav2gen.render.templates import PACKAGE, Templates, shown
-from pav2gen.wording import spelled
+from pav2gen.wording import one_line, spelled
 
 GENERATOR = f"pav2gen {pav2gen.__version__}"
 
@@ -133,4 +133,5 @@ class Heading:
         return f"{self.text}\n{self._comment(f'key: {first}')}\n{self._comment(f'     {second}')}"
 
     def _comment(self, line: str) -> str:
-        return f"{self._begin}{line}{self._end}"
+        """A line as a comment. What would end the comment is escaped: a header never becomes code."""
+        return f"{self._begin}{one_line(line).replace('--', '- -') if self._end else one_line(line)}{self._end}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pav2gen.errors import UserError
-from pav2gen.files import checked_path, sha256
+from pav2gen.files import sha256
 from pav2gen.render.fileset import FileSet
 from pav2gen.runtime.select import Key, Modification, Row, Tuned
 
@@ -29,13 +29,14 @@ ManifestRow = Mapping[str, Any]
 EXTRA_COLUMNS = ("tuned", "test", "figures")
 
 
-class NotAManifest(Exception):
-    """Why a MANIFEST.json cannot be trusted: it ends a sentence that begins with the file's name."""
-
-
 @dataclass(frozen=True)
 class Manifest:
-    """One MANIFEST.json. ``files`` are relative to its folder; ``spec`` and ``rows`` are empty in the shared one."""
+    """One MANIFEST.json. ``files`` are relative to its folder; ``spec`` and ``rows`` are empty in the shared one.
+
+    ``files`` says which files are the owner's, and holds whatever version of pav2gen wrote it. The other fields go into
+    the files that all specs share; where they are not as this version writes them, ``unfit`` says what is wrong, and
+    they are empty.
+    """
 
     owner: str
     generator: str
@@ -45,6 +46,7 @@ class Manifest:
     rows: tuple[ManifestRow, ...]
     files: Mapping[str, str]
     digest: str = ""  # the sha256 of the file it was read from
+    unfit: str = ""
 
     @property
     def path(self) -> str:
@@ -67,7 +69,7 @@ class Manifest:
             "files": _mapping(self.files),
         }
         body = "{\n" + "".join(f' "{key}": {text},\n' for key, text in entries.items())
-        return (body + _stamp_line(body)).encode()
+        return (body + stamp_line(body)).encode()
 
 
 def path_of(owner: str) -> str:
@@ -85,41 +87,6 @@ def describe(owner: str, files: FileSet, **entries: Any) -> Manifest:
     start = len(below(owner, ""))
     digests = {path[start:]: files.digest(path) for path in files}
     return Manifest(owner=owner, files=digests, **entries)
-
-
-def parse(owner: str, content: bytes) -> Manifest:
-    """Read a manifest's bytes. Raises NotAManifest when they are not as a build wrote them."""
-    try:
-        text = content.decode()
-        data = json.loads(text)
-    except ValueError as error:
-        raise NotAManifest(f"is not JSON ({error})") from None
-    if not isinstance(data, dict) or "schema" not in data:
-        raise NotAManifest("is not a manifest of pav2gen")
-    if data["schema"] != SCHEMA:
-        raise NotAManifest(f"has schema {data['schema']!r}, and this pav2gen knows {SCHEMA}")
-    body, found, _ = text.rpartition(' "stamp"')
-    if not found or body + _stamp_line(body) != text:
-        raise NotAManifest("was edited by hand (its stamp does not fit)")
-    return _from_data(owner, data, sha256(content))
-
-
-def _from_data(owner: str, data: dict[str, Any], digest: str) -> Manifest:
-    try:
-        for row in data["rows"]:
-            table_row(row), tuned_rows(row)
-        return Manifest(
-            owner=owner,
-            generator=data["generator"],
-            spec=data["spec"],
-            filter=tuple(data["filter"]),
-            templates=data["templates"],
-            rows=tuple(data["rows"]),
-            files={checked_path(path): digest for path, digest in data["files"].items()},
-            digest=digest,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise NotAManifest(f"is not a manifest of pav2gen ({error})") from None
 
 
 def manifest_row(row: Row, **extra: object) -> ManifestRow:
@@ -192,5 +159,6 @@ def _block(brackets: str, lines: Iterable[str]) -> str:
     return f"{brackets[0]}\n{inside}\n {brackets[1]}" if inside else brackets
 
 
-def _stamp_line(body: str) -> str:
+def stamp_line(body: str) -> str:
+    """The last line of a manifest: a sha256 over all that stands above it."""
     return f' "stamp": "{sha256(body.encode())}"\n}}\n'

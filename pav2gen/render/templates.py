@@ -43,6 +43,7 @@ class Templates:
         self._environment = _Environment(
             loader=jinja2.FunctionLoader(self._source),
             undefined=jinja2.StrictUndefined,
+            autoescape=_is_page,
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=True,
@@ -147,6 +148,11 @@ def size(num_bytes: int) -> str:
         if num_bytes and num_bytes % (1 << shift) == 0:
             return f"{num_bytes >> shift} << {shift}"
     return str(num_bytes)
+
+
+def _is_page(name: str | None) -> bool:
+    """Whether a template makes HTML: all that goes into it is escaped."""
+    return bool(name) and str(name).startswith("report/")
 
 
 def shown(name: str) -> str:

@@ -319,7 +319,7 @@ def test_the_browser_would_tell_of_an_error(page, tmp_path):
 
 @pytest.mark.parametrize("over", ["specs/tiny.yaml", "bench.json"])
 def test_the_page_never_replaces_what_it_is_made_of(spec_path, document, over):
-    Path("bench.json").write_text(documents.text(document))
+    Path("bench.json").write_text(documents.rendered(document))
     before = Path(over).read_bytes()
     result = CliRunner().invoke(main, ["report", str(spec_path), "--bench", "bench.json", "--out", over])
     assert result.exit_code == 2 and f"{over}: is read by this command" in result.stderr
@@ -327,7 +327,7 @@ def test_the_page_never_replaces_what_it_is_made_of(spec_path, document, over):
 
 
 def test_the_page_replaces_a_page_alone(spec_path, document):
-    for path, content in (("other.json", documents.text(document)), ("notes.html", "<p>mine")):
+    for path, content in (("other.json", documents.rendered(document)), ("notes.html", "<p>mine")):
         Path(path).write_text(content)
         result = CliRunner().invoke(main, ["report", str(spec_path), "--out", path])
         assert result.exit_code == 2 and result.stderr.endswith(
@@ -342,7 +342,7 @@ def test_figures_replace_figures_alone(spec_path, document):
     Path("notes.json").write_text("{}")
     result = CliRunner().invoke(main, ["bench", str(spec_path), "--json", "notes.json"])
     assert result.exit_code == 2 and "is not a document of pav2gen bench" in result.stderr
-    Path("old.json").write_text(documents.text(document))
+    Path("old.json").write_text(documents.rendered(document))
     documents.check_writable(Path("old.json"))
 
 

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import queue
 import re
 import shlex
 import shutil
@@ -26,11 +27,11 @@ from pav2gen.commands.check import check
 from pav2gen.errors import UserError
 from pav2gen.family.variant import Variant, expand
 from pav2gen.output import journal
-from pav2gen.output.lock import lock_path, locked
+from pav2gen.output.lock import locked, no_wait
 from pav2gen.reading.selection import load, select
 from pav2gen.render import manifest
 from pav2gen.render.fileset import FileSet
-from pav2gen.render.manifest import NotAManifest
+from pav2gen.render.manifest_reader import NotAManifest, parse
 from pav2gen.render.package import render_package
 from pav2gen.render.templates import Templates
 from pav2gen.runtime.select import Key, Row
@@ -115,7 +116,7 @@ class TestManifest:
         package = render_package(load([write_spec()]), [], Templates(templates))
         for owner in ("", "small"):
             content = package.files[owner][manifest.path_of(owner)]
-            read = manifest.parse(owner, content)
+            read = parse(owner, content)
             assert read.content() == content
             again = FileSet()
             again.update({path: text for path, text in package.files[owner].items() if path != read.path})
@@ -147,7 +148,7 @@ class TestManifest:
             (lambda text: text.replace("\n", "\r\n"), "was edited by hand"),
             (lambda text: text[: len(text) // 2], "is not JSON"),
             (lambda text: "<<<<<<< HEAD\n" + text, "is not JSON"),
-            (lambda text: text.replace('"schema": 1', '"schema": 2'), "has schema 2, and this pav2gen knows 1"),
+            (lambda text: text.replace('"schema": 1', '"schema": 2'), "has schema '2', and this pav2gen knows 1"),
             (lambda text: "[]", "is not a manifest"),
             (lambda text: "{}", "is not a manifest"),
             (lambda text: "\xff", "is not JSON"),
@@ -160,7 +161,7 @@ class TestManifest:
         file = OUT / "small" / "MANIFEST.json"
         file.write_bytes(change(file.read_text()).encode("latin-1"))
         with pytest.raises(NotAManifest, match=reason):
-            manifest.parse("small", file.read_bytes())
+            parse("small", file.read_bytes())
         with pytest.raises(UserError, match=f"generated/small/MANIFEST.json: {reason}.*specs/small.yaml --force"):
             make(write_spec("other", head_size=64))
         with pytest.raises(UserError, match=r"small/MANIFEST\.json; nothing was written"):
@@ -336,29 +337,16 @@ class TestTwoAtOnce:
         subprocess.run([*command, *map(str, specs), "--out", "alone"], env=environment, check=True, capture_output=True)
         assert snapshot(OUT) == snapshot(Path("alone"))
 
-    def test_the_second_waits_and_says_so(self, make: Make, write_spec: Write) -> None:
-        spec, waits = write_spec(), threading.Event()
-        build = threading.Thread(target=make, args=[spec], kwargs={"on_wait": waits.set})
-        with locked(OUT, lambda: None):
+    def test_the_second_waits_and_says_for_whom(self, make: Make, write_spec: Write) -> None:
+        spec, holders = write_spec(), queue.Queue[str]()
+        build = threading.Thread(target=make, args=[spec], kwargs={"on_wait": holders.put})
+        with locked(OUT, no_wait, create=True):
             build.start()
-            assert waits.wait(10)
+            assert holders.get(timeout=10).startswith(f"process {os.getpid()} (")
             build.join(0.1)
-            assert build.is_alive() and not OUT.exists()
+            assert build.is_alive() and list(OUT.iterdir()) == []
         build.join(10)
-        assert not build.is_alive() and OUT.exists()
-
-    def test_one_lock_for_a_tree_however_it_is_named_and_none_in_it(self, make: Make, write_spec: Write) -> None:
-        make(write_spec())
-        Path("link").symlink_to(OUT)
-        names = [OUT, Path("./generated"), OUT.absolute(), Path("link"), Path("specs/../generated")]
-        assert len(set(map(lock_path, names))) == 1
-        assert lock_path(Path("other")) != lock_path(OUT)
-        assert not any(path.name.endswith(".lock") for path in Path().rglob("*"))
-
-    def test_a_lock_that_cannot_be_made(self, make: Make, write_spec: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
-        with pytest.raises(UserError, match=r"the lock cannot be made \(No such file or directory\); set TMPDIR"):
-            make(write_spec())
+        assert not build.is_alive() and (OUT / "dispatch.py").exists()
 
 
 class TestCheck:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pav2gen.errors import UserError
-from pav2gen.install.transaction import Change, Transaction
+from pav2gen.install.transaction import Change, transaction
 
 from .conftest import checksums
 
@@ -39,7 +39,7 @@ def changes(root: Path) -> list[Change]:
 
 
 def test_changes_are_made_in_their_order_with_modes_kept(root: Path) -> None:
-    with Transaction(changes(root), "root"):
+    with transaction(changes(root), "root"):
         pass
     found = {path: mode for path, (mode, _) in checksums(root).items() if (root / path).is_file()}
     assert found == {"record": 0o644, "new/deep/c": 0o644, "old/b": 0o640, "old/read_only": 0o444}
@@ -55,7 +55,7 @@ def test_a_fault_at_any_write_takes_all_back(
     before = checksums(root)
     failing_at(monkeypatch, step, error)
     expected = UserError if isinstance(error, OSError) else KeyboardInterrupt
-    with pytest.raises(expected) as raised, Transaction(changes(root), "root"):
+    with pytest.raises(expected) as raised, transaction(changes(root), "root"):
         pytest.fail("the block must not run")
     if isinstance(error, OSError):
         assert str(raised.value) == "root: cannot be written (No space left on device); everything is as it was"
@@ -76,7 +76,7 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException)
 
 def test_a_fault_in_the_block_takes_all_back(root: Path) -> None:
     before = checksums(root)
-    with pytest.raises(RuntimeError, match="later"), Transaction(changes(root), "root"):
+    with pytest.raises(RuntimeError, match="later"), transaction(changes(root), "root"):
         assert checksums(root) != before
         raise RuntimeError("later")
     assert checksums(root) == before
@@ -86,8 +86,8 @@ def test_what_cannot_be_put_back_is_said(root: Path, monkeypatch: pytest.MonkeyP
     def never(source: str, target: str) -> None:
         raise OSError(5, "Input/output error")
 
-    lost = pytest.raises(UserError, match="could not be put back as it was; restore it from version control")
-    with lost, Transaction(changes(root), "root"):
+    lost = pytest.raises(UserError, match="not all could be put back as it was; restore it from version control")
+    with lost, transaction(changes(root), "root"):
         monkeypatch.setattr(os, "replace", never)
         raise RuntimeError
 
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(root: Path, as_nobod
     before = checksums(root)
 
     def write() -> None:
-        with Transaction([Change(root / "old/a", b"x")], "root"):
+        with transaction([Change(root / "old/a", b"x")], "root"):
             pass
 
     said = as_nobody(write)

@@ -207,7 +207,7 @@ class TestOwnership:
         file = OUT / "small" / "MANIFEST.json"
         text = file.read_text().replace('"README.md"', f'"{path}"')
         body = text[: text.index(' "stamp"')]
-        file.write_text(body + manifest._stamp_line(body))
+        file.write_text(body + manifest.stamp_line(body))
         with pytest.raises(UserError, match="--force"):
             make(write_spec())
         make(write_spec(), force=True)
@@ -259,6 +259,36 @@ class TestLinks:
         make(write_spec(partition_size=256))
         assert KERNEL.is_symlink()
 
+    @pytest.mark.parametrize(
+        ("inside", "said"),
+        [
+            ("small", "there is no spec 'small' in it"),
+            ("small/torch_kernels", "generated/small/torch_kernels: is a symbolic link"),
+        ],
+    )
+    def test_remove_deletes_nothing_beyond_a_link(
+        self, make: Make, write_spec: Write, templates: Path, folder: Path, inside: str, said: str
+    ) -> None:
+        make(write_spec())
+        outside = folder / "outside"
+        shutil.move(OUT / inside, outside)
+        (OUT / inside).symlink_to(outside)
+        before = snapshot(outside)
+        with pytest.raises(UserError, match=said):
+            remove("small", BuildOptions(templates=Templates(templates), force=True))
+        assert snapshot(outside) == before
+
+    def test_what_python_compiled_is_not_removed_beyond_a_link(
+        self, make: Make, write_spec: Write, templates: Path, folder: Path
+    ) -> None:
+        make(write_spec())
+        compiled = folder / "outside" / f"{KERNEL.stem}.cpython-311.pyc"
+        compiled.parent.mkdir()
+        compiled.touch()
+        (KERNEL.parent / "__pycache__").symlink_to(compiled.parent)
+        remove("small", BuildOptions(templates=Templates(templates)))
+        assert not KERNEL.exists() and compiled.exists()
+
     def test_a_file_in_the_place_of_a_folder_and_the_other_way_round(self, make: Make, write_spec: Write) -> None:
         OUT.mkdir()
         (OUT / "small").write_text("mine")
@@ -280,7 +310,7 @@ class TestLinks:
 
     def test_a_package_that_is_a_file_or_a_loop(self, make: Make, write_spec: Write) -> None:
         OUT.write_text("mine")
-        with pytest.raises(UserError, match="generated: is no folder"):
+        with pytest.raises(UserError, match="generated: is not a folder"):
             make(write_spec())
         assert OUT.read_text() == "mine"
         OUT.unlink()
@@ -445,6 +475,60 @@ class TestKills:
         subprocess.run(command, check=True, env=environment, capture_output=True)
         subprocess.run([*command, "--out", "whole"], check=True, env=environment, capture_output=True)
         assert snapshot(OUT) == snapshot(Path("whole"))
+
+
+def edit_at(path: Path) -> Callable[[Step], None]:
+    """Someone saves ``path`` after the build compared the tree, right before it writes its journal."""
+
+    def edit(step: Step) -> None:
+        if step.name == "replace" and str(step.args[1]).endswith(journal.NAME):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("saved meanwhile")
+
+    return edit
+
+
+class TestEditsMeanwhile:
+    """An edit that is saved while a build writes is not lost, wherever the build would have put something."""
+
+    @pytest.mark.parametrize("name", ["p512.py", "p256.py", "p1024.py"], ids=["replaced", "removed", "new"])
+    def test_a_file_that_the_build_changes(self, make: Make, write_spec: Write, templates: Path, name: str) -> None:
+        scenario = Scenario(make, write_spec, templates, "over")
+        scenario.start()
+        edited = KERNEL.with_name(KERNEL.name.replace("p512.py", name))
+        place = f"generated/{edited.relative_to(OUT)}"
+        said = f"^{place}: was changed while the command ran; everything is as it was. Run it again$"
+        with before_each_step(edit_at(edited)), pytest.raises(UserError, match=said):
+            scenario.work()
+        assert edited.read_text() == "saved meanwhile"
+        mine = edited.relative_to(OUT).as_posix()
+        now, before = snapshot(OUT), scenario.old
+        assert {path: now[path] for path in now if path != mine} == {
+            path: before[path] for path in before if path != mine
+        }
+
+    def test_a_file_that_remove_removes(self, make: Make, write_spec: Write, templates: Path) -> None:
+        scenario = Scenario(make, write_spec, templates, "remove")
+        scenario.start()
+        with before_each_step(edit_at(KERNEL)), pytest.raises(UserError, match="was changed while the command ran"):
+            scenario.work()
+        assert KERNEL.read_text() == "saved meanwhile" and (OUT / "small" / "MANIFEST.json").exists()
+
+    def test_undoing_leaves_what_was_saved_after_the_build_wrote_it(
+        self, make: Make, write_spec: Write, templates: Path
+    ) -> None:
+        scenario = Scenario(make, write_spec, templates, "over")
+        scenario.start()
+
+        def fault(step: Step) -> None:
+            if step.name == "replace" and str(step.args[1]).endswith("small/MANIFEST.json"):
+                KERNEL.write_text("saved meanwhile")
+                raise OSError(errno.ENOSPC, "No space left on device", *step.args)
+
+        with before_each_step(fault), pytest.raises(UserError, match="the package is incomplete"):
+            scenario.work()
+        assert KERNEL.read_text() == "saved meanwhile"
+        assert "incomplete" in scenario.drift()
 
 
 class TestOrder:

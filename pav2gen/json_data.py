@@ -1,0 +1,218 @@
+"""JSON that someone may have edited: parsed, then read field by field into values of a known form.
+
+A reader is a function that returns a value as it should be, and raises ValueError with what is wrong. Readers of
+objects and lists are made of the readers of what they hold. Their messages name the place: ``rows[3].test: '5' is not
+one line of text``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pav2gen.files import checked_path
+from pav2gen.wording import quoted
+
+Reader = Callable[[Any], Any]
+
+#: Numbers and texts are no larger than this: no file of pav2gen comes near it.
+LARGEST, LONGEST_TEXT, LONGEST_PROSE = 10**18, 4096, 1 << 20
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_WORD = re.compile(r"[A-Za-z0-9_./-]{0,256}")
+
+
+def parse_json(content: bytes) -> Any:
+    """The value in ``content``. Raises ValueError for what is not UTF-8, not JSON, or nested too deep to be read."""
+    try:
+        return json.loads(content.decode(), parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def seen(value: Any) -> str:
+    """What stands there, in the words of a message: a scalar in quotes."""
+    return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else quoted(value)
+
+
+def text(value: Any) -> str:
+    """One line of printable text."""
+    if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST_TEXT:
+        raise ValueError(f"{seen(value)} is not one line of text")
+    return value
+
+
+def prose(value: Any) -> str:
+    """A text of any number of lines, of characters that UTF-8 has."""
+    if (
+        not isinstance(value, str)
+        or len(value) > LONGEST_PROSE
+        or any("\ud800" <= letter <= "\udfff" for letter in value)
+    ):
+        raise ValueError(f"{seen(value)} is not a text")
+    return value
+
+
+def word(value: Any) -> str:
+    """A name or a path of ASCII letters, digits and ``_ . / -``; it may be empty."""
+    if not isinstance(value, str) or not _WORD.fullmatch(value):
+        raise ValueError(f"{seen(value)} is not a name")
+    return value
+
+
+def digest(value: Any) -> str:
+    """A sha256 in hexadecimal."""
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise ValueError(f"{seen(value)} is not a sha256")
+    return value
+
+
+def path(value: Any) -> str:
+    """A path that stays below the folder that it is relative to, on one line."""
+    return checked_path(text(value))
+
+
+def boolean(value: Any) -> bool:
+    """``true`` or ``false``."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{seen(value)} is not true or false")
+    return value
+
+
+def whole(value: Any) -> int:
+    """A whole number from 0."""
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise ValueError(f"{seen(value)} is not a whole number")
+    return value
+
+
+def number(value: Any) -> float:
+    """A finite number."""
+    if type(value) not in (int, float) or abs(value) > LARGEST or not math.isfinite(value):
+        raise ValueError(f"{seen(value)} is not a number")
+    return value  # type: ignore[no-any-return]
+
+
+def positive(value: Any) -> float:
+    """A finite number above 0, and no smaller than a billionth."""
+    if number(value) < 1e-9:
+        raise ValueError(f"{seen(value)} is not a number above 0")
+    return value  # type: ignore[no-any-return]
+
+
+def not_negative(value: Any) -> float:
+    """A finite number from 0."""
+    if number(value) < 0:
+        raise ValueError(f"{seen(value)} is below 0")
+    return value  # type: ignore[no-any-return]
+
+
+def positive_whole(value: Any) -> int:
+    """A whole number from 1."""
+    return whole(positive(value))
+
+
+def anything(value: Any) -> Any:
+    """A value of any form, which nobody uses."""
+    return value
+
+
+def scalar(value: Any) -> object:
+    """A text, a number, true, false or null."""
+    return (
+        value if value is None or isinstance(value, bool) else text(value) if isinstance(value, str) else number(value)
+    )
+
+
+def optional(read: Reader) -> Reader:
+    """null, or what ``read`` reads."""
+    return lambda value: None if value is None else read(value)
+
+
+def constant(expected: object) -> Reader:
+    """Nothing but ``expected``."""
+
+    def read(value: Any) -> object:
+        if type(value) is not type(expected) or value != expected:
+            raise ValueError(f"{seen(value)} is not {quoted(expected)}")
+        return value
+
+    return read
+
+
+def items(read: Reader) -> Reader:
+    """A list, as a tuple of what ``read`` reads."""
+
+    def read_all(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise ValueError(f"{seen(value)} is not a list")
+        return tuple(_placed(f"[{index}]", read, item) for index, item in enumerate(value))
+
+    return read_all
+
+
+def pair(first: Reader, second: Reader) -> Reader:
+    """A list of two, as a tuple."""
+
+    def read(value: Any) -> tuple[Any, Any]:
+        if not isinstance(value, list) or len(value) != 2:
+            raise ValueError(f"{seen(value)} is not a list of two")
+        return _placed("[0]", first, value[0]), _placed("[1]", second, value[1])
+
+    return read
+
+
+def mapping(key: Reader, read: Reader) -> Reader:
+    """An object with any keys that ``key`` reads."""
+
+    def read_all(value: Any) -> dict[Any, Any]:
+        _check_object(value)
+        return {key(name): _placed(f"[{quoted(name)}]", read, item) for name, item in value.items()}
+
+    return read_all
+
+
+def fields(readers: Mapping[str, Reader], extra: Reader | None = None) -> Reader:
+    """An object with the fields of ``readers``, each of them; others only where ``extra`` reads them."""
+
+    def read_all(value: Any) -> dict[str, Any]:
+        _check_object(value)
+        for name in sorted(readers.keys() - value.keys()):
+            raise ValueError(f"{name} is missing")
+        for name in sorted(value.keys() - readers.keys()):
+            if extra is None:
+                raise ValueError(f"{quoted(name)} is not known")
+        return {name: _placed(f".{name}", readers.get(name, extra), item) for name, item in value.items()}
+
+    return read_all
+
+
+def _check_object(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{seen(value)} is not an object")
+
+
+def _placed(place: str, read: Reader | None, value: Any) -> Any:
+    """What ``read`` reads. An error in it gets the place in front."""
+    assert read is not None
+    try:
+        return read(value)
+    except _Placed as error:
+        raise _Placed(place + error.place, error.reason) from None
+    except ValueError as error:
+        raise _Placed(place, str(error)) from None
+
+
+class _Placed(ValueError):
+    """What is wrong, and where below the value that was read."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        self.place, self.reason = place, reason
+        super().__init__(f"{place.lstrip('.')}: {reason}")

@@ -1,0 +1,175 @@
+"""Steps on the disk that are all taken or all undone: what build, install and uninstall write by.
+
+Each step notes how it is undone before it is taken; undoing a step that was not taken does no harm. Right before a file
+is replaced or removed it is read again, so that an edit that was saved in the meantime is not lost. Undoing leaves such
+an edit alone too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+
+from pav2gen.errors import UserError
+from pav2gen.files import sha256
+from pav2gen.output.disk import OnDisk, look
+
+
+class _Edited(Exception):
+    """A file is not as the command found it: someone saved it since."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.file = file
+
+
+class Transaction:
+    """Steps that are undone, last first, when the ``with`` block ends in an exception.
+
+    An OSError, and a file that someone changed since the command read it, become a UserError that says what state the
+    files are in.
+    """
+
+    def __init__(self, shown: Callable[[str], str], remedy: str, on_undone: Callable[[], None] = lambda: None) -> None:
+        """``shown`` gives the name that messages have for a path (empty: for all of it).
+
+        ``remedy`` ends the message where not all could be undone. ``on_undone`` is called when all was undone.
+        """
+        self._shown = shown
+        self._remedy = remedy
+        self._on_undone = on_undone
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Transaction:
+        """Begin; nothing is done yet."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Undo everything if the block failed. Raises UserError as the class says."""
+        if error is None:
+            return
+        state = "everything is as it was" if self._roll_back() else self._remedy
+        if isinstance(error, _Edited):
+            raise UserError(f"was changed while the command ran; {state}. Run it again", self._shown(error.file))
+        if isinstance(error, OSError):
+            place = self._shown(os.fspath(error.filename or ""))
+            raise UserError(f"cannot be written ({error.strerror}); {state}", place) from error
+        if state == self._remedy:
+            raise UserError(f"failed; {state}", self._shown("")) from error
+
+    def make_folder(self, folder: str) -> None:
+        """Make a folder and its missing parents."""
+        if not os.path.isdir(folder):
+            self.make_folder(os.path.dirname(folder))
+            self._undo.append(partial(_remove_folder, folder))
+            os.mkdir(folder)
+
+    def write_aside(self, aside: str, content: bytes, like: OnDisk | None) -> None:
+        """Write a new file at ``aside``, as ``write_new`` does. Undoing removes it."""
+        self._undo.append(partial(_discard, aside))
+        write_new(aside, content, like)
+
+    def place(self, aside: str, file: str, content: bytes, expected: str | None) -> None:
+        """Rename ``aside``, which holds ``content``, to ``file``.
+
+        ``expected`` is the sha256 of the file that it replaces, empty for none, None for whatever stands there.
+        """
+        old = _checked(file, expected)
+        self._undo.append(partial(_put_back, file, aside, old, content))
+        os.replace(aside, file)
+
+    def place_folder(self, aside: str, folder: str) -> None:
+        """Rename the folder ``aside`` to ``folder``, which does not exist yet."""
+        self._undo.append(partial(_move_back, folder, aside))
+        os.replace(aside, folder)
+
+    def remove(self, aside: str, file: str, expected: str | None) -> None:
+        """Remove ``file``; ``expected`` as ``place`` has it. Undoing writes it to ``aside`` first."""
+        old = _checked(file, expected)
+        if old is not None:
+            self._undo.append(partial(_put_back, file, aside, old, None))
+            os.unlink(file)
+
+    def _roll_back(self) -> bool:
+        """Undo every step, last first, also after one that cannot be undone. Returns whether all could be."""
+        whole = True
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except (OSError, _Edited):
+                whole = False
+        if whole:
+            try:
+                self._on_undone()
+            except OSError:
+                return False
+        return whole
+
+
+def write_new(file: str, content: bytes, like: OnDisk | None) -> None:
+    """Write a file that is not there yet, with the mode and owner of ``like``, or those of any new file."""
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        write_all(handle, content)
+        if like:
+            if like.owner != (os.geteuid(), os.getegid()):
+                with contextlib.suppress(PermissionError):
+                    os.fchown(handle, *like.owner)
+            os.fchmod(handle, like.mode)
+    finally:
+        os.close(handle)
+
+
+def write_all(handle: int, content: bytes) -> None:
+    """Write all of ``content``: one call may take less than it was given."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _checked(file: str, expected: str | None) -> OnDisk | None:
+    """What stands at ``file`` now. Raises _Edited where that is not a file with the sha256 ``expected``."""
+    there = look(file)
+    if there and not there.is_file:
+        raise _Edited(file)
+    if expected is not None and (there.digest if there else "") != expected:
+        raise _Edited(file)
+    return there
+
+
+def _put_back(file: str, aside: str, old: OnDisk | None, new: bytes | None) -> None:
+    """Restore what stood at ``file`` before ``new``. Raises _Edited where someone saved something else there since."""
+    there = look(file)
+    if there == old:
+        return
+    if there and (new is None or there.digest != sha256(new)):
+        raise _Edited(file)
+    if old is None:
+        os.unlink(file)
+        return
+    for place in (aside, file):
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+    _discard(aside)
+    write_new(aside, old.content, old)
+    os.replace(aside, file)
+
+
+def _move_back(folder: str, aside: str) -> None:
+    if os.path.lexists(folder) and not os.path.lexists(aside):
+        os.makedirs(os.path.dirname(aside), exist_ok=True)
+        os.replace(folder, aside)
+
+
+def _discard(file: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(file)
+
+
+def _remove_folder(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)

@@ -1,0 +1,134 @@
+"""Reading a MANIFEST.json that someone may have edited: what goes into other files has a form that is safe there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from pav2gen.files import sha256
+from pav2gen.json_data import (
+    Reader,
+    boolean,
+    constant,
+    digest,
+    fields,
+    items,
+    mapping,
+    number,
+    optional,
+    pair,
+    parse_json,
+    path,
+    scalar,
+    seen,
+    text,
+    whole,
+    word,
+)
+from pav2gen.render.manifest import SCHEMA, Manifest, stamp_line
+from pav2gen.runtime.select import Modification, Row, Tuned
+
+
+class NotAManifest(Exception):
+    """Why a MANIFEST.json cannot be trusted: it ends a sentence that begins with the file's name."""
+
+
+def parse(owner: str, content: bytes) -> Manifest:
+    """Read a manifest's bytes. Raises NotAManifest when they are not as a build wrote them."""
+    try:
+        data = parse_json(content)
+    except ValueError as error:
+        raise NotAManifest(f"is not JSON ({error})") from None
+    if not isinstance(data, dict) or "schema" not in data:
+        raise NotAManifest("is not a manifest of pav2gen")
+    if data["schema"] != SCHEMA:
+        raise NotAManifest(f"has schema {seen(data['schema'])}, and this pav2gen knows {SCHEMA}")
+    whole_text = content.decode()
+    body, found, _ = whole_text.rpartition(' "stamp"')
+    if not found or body + stamp_line(body) != whole_text:
+        raise NotAManifest("was edited by hand (its stamp does not fit)")
+    try:
+        files = fields({"files": mapping(path, digest)}, extra=lambda value: value)(data)["files"]
+    except ValueError as error:
+        raise NotAManifest(f"is not a manifest of pav2gen ({error})") from None
+    return _from_data(owner, data, files, sha256(content))
+
+
+def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], content_digest: str) -> Manifest:
+    """The manifest of an owner; its fields are empty where one of them has another form than this version gives it."""
+    nothing: dict[str, Any] = {"generator": "", "spec": {}, "filter": (), "templates": {}, "rows": ()}
+    try:
+        read = fields({**_FIELDS, "spec": _spec_reader(owner), "rows": items(_row_reader(owner))})(data)
+    except ValueError as error:
+        unfit = f"is not as this version of pav2gen writes it ({error})"
+        return Manifest(owner, files=files, digest=content_digest, unfit=unfit, **nothing)
+    return Manifest(owner, files=files, digest=content_digest, **{name: read[name] for name in nothing})
+
+
+def _file_name(value: Any) -> str:
+    """The name of a file in a folder."""
+    if "/" in path(value):
+        raise ValueError(f"{seen(value)} is not the name of a file")
+    return str(value)
+
+
+def _spec_reader(owner: str) -> Reader:
+    """Reads the ``spec`` entry: empty where no spec is the owner, as in the manifest of what all specs share."""
+    spec = fields(
+        {
+            "name": constant(owner),
+            "about": text,
+            "file": _file_name,
+            "sha256": digest,
+            "tuning": mapping(path, digest),
+        }
+    )
+    return lambda value: {} if value == {} else spec(value)
+
+
+def _row_reader(owner: str) -> Reader:
+    """Reads a row: the columns of the dispatch table, what was measured, the test and the figures of the plan."""
+    measured = _columns(Tuned, text)
+    del measured["symbol"]
+    return fields(
+        {
+            **_columns(Row, word),
+            "spec": constant(owner),
+            "tuned": items(fields(measured)),
+            "test": path,
+            "figures": mapping(word, scalar),
+        }
+    )
+
+
+def _columns(row: Any, read_text: Reader) -> dict[str, Reader]:
+    """A reader for each field of a row of the dispatch table, by the types of its fields."""
+    return {name: _reader(kind, read_text) for name, kind in get_type_hints(row).items()}
+
+
+def _reader(kind: Any, read_text: Reader) -> Reader:
+    """What reads a value of the type ``kind``."""
+    if get_origin(kind) in (Union, UnionType):
+        (some,) = (each for each in get_args(kind) if each is not NoneType)
+        return optional(_reader(some, read_text))
+    if get_origin(kind) is tuple:
+        first, second = get_args(kind)
+        read = _reader(first, read_text)
+        return items(read) if second is ... else pair(read, _reader(second, read_text))
+    if kind is Modification:
+        return fields(_columns(kind, text))
+    if hasattr(kind, "_fields"):
+        return fields(_columns(kind, read_text))
+    return {int: whole, bool: boolean, float: number, str: read_text}[kind]
+
+
+#: The fields whose form does not depend on the owner.
+_FIELDS: Mapping[str, Reader] = {
+    "schema": constant(SCHEMA),
+    "generator": text,
+    "filter": items(text),
+    "templates": mapping(path, digest),
+    "files": mapping(path, digest),
+    "stamp": digest,
+}
