@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import hashlib
 import os
 import re
@@ -25,8 +26,9 @@ from .cache import (
     platform_cache,
     read_dependencies,
 )
+from .diagnosis import explain
 from .program import Program, attach
-from .rewrite import RewriteError, rewrite_launches
+from .rewrite import RewriteError, rewrite_launches, rewrite_unfolded
 from .toolchain import (
     ASSEMBLE,
     INCLUDE,
@@ -42,6 +44,10 @@ from .toolchain import (
 StrPath = str | os.PathLike[str]
 
 _INCLUDE_LINE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
+# An include that can't be followed by reading: its name is a macro.
+_COMPUTED_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include(?:_next)?[ \t]+[^<"\s/]', re.MULTILINE)
+# Where the compiler finds headers that are not looked for by reading.
+_HEADER_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
 class CompileError(Exception):
@@ -49,7 +55,7 @@ class CompileError(Exception):
 
     def __init__(self, command: Command | None, output: str) -> None:
         self.command = command
-        self.output = output.strip()
+        self.output = explain(output.strip())
         repeat = f"\nto repeat: {command}" if command else ""
         super().__init__(f"{self.output}{repeat}")
 
@@ -99,15 +105,19 @@ def compile_commands(
     """The commands that `build` would run, for a builder of one's own.
 
     Objects are named by a hash of all they are made from: one that exists need not be made again. With `out` None
-    the library is named so too. A source that has `kernel<<<…>>>` is rewritten here, into the cache.
+    the library is named so too. A source that has `kernel<<<…>>>`, or includes a header that has, is rewritten here,
+    into the cache.
+
+    :raises CompileError: a source can't be read, or what it includes is not found
     """
     cache = Path(cache_dir) if cache_dir else default_cache()
     own_folder(cache)
     tool = find_compiler(checked, compiler)
-    folders = [Path(p).resolve() for p in include]
+    folders, flags = [Path(p).resolve() for p in include], list(flags)
     words = kernel_flags(tool, warp_size, checked, native, folders, defines, flags)
     ours = _own_digest()
-    workshop = _Workshop(tool, words, checked, folders, cache, ours)
+    hidden = bool(flags) or any(os.environ.get(name) for name in _HEADER_VARIABLES)
+    workshop = _Workshop(tool, words, checked, folders, cache, ours, hidden)
     commands = [workshop.command(Path(s).resolve()) for s in sources]
     runtime = runtime_command(tool, Path("runtime.o"), warp_size, checked, native, list(runtime_flags))
     object_path = cache / f"runtime-{_digest(tool.version, identity(tool.path), runtime.argv, ours)}.o"
@@ -191,26 +201,53 @@ class _Workshop:
     folders: list[Path]
     cache: Path
     ours: str
+    hidden: bool  # headers may come from folders that are not known here
 
     def command(self, source: Path) -> Command:
-        """How one source is compiled; it is rewritten if it has launches."""
+        """How one source is compiled; it is rewritten if it has launches, or includes them."""
         try:
             texts = _closure(source, self.folders)
         except OSError as error:
             raise CompileError(None, f"{source}: {error.strerror}") from None
+        rewritten, words = self._rewritten(source, texts)
         project = [(str(p), t) for p, t in texts.items()]
         compiler = (self.tool.version, identity(self.tool.path))
-        name = f"{source.stem}-{_digest(compiler, self.words, self.checked, self.ours, project)}"
-        compiled, extra = source, list[str]()
-        if "<<<" in texts[source]:
-            compiled, extra = self.cache / f"{name}.cu", [f"-iquote{source.parent}"]
-            try:
-                _write(compiled, rewrite_launches(texts[source], str(source)))
-            except RewriteError as error:
-                raise CompileError(None, str(error)) from None
+        name = f"{source.stem}-{_digest(compiler, self.words, self.checked, self.ours, project, rewritten)}"
+        compiled = source
+        if rewritten is not None:
+            compiled = self.cache / f"{name}.cu"
+            _write(compiled, rewritten)
         out = self.cache / f"{name}.o"
         front = (sys.executable, str(ASSEMBLE)) if self.checked else ()
-        return Command((*front, self.tool.path, *extra, *self.words, "-c", str(compiled), "-o", str(out)), out)
+        return Command((*front, self.tool.path, *words, "-c", str(compiled), "-o", str(out)), out)
+
+    def _rewritten(self, source: Path, texts: Mapping[Path, str]) -> tuple[str | None, tuple[str, ...]]:
+        """What is compiled instead of a source, or None if it has no launches; and the compiler's words."""
+        launches = any("<<<" in text for text in texts.values())
+        unseen = self.hidden or any(_COMPUTED_INCLUDE.search(text) for text in texts.values())
+        if not launches and not unseen:
+            return None, self.words
+        try:
+            if self.tool.is_clang:  # which can't compile what it has unfolded: launches in headers stay as they are
+                words = (f"-iquote{source.parent}", *self.words)
+                return (rewrite_launches(texts[source], str(source)), words) if launches else (None, self.words)
+            unfolded = self._unfolded(source)
+            rewritten = rewrite_unfolded(unfolded, str(INCLUDE) + os.sep)
+        except RewriteError as error:
+            raise CompileError(None, str(error)) from None
+        if rewritten == unfolded:
+            return None, self.words
+        at = self.words.index("-include")
+        return rewritten, (*self.words[:at], *self.words[at + 2 :], "-fpreprocessed", "-fdirectives-only")
+
+    def _unfolded(self, source: Path) -> str:
+        """The source with its `#include`s and conditions carried out, and with its macros as they are."""
+        argv = (self.tool.path, *self.words, "-E", "-fdirectives-only", str(source))
+        done = subprocess.run(argv, capture_output=True, encoding="utf-8", errors="surrogateescape",
+                              env=for_compilers())  # fmt: skip
+        if done.returncode != 0:
+            raise CompileError(Command(argv, source), done.stderr)
+        return done.stdout
 
 
 def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
@@ -221,12 +258,19 @@ def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
         path = queue.pop()
         if path in texts:
             continue
-        texts[path] = path.read_text(encoding="utf-8", errors="surrogateescape")
+        texts[path] = _read(path)
         for name in _INCLUDE_LINE.findall(texts[path]):
             found = next((p for f in (path.parent, *folders) if (p := (f / name)).is_file()), None)
             if found and INCLUDE not in found.resolve().parents:
                 queue.append(found.resolve())
     return texts
+
+
+def _read(path: Path) -> str:
+    """:raises OSError: it can't be read, or is no regular file: a FIFO would be waited for"""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file")
+    return path.read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def _own_digest() -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from .build import CompileError, compile_commands, run_plan
@@ -18,37 +22,75 @@ from .policy import CHOICES, Policy
 from .report import Report, read_report
 from .toolchain import ToolchainError
 
+#: How a report of ours begins. An empty file may be written over, too.
+_REPORT_HEAD = b'{\n "warp_size"'
+
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Run a program.
 
     :return: its own exit code, or 1 if that is 0 and there are findings; 2 if it does not compile
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # the locale may not have a letter of a path
     args = _parser(prog).parse_args(argv)
     try:
         policy = _policy(args)
-    except ValueError as error:
+        with _report_file(args.json):
+            program = _build(args)
+    except (ValueError, OSError, CompileError, ToolchainError) as error:
         print(error, file=sys.stderr)
         return 2
-    if args.json:
-        try:
-            Path(args.json).open("a").close()
-        except OSError as error:
-            print(f"{args.json}: cannot be written ({error.strerror})", file=sys.stderr)
-            return 2
-    try:
-        program = _build(args)
-    except (CompileError, ToolchainError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    code, report = _run(program, args.arguments, policy)
+    code, left = _run(program, args.arguments, policy)
+    report = _read(left, program)
     if report is None:
         print("the program ended without a report", file=sys.stderr)
         return code or 1
     if args.json:
-        Path(args.json).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+        text = json.dumps(dataclasses.asdict(report), indent=1) + "\n"
+        Path(args.json).write_text(text, encoding="utf-8", errors="surrogateescape")
     print(report)
     return code or int(bool(report.findings))
+
+
+@contextmanager
+def _report_file(path: str | None) -> Iterator[None]:
+    """See that a report can be written there, before anything runs; leave no file if what follows fails.
+
+    :raises ValueError: it can't be written, or a file that is no report would be lost
+    """
+    if not path:
+        yield
+        return
+    _refuse_to_lose(path)
+    existed = os.path.exists(path)
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written ({error.strerror})") from None
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            os.unlink(path)
+        raise
+
+
+def _refuse_to_lose(path: str) -> None:
+    """:raises ValueError: there is something other than a report, an empty file or a device"""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if stat.S_ISCHR(mode):
+        return
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path}: cannot be written (not a regular file)")
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if not _REPORT_HEAD.startswith(file.read(len(_REPORT_HEAD))):
+            raise ValueError(f"{path}: this file is no report; it would be overwritten. Remove it, or name another")
 
 
 def _parser(prog: str | None) -> argparse.ArgumentParser:
@@ -89,7 +131,7 @@ def _policy(args: argparse.Namespace) -> Policy:
     )  # fmt: skip
 
 
-def _run(program: Path, arguments: Sequence[str], policy: Policy) -> tuple[int, Report | None]:
+def _run(program: Path, arguments: Sequence[str], policy: Policy) -> tuple[int, bytes | None]:
     """The exit code (128 + the signal that ended it) and the report that the program left."""
     words = " ".join(f"{name}={value}" for name, value in policy.settings())
     with tempfile.TemporaryDirectory() as folder:
@@ -97,6 +139,21 @@ def _run(program: Path, arguments: Sequence[str], policy: Policy) -> tuple[int, 
         env = {**os.environ, "SIMT_REPORT": str(left), "SIMT_POLICY": words}
         code = subprocess.run([str(program), *arguments], env=env).returncode
         if code < 0:
-            print(f"the program was ended by {signal.Signals(-code).name}, in its host code", file=sys.stderr)
+            print(f"the program was ended by {_signal_name(-code)}, in its host code", file=sys.stderr)
             code = 128 - code
-        return code, read_report(left.read_bytes(), str(program)) if left.exists() else None
+        return code, left.read_bytes() if left.exists() else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _read(left: bytes | None, program: Path) -> Report | None:
+    """The report; none if the program left nothing, or was ended while it wrote."""
+    try:
+        return read_report(left, str(program)) if left else None
+    except ValueError:
+        return None

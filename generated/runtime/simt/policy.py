@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -14,6 +13,10 @@ CHOICES = {
 
 #: The fewest bytes on which a thread runs: a page, which is what stacks are made of.
 LEAST_STACK_BYTES = 4096
+#: The most: a block of 1,024 threads then takes a terabyte of addresses.
+MOST_STACK_BYTES = 1 << 30
+#: The longest time limit, in seconds: a year.
+MOST_SECONDS = 366 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,14 @@ class Policy:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
-        if not 0 <= self.time_limit < math.inf:
+        if not 0 <= self.time_limit <= MOST_SECONDS:
             raise ValueError(f"time_limit is a number of seconds, or 0 for none, not {self.time_limit}")
         if self.stack_bytes < LEAST_STACK_BYTES:
             raise ValueError(f"stack_bytes is at least {LEAST_STACK_BYTES}, not {self.stack_bytes}")
+        if self.stack_bytes > MOST_STACK_BYTES:
+            raise ValueError(f"stack_bytes is at most {MOST_STACK_BYTES}, not {self.stack_bytes}")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ValueError(f"seed is a number of 64 bits, not {self.seed}")
 
     def settings(self) -> Iterator[tuple[str, int]]:
         """Names and values as the runtime takes them."""

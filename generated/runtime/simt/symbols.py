@@ -51,7 +51,8 @@ def _nameless(library: str, offset: int) -> Location:
 
 def _ask(tool: str, library: str, wanted: list[int]) -> dict[int, Location]:
     question = "\n".join(f"{o:#x}" for o in wanted)
-    answer = subprocess.run([tool, "-a", "-i", "-e", library], input=question, capture_output=True, text=True)
+    answer = subprocess.run([tool, "-a", "-i", "-e", library], input=question, capture_output=True,
+                            encoding="utf-8", errors="surrogateescape")  # fmt: skip
     frames: dict[int, list[tuple[str, int]]] = {}
     offset = 0
     for word in answer.stdout.splitlines():

@@ -1,13 +1,22 @@
 """`kernel<<<grid, block>>>(arguments)` is no C++: it becomes a call of `SIMT_LAUNCH`, on the same lines.
 
-Nothing else of a source is changed, and a source without `<<<` is compiled as it is.
+Nothing else of a source is changed, and a source without `<<<` is compiled as it is. Launches may stand in headers too:
+then the source is rewritten after its `#include`s have been carried out.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-_PASSIVE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+# Comments, strings, characters, and numbers (which may have quotes in them).
+_PASSIVE = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|\b(?:u8|[uUL])?R"([^()\\\s]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\b\d[\w.']*"""
+    r"""|'(?:\\.|[^'\\\n])*'""",
+    re.DOTALL,
+)
+# What the preprocessor writes where another file begins or goes on: # 12 "k.cuh" 1 3
+_MARKER = re.compile(r'^# (?P<line>\d+) "(?P<file>(?:\\.|[^"\\])*)"(?P<flags>[ \d]*)$', re.MULTILINE)
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -20,24 +29,48 @@ def rewrite_launches(text: str, name: str) -> str:
 
     :raises RewriteError: a `<<<` without its `>>>`, or without a kernel before it
     """
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'#line 1 "{quoted}"\n{_rewritten(text, name, 1)}'
+
+
+def rewrite_unfolded(text: str, leave: str) -> str:
+    """A source after its `#include`s (g++ -E -fdirectives-only), with its launches rewritten and those of its headers.
+
+    Headers of the system and those in the folder `leave` stay as they are.
+
+    :raises RewriteError: as `rewrite_launches`, with the file and line where it was written
+    """
+    return "".join(_unfolded_parts(text, leave))
+
+
+def _unfolded_parts(text: str, leave: str) -> Iterator[str]:
+    marks = [*_MARKER.finditer(text)]
+    yield text[: marks[0].start()] if marks else text
+    for mark, end in zip(marks, [*(m.start() for m in marks[1:]), len(text)], strict=True):
+        yield mark.group()
+        part, name = text[mark.end() : end], re.sub(r"\\(.)", r"\1", mark["file"])
+        ours = "<<<" in part and "3" not in mark["flags"].split() and not name.startswith(leave)
+        yield _rewritten(part, name, int(mark["line"]) - 1) if ours else part
+
+
+def _rewritten(text: str, name: str, first: int) -> str:
+    """`text`, which begins in line `first` of a file, with its launches rewritten."""
     code = _PASSIVE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)  # comments and strings blanked out
     pieces, done = [], 0
     at = code.find("<<<")
     while at >= 0:
         start = _kernel_start(code, at, done)
         if start is None:
-            raise RewriteError(f"{name}:{code.count(chr(10), 0, at) + 1}: no kernel before <<<")
+            raise RewriteError(f"{name}:{code.count(chr(10), 0, at) + first}: no kernel before <<<")
         end = _configuration_end(code, at + 3)
         if end is None:
-            raise RewriteError(f"{name}:{code.count(chr(10), 0, at) + 1}: <<< without >>>")
+            raise RewriteError(f"{name}:{code.count(chr(10), 0, at) + first}: <<< without >>>")
         kernel, configuration = text[start:at].rstrip(), text[at + 3 : end]
         gap = text[start + len(kernel) : at]
         pieces += [text[done:start], f"SIMT_LAUNCH(({kernel}){gap}, {configuration})"]
         done = end + 3
         at = code.find("<<<", done)
-    body = "".join(pieces) + text[done:]
-    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
-    return f'#line 1 "{quoted}"\n{body}'
+    return "".join(pieces) + text[done:]
 
 
 def _kernel_start(code: str, at: int, floor: int) -> int | None:

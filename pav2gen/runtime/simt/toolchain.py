@@ -26,6 +26,9 @@ _COMMON = (
     "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off",
     "-Wno-unknown-pragmas", "-Wno-attributes",
 )  # fmt: skip
+# A local array is touched page by page when its function begins, so that it can't reach over the pages that guard a
+# thread's stack.
+_STACK = ("-fstack-clash-protection",)
 # Lines for findings and counters. In DWARF 5 addr2line takes #line for the file that was compiled.
 _DEBUG = ("-g1", "-gdwarf-4")
 # -O3 without vectors: loops of a few rounds are unrolled, and nothing else takes the compiler long.
@@ -151,7 +154,7 @@ def kernel_flags(
     words += [f"-I{os.fspath(p)}" for p in include]
     kind = () if compiler.is_clang else ("-fno-extern-tls-init", "-fno-ipa-icf")
     return (
-        *base_flags(compiler, warp_size, checked, native), *_DEBUG, *(_CHECKED if checked else _FAST), *kind,
+        *base_flags(compiler, warp_size, checked, native), *_DEBUG, *_STACK, *(_CHECKED if checked else _FAST), *kind,
         "-include", "cuda_runtime.h", *words, *flags, "-x", "c++",
     )  # fmt: skip
 

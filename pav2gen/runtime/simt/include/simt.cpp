@@ -16,5 +16,8 @@ extern "C" __attribute__((visibility("hidden"), noreturn)) void __assert_fail(co
 
 // The last object of this file: made when all others are, and its exit handler runs before they go.
 static const struct Start {
-    Start() { simt::read_environment(); }
+    Start() {
+        pthread_atfork(&simt::before_fork, &simt::after_fork_in_parent, &simt::after_fork_in_child);
+        simt::read_environment();
+    }
 } start;

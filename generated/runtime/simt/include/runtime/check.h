@@ -99,7 +99,7 @@ inline void check_initialised(Region& r, Operation op, size_t offset, unsigned s
     if (op != Operation::load) memset(bytes, 1, size);
 }
 
-inline void note_bytes(std::vector<uint64_t>& noted, const Region& r, size_t offset, unsigned size) {
+inline void note_bytes(Zeros<uint64_t>& noted, const Region& r, size_t offset, unsigned size) {
     if (noted.empty()) noted.resize(r.size / 64 + 1);
     const u64 ones = ((u64)1 << size) - 1;  // an access has at most 16 bytes
     noted[offset / 64] |= ones << offset % 64;
@@ -125,6 +125,13 @@ inline void step(Lane& lane, uintptr_t pc) {
     lane.position.step(pc);
 }
 
+// An atomic passes on what was fenced: within the block, and from block to block.
+inline void meet(const Lane& lane, const Region& r, uintptr_t address) {
+    const Warp& warp = machine.warp[lane.warp];
+    timekeeper.handover.meet(address, lane, [&](unsigned other) { return heard_of(warp, lane.lane, other); });
+    if (r.space == Space::global) timekeeper.meet(address);
+}
+
 __attribute__((noinline)) inline void check_memory(Lane& lane, Operation op, uintptr_t address, unsigned size,
                                                    uintptr_t pc, bool aligned) {
     Site& site = sites.at(pc);
@@ -145,7 +152,7 @@ __attribute__((noinline)) inline void check_memory(Lane& lane, Operation op, uin
         Visit v{r, offset, size, op, site, lane, record, false};
         visit(v);
         if (v.unwritten && r.space == Space::shared) report_uninitialised(lane, op, size, r, offset, pc);
-        if (op == Operation::atomic && r.space == Space::global) timekeeper.meet(address);
+        if (op == Operation::atomic) meet(lane, r, address);
     }
 }
 
@@ -187,7 +194,11 @@ inline void end_block_checks() {
     for (unsigned w = 0; w < machine.warps; w++) settle(w);
 }
 
-void fence() { timekeeper.fenced = true; }
+void fence(bool of_device) {
+    if (!current) return;
+    timekeeper.handover.fence(current->flat, ++timekeeper.now);
+    if (of_device) timekeeper.fenced = true;
+}
 
 void atomic_access(const volatile void* address, unsigned bytes, const void* site) {
     if (current)

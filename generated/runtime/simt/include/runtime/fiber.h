@@ -4,8 +4,8 @@
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cstdint>
-#include <new>
 
 #if !defined(SIMT_UCONTEXT) && !defined(__x86_64__) && !defined(__aarch64__)
 #define SIMT_UCONTEXT 1
@@ -118,34 +118,38 @@ inline void start_fiber(Fiber& fiber, char*, char* high, void (*entry)()) {
 }
 #endif
 
-// Stacks of equal size, side by side, with an inaccessible page below each.
+// Stacks of equal size, side by side, with inaccessible pages below each. Compilers for AArch64 take it that 64 KiB
+// guard a stack.
 struct Stacks {
+    static constexpr size_t guard_bytes = 64 << 10;
     char* base = nullptr;
-    size_t each = 0, count = 0, page = 0, asked = 0;
+    size_t each = 0, count = 0, guard = 0, asked = 0;
 
-    char* low(size_t i) const { return base + i * each + page; }
+    char* low(size_t i) const { return base + i * each + guard; }
     // Tops are staggered, or the same variable of every thread would fall into the same cache set.
     char* high(size_t i) const { return base + (i + 1) * each - (i % 31) * 1088; }
     bool in_guard(size_t i, const void* address) const {
         const char* a = static_cast<const char*>(address);
         return a >= base + i * each && a < low(i);
     }
-    void allocate(size_t number, size_t bytes) {
+    bool allocate(size_t number, size_t bytes) {
         release();
-        page = (size_t)sysconf(_SC_PAGESIZE);
-        each = (bytes + 31 * 1088 + 2 * page - 1) / page * page + page;
+        const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+        guard = std::max(guard_bytes, page);
+        each = (bytes + 31 * 1088 + 2 * page - 1) / page * page + guard;
         void* memory = mmap(nullptr, number * each, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) throw std::bad_alloc();
+        if (memory == MAP_FAILED) return false;
         base = static_cast<char*>(memory);
         count = number;
         asked = bytes;
-        for (size_t i = 0; i < number; i++) mprotect(base + i * each, page, PROT_NONE);
+        for (size_t i = 0; i < number; i++) mprotect(base + i * each, guard, PROT_NONE);
+        return true;
     }
     void release() {
         if (base) munmap(base, count * each);
         base = nullptr;
-        count = 0;
+        count = asked = 0;
     }
 };
 

@@ -44,6 +44,7 @@ struct Lane {
     u64 given, taken;
     const char* file;
     int line;
+    const volatile void* spun_at;  // the word at which its last atomic that changed nothing was
 #if SIMT_CHECKED
     Position position;
 #endif
@@ -80,7 +81,7 @@ struct Machine {
     Launch launch{};
     bool running = false;
     int error = 0;    // why the launch was stopped
-    int sticky = 0;   // what cudaGetLastError gives next
+    bool cut_short = false;  // a launch of this session was stopped
     std::string kernel;
     u64 blocks = 0, block = 0;  // of the grid; the linear index of the one that runs
     uint3 block_index{};
@@ -104,6 +105,7 @@ struct Machine {
 };
 
 static Machine machine;
+static thread_local int last_error = 0;  // what cudaGetLastError gives next to this thread of the host
 static Lane* current = nullptr;  // none while the host's code runs
 static volatile bool time_is_up = false;  // the launch is to be stopped at the next hook
 

@@ -1,5 +1,7 @@
 // The memory that a kernel may touch: registered buffers, shared arrays, the library's own variables.
 #pragma once
+#include <sys/mman.h>
+#include <deque>
 #include <map>
 #include <memory>
 #include "elf.h"
@@ -12,6 +14,30 @@ struct Shadow;
 
 enum class Space { global, shared };
 
+// Zeros that take no memory until they are written: a vector's elements begin as calloc left them.
+template <class T>
+struct Zeroed {
+    using value_type = T;
+    Zeroed() = default;
+    template <class U>
+    Zeroed(const Zeroed<U>&) {}
+    T* allocate(size_t n) {
+        if (void* p = calloc(n, sizeof(T))) return static_cast<T*>(p);
+        throw std::bad_alloc();
+    }
+    void deallocate(T* p, size_t) { free(p); }
+    template <class U>
+    void construct(U*) {}
+    template <class U, class... A>
+    void construct(U* p, A&&... a) {
+        ::new ((void*)p) U(std::forward<A>(a)...);
+    }
+    bool operator==(const Zeroed&) const { return true; }
+    bool operator!=(const Zeroed&) const { return false; }
+};
+template <class T>
+using Zeros = std::vector<T, Zeroed<T>>;
+
 struct Region {
     std::string name, scope;             // the scope of a variable, if that is a function
     uintptr_t base = 0;
@@ -19,11 +45,14 @@ struct Region {
     size_t full_size = 0;
     Space space = Space::global;
     bool writable = true, owned = false, released = false, dynamic = false, registered = false;
+    MemoryKind kind = MemoryKind::host;  // of what the program has allocated (owned)
+    size_t mapped = 0;                   // bytes of its own pages, where it is owned
+    bool exposed = true;                 // its pages can be accessed
     bool kept = false;                   // from a session before
     unsigned id = 0;
     u64 launch = 0;                      // the last launch that touched it
-    std::vector<uint8_t> initialised;    // a byte for each, where reading before writing is to be found
-    std::vector<uint64_t> read_bytes, written_bytes;  // a bit for each byte that was loaded, that was stored
+    Zeros<uint8_t> initialised;          // a byte for each, where reading before writing is to be found
+    Zeros<uint64_t> read_bytes, written_bytes;  // a bit for each byte that was loaded, that was stored
     std::shared_ptr<Shadow> shadow;
 
     bool holds(uintptr_t address, size_t bytes) const {
@@ -38,8 +67,10 @@ struct Regions {
     std::vector<Region*> statics;              // by offset in the TLS block, parallel to Module::shared
     Region* dynamic = nullptr;
     Region nowhere;                            // holds nothing
-    size_t quarantined = 0;
-    unsigned allocations = 0;
+    std::deque<Region*> freed;                 // released and still mapped, the oldest first
+    size_t quarantined = 0;                    // their bytes
+    size_t allocated = 0;                      // bytes that the program has allocated and not freed
+    unsigned allocations = 0, exposed = 0;     // device allocations that the host could touch now
 
     Region& add(std::string name, uintptr_t base, size_t size, Space space) {
         all.push_back(std::make_unique<Region>());
@@ -64,6 +95,13 @@ struct Regions {
         Region* r = std::prev(after)->second;
         return address - r->base < r->size ? r : nullptr;
     }
+    // The program's own allocation that an address lies in or, by less than a page, behind.
+    Region* owned(uintptr_t address) const {
+        auto after = global.upper_bound(address);
+        if (after == global.begin()) return nullptr;
+        Region* r = std::prev(after)->second;
+        return r->owned && address - r->base < r->mapped ? r : nullptr;
+    }
     Region* overlapping(uintptr_t base, size_t size) const {
         auto at = global.lower_bound(base + size);
         if (at == global.begin()) return nullptr;
@@ -78,7 +116,7 @@ struct Regions {
     }
     void forget(Region* r) {
         global.erase(r->base);
-        if (r->owned) free(reinterpret_cast<void*>(r->base));
+        if (r->owned) munmap(reinterpret_cast<void*>(r->base), r->mapped);
         r->owned = false;
     }
     // Shared arrays keep their place in the TLS block, whose address depends on the OS thread.
@@ -102,15 +140,19 @@ struct Regions {
         global.clear();
         statics.clear();
         dynamic = nullptr;
+        freed.clear();
         quarantined = 0;
         for (auto& r : old) {
             if (!r->owned) continue;
             if (r->released) {
-                free(reinterpret_cast<void*>(r->base));
+                munmap(reinterpret_cast<void*>(r->base), r->mapped);
                 continue;
             }
             Region& kept = add(r->name, r->base, r->size, Space::global);
             kept.owned = kept.registered = kept.kept = true;
+            kept.kind = r->kind;
+            kept.mapped = r->mapped;
+            kept.exposed = r->exposed;
             kept.initialised.swap(r->initialised);
         }
     }

@@ -1,6 +1,5 @@
 // A launch, from its configuration to its last block.
 #pragma once
-#include <mutex>
 #include <numeric>
 #include "fault.h"
 #include "kernels.h"
@@ -22,7 +21,7 @@ inline void begin_checks() {}
 inline void begin_block_checks(u64) {}
 inline void end_block_checks() {}
 inline size_t static_shared_touched() { return 0; }
-void fence() {}
+void fence(bool) {}
 void atomic_access(const volatile void*, unsigned, const void*) {}
 void checked_copy(void* to, const void* from, size_t bytes, const void*) { memmove(to, from, bytes); }
 void checked_fill(void* to, int byte, size_t bytes, const void*) { memset(to, byte, bytes); }
@@ -129,6 +128,7 @@ inline void account(Kernel& k, const Totals& before) {
 
 inline int run_guarded(Kernel& k) {
     const Totals before = machine.totals;
+    turns.launching = thread_id();
     begin_checks();
     guard.arm();
     if (sigsetjmp(guard.escape, 1) == 0) {
@@ -139,23 +139,32 @@ inline int run_guarded(Kernel& k) {
         current = nullptr;
     }
     guard.disarm();
+    turns.launching = 0;
+    hide_all();
     if (machine.error) end_block_checks();
+    machine.cut_short |= machine.error != 0;
     account(k, before);
     return machine.error;
 }
 
+inline int refuse_stacks(const Launch& l) {
+    return refuse_launch(l, cudaErrorMemoryAllocation,
+                         text("%u stacks of %zu bytes, which can't be mapped", machine.threads,
+                              machine.policy.stack_bytes),
+                         "a smaller stack_bytes in the session's policy");
+}
+
 int launch(const Launch& l) {
-    static std::mutex one_at_a_time;
-    if (current && guard.thread == thread_id()) return cudaErrorNotSupported;  // a kernel that launches kernels
-    std::lock_guard<std::mutex> lock(one_at_a_time);
+    const Turn turn;
+    if (turn.error) return turn.error;
     findings.latest = Findings::none;
     Kernel& k = kernel_of(l.kernel, place_name(l));
     int error = validate(l, k);
     if (!error) {
         prepare_launch(l, k);
-        error = run_guarded(k);
+        error = make_stacks() ? run_guarded(k) : refuse_stacks(l);
     }
-    if (error) machine.sticky = error;
+    if (error) last_error = error;
     return error;
 }
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <bitset>
 #include <unordered_map>
+#include "handover.h"
 #include "regions.h"
 #include "traffic.h"
 
@@ -64,6 +65,7 @@ struct Clock {
     std::unordered_map<uintptr_t, std::vector<unsigned>> published;  // atomic's address: blocks that used it
     std::unordered_map<uintptr_t, size_t> seen;                 // how many of them this block has met
     std::vector<bool> acquired;                                 // blocks ordered before this one
+    Handover handover;                                          // within the block
 
     void begin_launch() {
         launch = block = barrier = ++now;
@@ -78,6 +80,7 @@ struct Clock {
         fenced = false;
         seen.clear();
         acquired.clear();
+        handover.begin_block();
     }
     size_t block_of(uint32_t tick) const {
         return (size_t)(std::upper_bound(block_start.begin(), block_start.end(), tick) - block_start.begin()) - 1;
@@ -99,6 +102,10 @@ struct Clock {
 };
 static Clock timekeeper;
 
+inline uint32_t heard_of(const Warp& warp, unsigned lane, unsigned other) {
+    return std::max(warp.sync_tick, warp.heard.empty() ? 0 : warp.heard[lane * 64 + other]);
+}
+
 // Shared memory is another one in every block.
 inline bool ordered(Record r, Space space, const Lane& me) {
     const Clock& c = timekeeper;
@@ -106,10 +113,9 @@ inline bool ordered(Record r, Space space, const Lane& me) {
     if (tick < c.barrier) return space == Space::shared || tick >= c.block || tick < c.launch || c.has_acquired(tick);
     const unsigned other = r.thread();
     if (other == me.flat) return true;
+    if (c.handover.knows(me.flat, other, tick)) return true;
     if (other / SIMT_WARP_SIZE != me.warp) return false;
-    const Warp& warp = machine.warp[me.warp];
-    if (tick < warp.sync_tick) return true;
-    return !warp.heard.empty() && tick < warp.heard[me.lane * 64 + other % SIMT_WARP_SIZE];
+    return tick < heard_of(machine.warp[me.warp], me.lane, other % SIMT_WARP_SIZE);
 }
 
 struct Visit {
@@ -133,20 +139,35 @@ inline Place place_of(Record other, Operation operation, uintptr_t pc) {
     return p;
 }
 
+constexpr const char* within_warp = "__syncwarp() between the two";
+
+// What would order two accesses.
+inline const char* advice(const Lane& me, Record other) {
+    if (other.tick() < timekeeper.block)
+        return "no block depends on another within a launch, or both use atomics, or __threadfence() and an atomic lie "
+               "between";
+    if (timekeeper.handover.share_a_word(me.flat, other.thread()))
+        return "__threadfence_block() before the atomic that hands over, if a lock or a flag orders the two; "
+               "otherwise __syncthreads() between them";
+    const bool warp = other.thread() / SIMT_WARP_SIZE == me.warp;
+    return warp && machine.policy.warp_order != WarpOrder::syncthreads ? within_warp : "__syncthreads() between the two";
+}
+
 __attribute__((noinline)) inline void report_race(const Visit& v, Record other, Operation earlier) {
     Site& site = *sites.list[other.site()];
     const FindingKey key{"race", v.site.pc, site.pc, &v.region};
-    if (findings.repeated(key)) return;
+    if (findings.repeated(key)) {  // of one pair of threads __syncwarp may be enough, of the next not
+        Finding& known = findings.list[findings.latest];
+        if (known.expected == within_warp) known.expected = advice(v.lane, other);
+        return;
+    }
     Finding& f = findings.add(key, "race", text("two threads touch '%s' with no order between them",
                                                 v.region.name.c_str()));
     f.buffer = v.region.name;
     f.offset = (long long)v.offset;
     f.places.push_back(by(place(text("%s of %u bytes", operation_names[(int)v.operation], v.size), v.site.pc), v.lane));
     f.places.push_back(place_of(other, earlier, site.pc));
-    f.expected = other.tick() >= timekeeper.block
-                     ? "__syncthreads() between the two"
-                     : "no block depends on another within a launch, or both use atomics, or __threadfence() and an "
-                       "atomic lie between";
+    f.expected = advice(v.lane, other);
 }
 
 inline bool check_against(Record r, Operation what, const Visit& v) {

@@ -5,7 +5,10 @@ enum cudaError {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
+    cudaErrorInitializationError = 3,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidPitchValue = 12,
+    cudaErrorInvalidSymbol = 13,
     cudaErrorInvalidDevicePointer = 17,
     cudaErrorInvalidMemcpyDirection = 21,
     cudaErrorInvalidDeviceFunction = 98,
@@ -29,7 +32,10 @@ using cudaError_t = cudaError;
     X(cudaSuccess, "no error")                                                   \
     X(cudaErrorInvalidValue, "invalid argument")                                 \
     X(cudaErrorMemoryAllocation, "out of memory")                                \
+    X(cudaErrorInitializationError, "initialization error")                      \
     X(cudaErrorInvalidConfiguration, "invalid configuration argument")           \
+    X(cudaErrorInvalidPitchValue, "invalid pitch argument")                      \
+    X(cudaErrorInvalidSymbol, "invalid device symbol")                           \
     X(cudaErrorInvalidDevicePointer, "invalid device pointer")                   \
     X(cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy")      \
     X(cudaErrorInvalidDeviceFunction, "invalid device function")                 \

@@ -1,7 +1,7 @@
 // The part of CUDA's host API that a kernel's launcher, or a small program around a kernel, uses.
 //
-// There is one device, whose memory is the host's. Every call is finished when it returns: streams, events and
-// synchronization are accepted and have nothing to do. cudaMalloc registers its buffer with the checks.
+// There is one device. Every call is finished when it returns: streams, events and synchronization are accepted and
+// have nothing to do. cudaMalloc registers its buffer with the checks, and the host's code can't touch it.
 #pragma once
 #include <time.h>
 #include <cstdlib>
@@ -70,7 +70,9 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
     if (device != 0) return cudaErrorInvalidDevice;
-    *p = {"CPU (simt)", (size_t)16 << 30, 48 << 10, simt::shared_limit(), simt::shared_limit(), SIMT_WARP_SIZE,
+    size_t free, total;
+    simt::memory_left(&free, &total);
+    *p = {"CPU (simt)", total, 48 << 10, simt::shared_limit(), simt::shared_limit(), SIMT_WARP_SIZE,
           1024, {1024, 1024, 64}, {0x7fffffff, 65535, 65535}, 7, 0, 16, 2048};
     return cudaSuccess;
 }
@@ -116,78 +118,106 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*)(
     *blocks = threads > 0 ? 2048 / threads : 0;
     return cudaSuccess;
 }
-
-// ---- memory
-inline cudaError_t simt_allocate(void** pointer, size_t bytes, bool initialised, const char* file, int line) {
-    *pointer = nullptr;
-    if (bytes == 0) return cudaSuccess;
-    *pointer = ::aligned_alloc(256, (bytes + 511) & ~(size_t)255);
-    if (!*pointer) return cudaErrorMemoryAllocation;
-    simt::note_allocation(*pointer, bytes, initialised, file, line);
+// The largest block that is allowed, and as many blocks of it as the device would run at once.
+template <class... P>
+cudaError_t cudaOccupancyMaxPotentialBlockSize(int* blocks, int* threads, void (*)(P...), size_t = 0, int limit = 0) {
+    *threads = limit > 0 && limit < 1024 ? limit : 1024;
+    *blocks = 16 * (2048 / *threads);
     return cudaSuccess;
 }
+
+// ---- memory
 template <class T>
 cudaError_t cudaMalloc(T** pointer, size_t bytes, SIMT_HERE) {
-    return simt_allocate((void**)pointer, bytes, false, file, line);
+    return (cudaError_t)simt::allocate((void**)pointer, bytes, simt::MemoryKind::device, file, line);
 }
 template <class T>
 cudaError_t cudaMallocAsync(T** pointer, size_t bytes, cudaStream_t, SIMT_HERE) {
-    return simt_allocate((void**)pointer, bytes, false, file, line);
+    return cudaMalloc(pointer, bytes, file, line);
+}
+// Rows begin at multiples of 512 bytes.
+template <class T>
+cudaError_t cudaMallocPitch(T** pointer, size_t* pitch, size_t width, size_t height, SIMT_HERE) {
+    size_t bytes;
+    *pitch = (width + 511) & ~(size_t)511;
+    if (*pitch < width || __builtin_mul_overflow(*pitch, height, &bytes))
+        return (cudaError_t)simt::failed(cudaErrorMemoryAllocation);
+    return cudaMalloc(pointer, bytes, file, line);
 }
 // The host writes to these without saying so: they count as initialised.
+constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2;
 template <class T>
-cudaError_t cudaMallocManaged(T** pointer, size_t bytes, unsigned = 1, SIMT_HERE) {
-    return simt_allocate((void**)pointer, bytes, true, file, line);
+cudaError_t cudaMallocManaged(T** pointer, size_t bytes, unsigned = cudaMemAttachGlobal, SIMT_HERE) {
+    return (cudaError_t)simt::allocate((void**)pointer, bytes, simt::MemoryKind::managed, file, line);
+}
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
+                   cudaHostAllocWriteCombined = 4;
+template <class T>
+cudaError_t cudaHostAlloc(T** pointer, size_t bytes, unsigned, SIMT_HERE) {
+    return (cudaError_t)simt::allocate((void**)pointer, bytes, simt::MemoryKind::host, file, line);
 }
 template <class T>
-cudaError_t cudaMallocHost(T** pointer, size_t bytes, SIMT_HERE) {
-    return simt_allocate((void**)pointer, bytes, true, file, line);
+cudaError_t cudaMallocHost(T** pointer, size_t bytes, unsigned = cudaHostAllocDefault, SIMT_HERE) {
+    return cudaHostAlloc(pointer, bytes, 0, file, line);
 }
-inline cudaError_t cudaFree(void* pointer) {
-    return !pointer || simt::note_release(pointer) ? cudaSuccess : cudaErrorInvalidValue;
+// The device sees the host's memory at the same address.
+template <class T>
+cudaError_t cudaHostGetDevicePointer(T** device, void* host, unsigned) {
+    simt::MemoryKind kind;
+    const bool ours = simt::device_memory(host, &kind) && kind == simt::MemoryKind::host;
+    *device = ours ? (T*)host : nullptr;
+    return ours ? cudaSuccess : (cudaError_t)simt::failed(cudaErrorInvalidValue);
 }
-inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
-inline cudaError_t cudaFreeHost(void* pointer) { return cudaFree(pointer); }
+inline cudaError_t cudaFree(void* pointer, SIMT_HERE) {
+    return (cudaError_t)simt::release(pointer, false, file, line);
+}
+inline cudaError_t cudaFreeAsync(void* pointer, cudaStream_t, SIMT_HERE) { return cudaFree(pointer, file, line); }
+inline cudaError_t cudaFreeHost(void* pointer, SIMT_HERE) {
+    return (cudaError_t)simt::release(pointer, true, file, line);
+}
 
+inline cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                                size_t height, cudaMemcpyKind kind, SIMT_HERE) {
+    return (cudaError_t)simt::copy_rows(to, to_pitch, from, from_pitch, width, height, kind, file, line);
+}
+inline cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                                     size_t height, cudaMemcpyKind kind, cudaStream_t = nullptr, SIMT_HERE) {
+    return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind, file, line);
+}
 inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, SIMT_HERE) {
-    if (bytes == 0) return cudaSuccess;
-    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-    if (from_device && !simt::host_access(from, bytes, false, file, line)) return cudaErrorInvalidValue;
-    if (to_device && !simt::host_access(to, bytes, true, file, line)) return cudaErrorInvalidValue;
-    __builtin_memmove(to, from, bytes);
-    return cudaSuccess;
+    return cudaMemcpy2D(to, bytes, from, bytes, bytes, 1, kind, file, line);
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t = nullptr, SIMT_HERE) {
     return cudaMemcpy(to, from, bytes, kind, file, line);
 }
+inline cudaError_t cudaMemset2D(void* to, size_t pitch, int byte, size_t width, size_t height, SIMT_HERE) {
+    return (cudaError_t)simt::fill_rows(to, pitch, byte, width, height, file, line);
+}
+inline cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int byte, size_t width, size_t height,
+                                     cudaStream_t = nullptr, SIMT_HERE) {
+    return cudaMemset2D(to, pitch, byte, width, height, file, line);
+}
 inline cudaError_t cudaMemset(void* to, int byte, size_t bytes, SIMT_HERE) {
-    if (bytes == 0) return cudaSuccess;
-    if (!simt::host_access(to, bytes, true, file, line)) return cudaErrorInvalidValue;
-    __builtin_memset(to, byte, bytes);
-    return cudaSuccess;
+    return cudaMemset2D(to, bytes, byte, bytes, 1, file, line);
 }
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t = nullptr, SIMT_HERE) {
     return cudaMemset(to, byte, bytes, file, line);
 }
 template <class T>
 cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0,
-                               cudaMemcpyKind = cudaMemcpyHostToDevice) {
-    if (offset + bytes > sizeof(T)) return cudaErrorInvalidValue;
-    __builtin_memcpy((char*)&symbol + offset, from, bytes);
-    return cudaSuccess;
+                               cudaMemcpyKind kind = cudaMemcpyHostToDevice, SIMT_HERE) {
+    if (offset > sizeof(T) || bytes > sizeof(T) - offset) return (cudaError_t)simt::failed(cudaErrorInvalidValue);
+    return cudaMemcpy((char*)&symbol + offset, from, bytes, kind, file, line);
 }
 template <class T>
 cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, size_t bytes, size_t offset = 0,
-                                 cudaMemcpyKind = cudaMemcpyDeviceToHost) {
-    if (offset + bytes > sizeof(T)) return cudaErrorInvalidValue;
-    __builtin_memcpy(to, (const char*)&symbol + offset, bytes);
-    return cudaSuccess;
+                                 cudaMemcpyKind kind = cudaMemcpyDeviceToHost, SIMT_HERE) {
+    if (offset > sizeof(T) || bytes > sizeof(T) - offset) return (cudaError_t)simt::failed(cudaErrorInvalidValue);
+    return cudaMemcpy(to, (const char*)&symbol + offset, bytes, kind, file, line);
 }
 inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-    *free = *total = (size_t)16 << 30;
-    return cudaSuccess;
+    return simt::memory_left(free, total), cudaSuccess;
 }
 
 // ---- streams and events

@@ -2,6 +2,10 @@
 //
 // The fast functions (__expf and the like) are as precise here as the slow ones; a GPU's are not.
 #pragma once
+#include <cstddef>
+#ifndef SIMT_SPECIAL_FUNCTIONS  // std::legendre and its like are most of <cmath>, and take the longest to read
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
+#endif
 #include <cmath>
 #include <cstdint>
 #include <cstdio>

@@ -20,9 +20,9 @@ SIMT_CALL void __syncwarp(simt::Mask mask = simt::all_lanes, SIMT_HERE) {
     simt::collective(simt::Collective::sync, mask, 0, 0, 0, file, line);
 }
 
-SIMT_CALL void __threadfence() { simt::fence(); }
-SIMT_CALL void __threadfence_block() {}
-SIMT_CALL void __threadfence_system() { simt::fence(); }
+SIMT_CALL void __threadfence() { simt::fence(true); }
+SIMT_CALL void __threadfence_block() { simt::fence(false); }
+SIMT_CALL void __threadfence_system() { simt::fence(true); }
 
 namespace simt {
 inline namespace SIMT_ABI {

@@ -121,17 +121,9 @@ inline Meeting& join(Warp& warp, const Lane& me, const Meeting& call) {
     return warp.meetings[free] = call;
 }
 
-u64 collective(Collective kind, Mask mask, u64 value, int source, int flavour, const char* file, int line) {
-    if (!current) return value;
-    Lane& me = *current;
+// Meets the lanes that `call` names, and takes the result.
+inline u64 take_part(Lane& me, Meeting call, u64 value, int source) {
     Warp& warp = warp_of(me);
-    Meeting call{0, 0, kind, flavour, file, line};
-    call.mask = named_lanes(mask, me, warp, call);
-    if (kind == Collective::shuffle && (flavour < 1 || flavour > SIMT_WARP_SIZE || (flavour & (flavour - 1)))) {
-        if (Finding* f = lane_finding("absent-lane", me, call, text("a shuffle of width %d", flavour)))
-            f->expected = text("a power of two up to %d", SIMT_WARP_SIZE);
-        source = me.lane;
-    }
     me.given = value;
     me.source = source & (SIMT_WARP_SIZE - 1);
     Meeting& m = join(warp, me, call);
@@ -140,13 +132,36 @@ u64 collective(Collective kind, Mask mask, u64 value, int source, int flavour, c
         conclude(warp, me.warp, m);
     } else {
         me.wait = Wait::collective;
-        me.file = file;
-        me.line = line;
+        me.file = call.file;
+        me.line = call.line;
         warp.ready &= ~bit_of(me);
         give_way();
         me.wait = Wait::none;
     }
     return me.taken;
+}
+
+u64 collective(Collective kind, Mask mask, u64 value, int source, int flavour, const char* file, int line) {
+    if (!current) return value;
+    Lane& me = *current;
+    Meeting call{0, 0, kind, flavour, file, line};
+    call.mask = named_lanes(mask, me, warp_of(me), call);
+    if (kind == Collective::shuffle && (flavour < 1 || flavour > SIMT_WARP_SIZE || (flavour & (flavour - 1)))) {
+        if (Finding* f = lane_finding("absent-lane", me, call, text("a shuffle of width %d", flavour)))
+            f->expected = text("a power of two up to %d", SIMT_WARP_SIZE);
+        source = me.lane;
+    }
+    return take_part(me, call, value, source);
+}
+
+u64 tile_collective(Collective kind, unsigned lanes, u64 value, int source, int flavour, const char* file, int line) {
+    if (!current) return value;
+    Lane& me = *current;
+    const unsigned first = me.lane / lanes * lanes;
+    const Mask tile = (lanes == 64 ? ~0ull : ((Mask)1 << lanes) - 1) << first;
+    const u64 result = take_part(me, {tile & warp_of(me).present, 0, kind, flavour, file, line}, value,
+                                 (int)first + (source & (int)(lanes - 1)));
+    return kind == Collective::ballot || kind == Collective::match ? result >> first : result;
 }
 
 Mask active_lanes() { return current ? warp_of(*current).live : 1; }

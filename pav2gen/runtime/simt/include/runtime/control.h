@@ -1,6 +1,7 @@
 // The C interface by which a session steers and reads the runtime of one library.
 #pragma once
 #include <cstdio>
+#include "leave.h"
 #include "report.h"
 
 namespace simt {
@@ -33,7 +34,8 @@ inline bool set_policy(const std::string& name, long long value) {
 inline void reset() {
     machine.policy = Policy();
     machine.totals = Totals();
-    machine.sticky = 0;
+    last_error = 0;
+    machine.cut_short = false;
     findings.clear();
     for (auto& entry : kernels()) entry.second.forget_launches();
 #if SIMT_CHECKED
@@ -69,16 +71,24 @@ inline void read_environment() {
 SIMT_API int simt_format() { return 1; }
 SIMT_API int simt_warp_size() { return SIMT_WARP_SIZE; }
 SIMT_API int simt_checked() { return SIMT_CHECKED; }
-SIMT_API void simt_reset() { simt::reset(); }
-SIMT_API int simt_set(const char* name, long long value) { return simt::set_policy(name, value) ? 0 : -1; }
+SIMT_API void simt_reset() {
+    const simt::Turn turn;
+    simt::reset();
+}
+SIMT_API int simt_set(const char* name, long long value) {
+    const simt::Turn turn;
+    return simt::set_policy(name, value) ? 0 : -1;
+}
 // Gives the name of a registered buffer that overlaps, or null when all is well.
 SIMT_API const char* simt_buffer(const void* base, size_t bytes, const char* name, int writable, int initialised) {
+    const simt::Turn turn;
     const simt::Region* other = simt::regions.overlapping((uintptr_t)base, bytes);
     if (other) return other->name.c_str();
     simt::register_buffer(base, bytes, name, writable != 0, initialised != 0);
     return nullptr;
 }
 SIMT_API const char* simt_report() {
+    const simt::Turn turn;
     static std::string json;
     json = simt::report_json();
     return json.c_str();

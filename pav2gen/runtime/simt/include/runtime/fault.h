@@ -3,10 +3,8 @@
 #pragma once
 #include <setjmp.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <ucontext.h>
-#include "regions.h"
+#include "host_access.h"
 #include "scheduler.h"
 
 namespace simt {
@@ -32,28 +30,16 @@ struct Guard {
 };
 static Guard guard;
 
-inline pid_t thread_id() { return (pid_t)syscall(SYS_gettid); }
-
-inline uintptr_t program_counter(void* context) {
-    const mcontext_t& m = static_cast<ucontext_t*>(context)->uc_mcontext;
-#if defined(__x86_64__)
-    return (uintptr_t)m.gregs[REG_RIP];
-#elif defined(__aarch64__)
-    return (uintptr_t)m.pc;
-#else
-    (void)m;
-    return 0;
-#endif
-}
-
 inline void on_fault(int number, siginfo_t* info, void* context) {
     if (!current || thread_id() != guard.thread) {  // not a kernel's: as if we were not here
         for (int i = 0; i < 4; i++)
             if (fault_signals[i] == number) sigaction(number, &guard.before[i], nullptr);
         return;
     }
-    guard.signal = number;
     guard.address = reinterpret_cast<uintptr_t>(info->si_addr);
+    Region* closed = number == SIGSEGV ? regions.find(guard.address) : nullptr;
+    if (closed && !closed->exposed) return expose(*closed);
+    guard.signal = number;
     guard.pc = program_counter(context);
     siglongjmp(guard.escape, 1);
 }

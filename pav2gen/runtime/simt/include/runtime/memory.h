@@ -1,75 +1,268 @@
-// What the host API tells the checks: buffers that come and go, copies to and from them.
+// The memory that a program allocates for the device, and the host's copies to and from it.
 #pragma once
+#include "host_access.h"
 #include "run.h"
 
 namespace simt {
 inline namespace SIMT_ABI {
 
+constexpr size_t device_bytes = (size_t)32 << 30;
+
 inline Region* register_buffer(const void* base, size_t bytes, std::string name, bool writable, bool initialised) {
     Region& r = regions.add(std::move(name), (uintptr_t)base, bytes, Space::global);
     r.writable = writable;
     r.registered = true;
-    if (!initialised && SIMT_CHECKED) r.initialised.assign(bytes, 0);
+    if (!initialised && SIMT_CHECKED) r.initialised.resize(bytes);
     return &r;
 }
 
-void note_allocation(void* base, size_t bytes, bool initialised, const char* file, int line) {
+// What cudaGetLastError gives next.
+int failed(int error) { return last_error = error; }
+
+inline const char* base_name(const char* file) {
     const char* slash = strrchr(file, '/');
-    const unsigned n = ++regions.allocations;
-    Region* r = register_buffer(base, bytes, text("allocation %u (%s:%d)", n, slash ? slash + 1 : file, line), true,
-                                initialised);
-    r->owned = true;
+    return slash ? slash + 1 : file;
 }
 
-// Freed memory is kept for a while, so that a later access to it is found for what it is.
-bool note_release(void* base) {
-    constexpr size_t most = (size_t)64 << 20;
-    auto found = regions.global.find((uintptr_t)base);
-    if (found == regions.global.end() || !found->second->owned || found->second->released) return false;
-    Region* r = found->second;
-    r->released = true;
-    r->size = 0;
-    r->shadow.reset();
-    r->initialised = {};
-    regions.quarantined += r->full_size;
-    for (size_t i = 0; i < regions.all.size() && (!SIMT_CHECKED || regions.quarantined > most); i++) {
-        Region* old = regions.all[i].get();
-        if (!old->released || !old->owned) continue;
-        regions.quarantined -= old->full_size;
-        regions.forget(old);
-    }
-    return true;
+// A finding of the host's API, at the line of the call. Null if it is known already.
+inline Finding* host_finding(const char* kind, const char* call, std::string what, const char* file, int line) {
+    const FindingKey key{kind, (uintptr_t)file, (uintptr_t)line, call};
+    if (findings.repeated(key)) return nullptr;
+    Finding& f = findings.add(key, kind, std::move(what));
+    f.kernel.clear();
+    f.places.push_back(place(call, file, line));
+    return &f;
 }
 
-bool host_access(const void* base, size_t bytes, bool write, const char* file, int line) {
-    Region* r = regions.find((uintptr_t)base);
-    if (r && r->holds((uintptr_t)base, bytes)) {
-        if (write && !r->initialised.empty()) memset(&r->initialised[(uintptr_t)base - r->base], 1, bytes);
+// ---- allocating and freeing
+inline bool name_allocation(void* base, size_t bytes, size_t mapped, MemoryKind kind, const char* file, int line) {
+    try {
+        const std::string name = text("allocation %u (%s:%d)", ++regions.allocations, base_name(file), line);
+        Region* r = register_buffer(base, bytes, name, true, kind != MemoryKind::device);
+        r->owned = true;
+        r->kind = kind;
+        r->mapped = mapped;
+        regions.allocated += bytes;
+        if (kind == MemoryKind::device) hide(*r);
         return true;
+    } catch (const std::bad_alloc&) {
+        return false;
     }
-    if (!r && regions.variable((uintptr_t)base)) return true;
-    const FindingKey key{"out-of-bounds", (uintptr_t)file, (uintptr_t)line, nullptr};
-    if (!findings.repeated(key)) {
-        const std::string what =
-            r ? text("%zu of %zu bytes are past the end of '%s' (%zu bytes)",
-                     (uintptr_t)base + bytes - r->base - r->size, bytes, r->name.c_str(), r->size)
-              : "device memory that was not allocated, " + nearest((uintptr_t)base);
-        Finding& f = findings.add(key, "out-of-bounds", what);
-        f.kernel.clear();
-        f.places.push_back(place(text("host %s of %zu bytes", write ? "write" : "read", bytes), file, line));
-        f.expected = "a range within one allocation";
-        f.stopped = true;
+}
+
+// Pages of its own for each, with some bytes behind its end that belong to nobody.
+int allocate(void** pointer, size_t bytes, MemoryKind kind, const char* file, int line) {
+    const Turn turn;
+    if (turn.error) return turn.error;
+    *pointer = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    if (bytes > device_bytes - regions.allocated) return failed(cudaErrorMemoryAllocation);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), mapped = (bytes + 256 + page - 1) / page * page;
+    void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) return failed(cudaErrorMemoryAllocation);
+    if (kind == MemoryKind::device) watch_host();
+    if (!name_allocation(base, bytes, mapped, kind, file, line)) {
+        munmap(base, mapped);
+        return failed(cudaErrorMemoryAllocation);
     }
-    machine.sticky = cudaErrorInvalidValue;
+    *pointer = base;
+    return cudaSuccess;
+}
+
+// What is wrong with a pointer that is to be freed; empty if nothing is.
+inline std::string unfit_for_release(uintptr_t base, bool host) {
+    const Region* r = regions.owned(base);
+    if (!r) return "an address that no allocation has, " + nearest(base);
+    if (r->released) return text("'%s' was freed before", r->name.c_str());
+    if (r->base != base) return text("an address %zu bytes after the beginning of '%s'", base - r->base,
+                                     r->name.c_str());
+    if (host != (r->kind == MemoryKind::host))
+        return text("'%s' is memory of the %s", r->name.c_str(), host ? "device" : "host");
+    return "";
+}
+
+// Freed memory keeps its addresses for a while, so that a later access to it is found for what it is.
+inline void retire(Region& r) {
+    constexpr size_t most = (size_t)1 << 30;
+    regions.allocated -= r.size;
+    r.released = true;
+    r.size = 0;
+    r.shadow.reset();
+    r.initialised = {};
+    void* base = reinterpret_cast<void*>(r.base);
+    mmap(base, r.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    r.exposed = false;
+    regions.freed.push_back(&r);
+    for (regions.quarantined += r.mapped; regions.quarantined > most; regions.freed.pop_front()) {
+        regions.quarantined -= regions.freed.front()->mapped;
+        regions.forget(regions.freed.front());
+    }
+}
+
+int release(void* base, bool host, const char* file, int line) {
+    const Turn turn;
+    if (turn.error || !base) return turn.error;
+    const std::string wrong = unfit_for_release((uintptr_t)base, host);
+    if (wrong.empty()) return retire(*regions.owned((uintptr_t)base)), cudaSuccess;
+    if (Finding* f = host_finding("invalid-free", host ? "cudaFreeHost" : "cudaFree", wrong, file, line))
+        f->expected = "each allocation is freed once, by the pointer that was given for it: cudaMalloc's by cudaFree, "
+                      "cudaMallocHost's by cudaFreeHost";
+    return failed(cudaErrorInvalidValue);
+}
+
+void memory_left(size_t* free, size_t* total) {
+    *free = device_bytes - regions.allocated;
+    *total = device_bytes;
+}
+
+// ---- copies
+// One side of a copy or a fill: rows of `width` bytes, `pitch` bytes apart.
+struct Rows {
+    uintptr_t base;
+    size_t pitch, width, rows;
+    bool write;
+    Region* region = nullptr;  // none on the host's side
+
+    // From the first byte to the last; false if that is more than there are addresses.
+    bool extent(size_t* bytes) const {
+        return !__builtin_mul_overflow(rows - 1, pitch, bytes) && !__builtin_add_overflow(*bytes, width, bytes);
+    }
+    const char* verb() const { return write ? "write" : "read"; }
+};
+
+struct HostCall {
+    const char* file;
+    int line;
+};
+
+inline bool refuse_rows(const Rows& side, const char* kind, std::string what, const char* expected, HostCall at) {
+    size_t bytes = 0;
+    side.extent(&bytes);
+    const FindingKey key{kind, (uintptr_t)at.file, (uintptr_t)at.line, nullptr};
+    if (findings.repeated(key)) return false;
+    Finding& f = findings.add(key, kind, std::move(what));
+    f.kernel.clear();
+    f.places.push_back(place(text("host %s of %zu bytes", side.verb(), bytes), at.file, at.line));
+    f.expected = expected;
+    f.stopped = true;
     return false;
+}
+
+inline bool check_device_side(Rows& side, HostCall at) {
+    size_t bytes;
+    Region* r = regions.find(side.base);
+    if (!r) r = regions.variable(side.base);
+    if (r && side.extent(&bytes) && r->holds(side.base, bytes)) return side.region = r;
+    std::string what = !r ? "device memory that was not allocated, " + nearest(side.base)
+                       : !side.extent(&bytes)
+                           ? std::string("more bytes than there are addresses")
+                           : text("%zu of %zu bytes are past the end of '%s' (%zu bytes)",
+                                  side.base + bytes - r->base - r->size, bytes, r->name.c_str(), r->size);
+    return refuse_rows(side, "out-of-bounds", std::move(what), "a range within one allocation", at);
+}
+
+inline bool check_host_side(const Rows& side, HostCall at) {
+    const Region* r = regions.owned(side.base);
+    if (!r || r->kind != MemoryKind::device) return true;
+    return refuse_rows(side, "copy-direction",
+                       text("'%s' is device memory, and the kind of the copy says that it is the host's",
+                            r->name.c_str()),
+                       "a kind that names where the memory is, or cudaMemcpyDefault", at);
+}
+
+// The launch that was to write it may have been stopped: then that has been said already.
+inline void report_unwritten(const Rows& from, size_t offset, HostCall at) {
+    if (machine.cut_short) return;
+    const Region& r = *from.region;
+    const FindingKey key{"uninitialised", (uintptr_t)at.file, (uintptr_t)at.line, &r};
+    if (findings.repeated(key)) return;
+    Finding& f = findings.add(key, "uninitialised",
+                              text("'%s' is copied from where nothing has been written", r.name.c_str()));
+    f.kernel.clear();
+    f.places.push_back(place(text("host read of %zu bytes", from.width * from.rows), at.file, at.line));
+    f.buffer = r.name;
+    f.offset = (long long)offset;
+    f.expected = "a store to these bytes before";
+}
+
+// Copies to the host must be of bytes that were written; between device buffers that is handed on.
+inline void carry_initialised(const Rows& to, const Rows& from, HostCall at) {
+    uint8_t* source = from.region && !from.region->initialised.empty() ? from.region->initialised.data() : nullptr;
+    uint8_t* target = to.region && !to.region->initialised.empty() ? to.region->initialised.data() : nullptr;
+    for (size_t row = 0; row < from.rows; row++) {
+        uint8_t* s = source ? source + (from.base - from.region->base) + row * from.pitch : nullptr;
+        uint8_t* t = target ? target + (to.base - to.region->base) + row * to.pitch : nullptr;
+        const void* gap = s && !t ? memchr(s, 0, from.width) : nullptr;
+        if (t && s) memmove(t, s, from.width);
+        if (t && !s) memset(t, 1, to.width);
+        if (gap) return report_unwritten(from, (size_t)(static_cast<const uint8_t*>(gap) - source), at);
+    }
+}
+
+inline bool known(uintptr_t base) { return regions.find(base) || regions.owned(base); }
+
+inline int check_copy(Rows& to, Rows& from, int kind, HostCall at) {
+    if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
+    if (from.rows > 1 && (from.width > from.pitch || to.width > to.pitch)) return cudaErrorInvalidPitchValue;
+    const bool anywhere = kind == cudaMemcpyDefault;
+    const bool from_device = anywhere ? known(from.base)
+                                      : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    const bool to_device = anywhere ? known(to.base)
+                                    : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    if (!(from_device ? check_device_side(from, at) : check_host_side(from, at))) return cudaErrorInvalidValue;
+    if (!(to_device ? check_device_side(to, at) : check_host_side(to, at))) return cudaErrorInvalidValue;
+    return cudaSuccess;
+}
+
+inline void open_side(const Rows& side) {
+    if (side.region) expose(*side.region);
+}
+
+int copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, int kind,
+              const char* file, int line) {
+    const Turn turn;
+    if (turn.error || width == 0 || rows == 0) return turn.error;
+    Rows target{(uintptr_t)to, to_pitch, width, rows, true}, source{(uintptr_t)from, from_pitch, width, rows, false};
+    const HostCall at{file, line};
+    if (const int error = check_copy(target, source, kind, at)) return failed(error);
+    if (SIMT_CHECKED) carry_initialised(target, source, at);
+    open_side(target);
+    open_side(source);
+    for (size_t row = 0; row < rows; row++)
+        memmove(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+    hide_all();
+    return cudaSuccess;
+}
+
+int fill_rows(void* to, size_t pitch, int byte, size_t width, size_t rows, const char* file, int line) {
+    const Turn turn;
+    if (turn.error || width == 0 || rows == 0) return turn.error;
+    if (rows > 1 && width > pitch) return failed(cudaErrorInvalidPitchValue);
+    Rows target{(uintptr_t)to, pitch, width, rows, true};
+    if (!check_device_side(target, {file, line})) return failed(cudaErrorInvalidValue);
+    open_side(target);
+    for (size_t row = 0; row < rows; row++) {
+        memset(static_cast<char*>(to) + row * pitch, byte, width);
+        if (!target.region->initialised.empty())
+            memset(&target.region->initialised[target.base - target.region->base + row * pitch], 1, width);
+    }
+    hide_all();
+    return cudaSuccess;
+}
+
+bool device_memory(const void* pointer, MemoryKind* kind) {
+    const Region* r = regions.owned((uintptr_t)pointer);
+    if (!r || r->released) return false;
+    *kind = r->kind;
+    return true;
 }
 
 size_t set_dynamic_limit(const void* kernel, size_t bytes) { return kernel_of(kernel, "").dynamic_limit = bytes; }
 size_t static_shared_of(const void* kernel) { return kernel_of(kernel, "").own_shared; }
 size_t shared_limit() { return machine.policy.shared_limit; }
 int take_error(bool clear) {
-    const int error = machine.sticky;
-    if (clear) machine.sticky = cudaSuccess;
+    const int error = last_error;
+    if (clear) last_error = cudaSuccess;
     return error;
 }
 u64 ticks() {

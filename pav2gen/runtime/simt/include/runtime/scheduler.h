@@ -75,15 +75,18 @@ inline void prepare_block(u64 linear) {
         lane.warp = (uint16_t)(i / SIMT_WARP_SIZE);
         lane.lane = (uint16_t)(i % SIMT_WARP_SIZE);
         lane.wait = Wait::none;
+        lane.spun_at = nullptr;
     }
 }
 
+// As many stacks as the largest block needed: each costs two mappings, of which a process has some 65,000.
+inline bool make_stacks() {
+    if (machine.stacks.asked == machine.policy.stack_bytes && machine.stacks.count >= machine.threads) return true;
+    machine.fibers = 0;
+    return machine.stacks.allocate(machine.threads, machine.policy.stack_bytes);
+}
+
 inline void prepare_fibers() {
-    // As many stacks as the largest block needed: each costs two mappings, of which a process has some 65,000.
-    if (machine.stacks.asked != machine.policy.stack_bytes || machine.stacks.count < machine.threads) {
-        machine.stacks.allocate(machine.threads, machine.policy.stack_bytes);
-        machine.fibers = 0;
-    }
     for (; machine.fibers < machine.threads; machine.fibers++) {
         Lane& lane = machine.lanes[machine.fibers];
         char *low = machine.stacks.low(machine.fibers), *high = machine.stacks.high(machine.fibers);

@@ -19,6 +19,7 @@ inline void lanes_met(Warp& warp, unsigned index, Mask mask, Collective kind) {
     const WarpOrder order = machine.policy.warp_order;
     if (order == WarpOrder::syncthreads || (order == WarpOrder::syncwarp && kind != Collective::sync)) return;
     const uint32_t tick = ++timekeeper.now;
+    timekeeper.handover.share(index * SIMT_WARP_SIZE, mask);
     if (mask == warp.present) {
         warp.sync_tick = tick;
         return;
@@ -82,6 +83,20 @@ inline void switch_to(Lane& lane) {
 }
 
 void report_deadlock();
+
+// A thread whose atomic has changed nothing for the second time at a word may be waiting for what another thread does:
+// all others that can go on must have their turn.
+void spun(const volatile void* address) {
+    if (!current) return;
+    if (current->spun_at != address) {
+        current->spun_at = address;
+        return;
+    }
+    for (unsigned i = 1; i < machine.threads; i++) {
+        Lane& lane = machine.lanes[(current->flat + i) % machine.threads];
+        if (warp_of(lane).ready & bit_of(lane)) return switch_to(lane);
+    }
+}
 
 // Gives way until somebody makes this thread ready again.
 inline void give_way() {

@@ -78,8 +78,12 @@ int barrier(BarrierResult want, int predicate, const char* file, int line);
 // Brings `value`, waits for all lanes of `mask`, gives this lane's result. `source` matters to shuffles,
 // `width_or_signed` is the width of a shuffle or whether minimum and maximum compare as signed.
 u64 collective(Collective kind, Mask mask, u64 value, int source, int width_or_signed, const char* file, int line);
+// The same among `lanes` lanes of the warp, a power of two, that lie side by side: those of the lane that calls.
+u64 tile_collective(Collective kind, unsigned lanes, u64 value, int source, int width_or_signed, const char* file,
+                    int line);
 Mask active_lanes();
-void fence();
+void fence(bool of_device);                // or of the block only
+void spun(const volatile void* address);  // an atomic has changed nothing there
 void atomic_access(const volatile void* address, unsigned bytes, const void* site);
 void checked_copy(void* to, const void* from, size_t bytes, const void* site);
 void checked_fill(void* to, int byte, size_t bytes, const void* site);
@@ -98,9 +102,17 @@ struct Launch {
 };
 int launch(const Launch& launch);  // gives a cudaError_t
 
-void note_allocation(void* base, size_t bytes, bool initialised, const char* file, int line);
-bool note_release(void* base);
-bool host_access(const void* base, size_t bytes, bool write, const char* file, int line);
+// The host's API. Each gives a cudaError_t, which `failed` has noted for cudaGetLastError.
+enum class MemoryKind : int { device, host, managed };
+int failed(int error);
+int allocate(void** pointer, size_t bytes, MemoryKind kind, const char* file, int line);
+int release(void* pointer, bool host, const char* file, int line);
+// Rows of `width` bytes. `kind` is a cudaMemcpyKind.
+int copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, int kind,
+              const char* file, int line);
+int fill_rows(void* to, size_t pitch, int byte, size_t width, size_t rows, const char* file, int line);
+void memory_left(size_t* free, size_t* total);
+bool device_memory(const void* pointer, MemoryKind* kind);  // false for what was not allocated here
 size_t set_dynamic_limit(const void* kernel, size_t bytes);
 size_t static_shared_of(const void* kernel);
 size_t shared_limit();

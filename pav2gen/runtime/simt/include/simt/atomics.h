@@ -26,33 +26,35 @@ inline double wrapping_add(double a, double b) { return a + b; }
 #define SIMT_NOTE_ATOMIC(address, T) (void)0
 #endif
 
-#define SIMT_ATOMIC(NAME, T, EXPRESSION)                      \
+// WAITS: one that changes nothing may be the test of a lock or a flag, in a loop.
+#define SIMT_ATOMIC(NAME, T, WAITS, EXPRESSION)               \
     SIMT_UNSEEN inline T NAME(T* address, T value) {          \
         SIMT_NOTE_ATOMIC(address, T);                         \
         const T old = *address;                               \
         *address = EXPRESSION;                                \
+        if (WAITS && *address == old) simt::spun(address);    \
         return old;                                           \
     }
-#define SIMT_ATOMIC_INTEGERS(NAME, EXPRESSION) \
-    SIMT_ATOMIC(NAME, int, EXPRESSION)         \
-    SIMT_ATOMIC(NAME, unsigned, EXPRESSION)    \
-    SIMT_ATOMIC(NAME, long long, EXPRESSION)   \
-    SIMT_ATOMIC(NAME, unsigned long long, EXPRESSION)
+#define SIMT_ATOMIC_INTEGERS(NAME, WAITS, EXPRESSION) \
+    SIMT_ATOMIC(NAME, int, WAITS, EXPRESSION)         \
+    SIMT_ATOMIC(NAME, unsigned, WAITS, EXPRESSION)    \
+    SIMT_ATOMIC(NAME, long long, WAITS, EXPRESSION)   \
+    SIMT_ATOMIC(NAME, unsigned long long, WAITS, EXPRESSION)
 
-SIMT_ATOMIC_INTEGERS(atomicAdd, simt::wrapping_add(old, value))
-SIMT_ATOMIC(atomicAdd, float, old + value)
-SIMT_ATOMIC(atomicAdd, double, old + value)
-SIMT_ATOMIC(atomicSub, int, simt::wrapping_add(old, simt::wrapping_add(~value, 1)))
-SIMT_ATOMIC(atomicSub, unsigned, old - value)
-SIMT_ATOMIC_INTEGERS(atomicMin, value < old ? value : old)
-SIMT_ATOMIC_INTEGERS(atomicMax, old < value ? value : old)
-SIMT_ATOMIC_INTEGERS(atomicAnd, old& value)
-SIMT_ATOMIC_INTEGERS(atomicOr, old | value)
-SIMT_ATOMIC_INTEGERS(atomicXor, old ^ value)
-SIMT_ATOMIC_INTEGERS(atomicExch, value)
-SIMT_ATOMIC(atomicExch, float, value)
-SIMT_ATOMIC(atomicInc, unsigned, old >= value ? 0 : old + 1)
-SIMT_ATOMIC(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
+SIMT_ATOMIC_INTEGERS(atomicAdd, true, simt::wrapping_add(old, value))
+SIMT_ATOMIC(atomicAdd, float, true, old + value)
+SIMT_ATOMIC(atomicAdd, double, true, old + value)
+SIMT_ATOMIC(atomicSub, int, false, simt::wrapping_add(old, simt::wrapping_add(~value, 1)))
+SIMT_ATOMIC(atomicSub, unsigned, false, old - value)
+SIMT_ATOMIC_INTEGERS(atomicMin, false, value < old ? value : old)
+SIMT_ATOMIC_INTEGERS(atomicMax, false, old < value ? value : old)
+SIMT_ATOMIC_INTEGERS(atomicAnd, false, old& value)
+SIMT_ATOMIC_INTEGERS(atomicOr, true, old | value)
+SIMT_ATOMIC_INTEGERS(atomicXor, false, old ^ value)
+SIMT_ATOMIC_INTEGERS(atomicExch, true, value)
+SIMT_ATOMIC(atomicExch, float, true, value)
+SIMT_ATOMIC(atomicInc, unsigned, false, old >= value ? 0 : old + 1)
+SIMT_ATOMIC(atomicDec, unsigned, false, old == 0 || old > value ? value : old - 1)
 
 #undef SIMT_ATOMIC
 #undef SIMT_ATOMIC_INTEGERS
@@ -61,7 +63,10 @@ SIMT_ATOMIC(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
     SIMT_UNSEEN inline T atomicCAS(T* address, T expected, T value) { \
         SIMT_NOTE_ATOMIC(address, T);                             \
         const T old = *address;                                   \
-        if (old == expected) *address = value;                    \
+        if (old == expected)                                      \
+            *address = value;                                     \
+        else                                                      \
+            simt::spun(address);                                  \
         return old;                                               \
     }
 SIMT_COMPARE_AND_SWAP(int)

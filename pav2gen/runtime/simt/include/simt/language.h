@@ -1,6 +1,5 @@
 // The CUDA C++ language: qualifiers and built-in variables.
 #pragma once
-#include <memory>  // before __noinline__ becomes a macro: libstdc++ uses it as an attribute's name
 #include "abi.h"
 
 #define __CUDACC_SIMT__ 1

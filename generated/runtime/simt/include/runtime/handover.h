@@ -1,0 +1,80 @@
+// What the threads of a block hand to each other by fences and atomics: through a lock, or a flag.
+//
+// A thread that has fenced and then comes to a word by an atomic leaves there what it did before the fence, and what it
+// knew of others. A thread that comes to the same word later, by an atomic, takes it along.
+#pragma once
+#include <algorithm>
+#include <bitset>
+#include <unordered_map>
+#include <vector>
+#include "machine.h"
+
+namespace simt {
+inline namespace SIMT_ABI {
+
+// Of each thread of the block: what it did before this tick. Empty: nothing is known.
+using Knowledge = std::vector<uint32_t>;
+
+inline void learn(Knowledge& mine, const Knowledge& other) {
+    if (other.empty()) return;
+    if (mine.empty()) mine.resize(machine.threads);
+    for (unsigned i = 0; i < machine.threads; i++) mine[i] = std::max(mine[i], other[i]);
+}
+
+struct Handover {
+    Knowledge fences;             // the tick of each thread's last fence; empty if none has fenced in this block
+    std::vector<Knowledge> of;    // what each thread knows
+    // What was left at a word; beyond so many words, all others share one place.
+    static constexpr size_t most_words = 1 << 14;
+    std::unordered_map<uintptr_t, Knowledge> at;
+    std::unordered_map<uintptr_t, std::bitset<max_threads>> visitors;  // who came to a word by an atomic
+
+    void begin_block() {
+        visitors.clear();
+        if (fences.empty()) return;
+        fences.clear();
+        of.clear();
+        at.clear();
+    }
+    void fence(unsigned thread, uint32_t tick) {
+        if (fences.empty()) fences.resize(machine.threads), of.resize(machine.threads);
+        fences[thread] = tick;
+    }
+    // `heard` gives the tick before which a lane of the thread's warp has synchronized with it.
+    template <class Heard>
+    void meet(uintptr_t address, const Lane& me, Heard heard) {
+        if (visitors.size() < most_words) visitors[address].set(me.flat);
+        if (fences.empty()) return;
+        auto left = at.find(address);
+        if (left == at.end() && at.size() >= most_words) left = at.find(address = 0);
+        if (left != at.end()) learn(of[me.flat], left->second);
+        const uint32_t fence = fences[me.flat];
+        if (!fence) return;
+        Knowledge& here = at[address];
+        here.resize(machine.threads);
+        learn(here, of[me.flat]);
+        here[me.flat] = std::max(here[me.flat], fence);
+        const unsigned first = me.warp * SIMT_WARP_SIZE;
+        for (unsigned i = 0; i < SIMT_WARP_SIZE && first + i < machine.threads; i++)
+            here[first + i] = std::max(here[first + i], std::min(heard(i), fence));
+    }
+    // Lanes of a warp have met, in a way that orders their accesses.
+    void share(unsigned first, Mask lanes) {
+        if (fences.empty()) return;
+        Knowledge all;
+        for (Mask m = lanes; m; m &= m - 1) learn(all, of[first + (unsigned)__builtin_ctzll(m)]);
+        if (all.empty()) return;
+        for (Mask m = lanes; m; m &= m - 1) of[first + (unsigned)__builtin_ctzll(m)] = all;
+    }
+    bool knows(unsigned thread, unsigned other, uint32_t tick) const {
+        return !fences.empty() && !of[thread].empty() && tick < of[thread][other];
+    }
+    bool share_a_word(unsigned a, unsigned b) const {
+        for (const auto& word : visitors)
+            if (word.second[a] && word.second[b]) return true;
+        return false;
+    }
+};
+
+}  // namespace SIMT_ABI
+}  // namespace simt

@@ -1,0 +1,127 @@
+// Device memory that the host must not touch: its pages are closed while the host's code runs.
+//
+// A kernel that touches a closed allocation opens it, until the launch ends. When the host's code does, that is a
+// finding; the allocation is opened then, so that the program goes on and shows what else is wrong with it.
+#pragma once
+#include <signal.h>
+#include <ucontext.h>
+#include <unwind.h>
+#include "regions.h"
+#include "turn.h"
+
+namespace simt {
+inline namespace SIMT_ABI {
+
+inline void expose(Region& r) {
+    if (r.exposed) return;
+    mprotect(reinterpret_cast<void*>(r.base), r.mapped, PROT_READ | PROT_WRITE);
+    r.exposed = true;
+    regions.exposed++;
+}
+inline void hide(Region& r) {
+    mprotect(reinterpret_cast<void*>(r.base), r.mapped, PROT_NONE);
+    r.exposed = false;
+}
+inline void hide_all() {
+    if (!regions.exposed) return;
+    for (auto& r : regions.all)
+        if (r->owned && r->exposed && r->kind == MemoryKind::device) hide(*r);
+    regions.exposed = 0;
+}
+
+inline uintptr_t program_counter(void* context) {
+    const mcontext_t& m = static_cast<ucontext_t*>(context)->uc_mcontext;
+#if defined(__x86_64__)
+    return (uintptr_t)m.gregs[REG_RIP];
+#elif defined(__aarch64__)
+    return (uintptr_t)m.pc;
+#else
+    (void)m;
+    return 0;
+#endif
+}
+// Whether the access that faulted was a store; not known everywhere.
+inline bool was_store(void* context) {
+#if defined(__x86_64__)
+    return static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2;
+#else
+    (void)context;
+    return false;
+#endif
+}
+
+// Is it code of the program, and not of this runtime?
+inline bool is_program(uintptr_t pc) {
+    const Module& module = Module::self();
+    const Symbol* s = module.contains(pc) ? Module::at(module.functions, pc) : nullptr;  // has none of namespace simt
+    return s && s->name.compare(0, 8, "_Z9simt_") != 0;
+}
+// The innermost code of the program on the stack: the fault may be in a function of libc that it called.
+struct Caller {
+    uintptr_t fault, found;
+    bool passed;
+};
+inline _Unwind_Reason_Code look_for_caller(_Unwind_Context* frame, void* data) {
+    Caller& c = *static_cast<Caller*>(data);
+    const uintptr_t pc = _Unwind_GetIP(frame);
+    if (pc == c.fault)
+        c.passed = true;
+    else if (c.passed && is_program(pc))
+        return c.found = pc, _URC_END_OF_STACK;
+    return _URC_NO_REASON;
+}
+inline uintptr_t place_of_fault(uintptr_t pc) {
+    if (is_program(pc)) return pc + 1;
+    Caller c{pc, 0, false};
+    _Unwind_Backtrace(&look_for_caller, &c);
+    return c.found;
+}
+
+inline void report_host_access(Region& r, uintptr_t address, void* context) {
+    const bool store = was_store(context);
+    if (store && !r.initialised.empty()) memset(r.initialised.data(), 1, r.initialised.size());
+    const uintptr_t pc = place_of_fault(program_counter(context));
+    const FindingKey key{"host-access", pc, 0, &r};
+    if (findings.repeated(key)) return;
+    Finding& f = findings.add(key, "host-access",
+                              text("the host's code touches '%s', which is %s", r.name.c_str(),
+                                   r.released ? "freed device memory" : "device memory"));
+    f.kernel.clear();
+    f.places.push_back(place(store ? "host store" : "host load", pc));
+    f.buffer = r.name;
+    f.offset = (long long)(address - r.base);
+    f.expected = "cudaMemcpy to or from it; the CPU can't follow a pointer that cudaMalloc gave";
+}
+
+static struct sigaction handler_before;
+static bool handler_installed = false;
+
+inline void on_host_fault(int number, siginfo_t* info, void* context) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(info->si_addr);
+    {
+        std::lock_guard<std::recursive_timed_mutex> lock(turns.mutex);
+        Region* r = in_kernel() ? nullptr : regions.owned(address);
+        if (r && !r->exposed) {
+            report_host_access(*r, address, context);
+            return expose(*r);
+        }
+    }
+    if (handler_before.sa_flags & SA_SIGINFO)
+        handler_before.sa_sigaction(number, info, context);
+    else if (handler_before.sa_handler == SIG_DFL || handler_before.sa_handler == SIG_IGN)
+        sigaction(number, &handler_before, nullptr);  // and once more, without us
+    else
+        handler_before.sa_handler(number);
+}
+
+inline void watch_host() {
+    if (handler_installed) return;
+    struct sigaction action {};
+    action.sa_sigaction = on_host_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigemptyset(&action.sa_mask);
+    handler_installed = sigaction(SIGSEGV, &action, &handler_before) == 0;
+}
+
+}  // namespace SIMT_ABI
+}  // namespace simt
