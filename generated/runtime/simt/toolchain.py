@@ -7,12 +7,11 @@ import os
 import platform
 import shlex
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from .elf import undefined_thread_locals
 
 #: The headers that stand in for CUDA's, and the runtime's source.
 INCLUDE = Path(__file__).resolve().parent / "include"
@@ -41,6 +40,12 @@ _CHECKED = (
     "-fsanitize=thread", "-fsanitize-coverage=trace-pc",
     "-fsanitize=bounds,signed-integer-overflow,integer-divide-by-zero",
 )  # fmt: skip
+
+# Of object files: the kind of a table of symbols, and of a thread-local variable; the layouts of their headers.
+_SYMTAB = 2
+_TLS = 6
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
 
 
 class ToolchainError(Exception):
@@ -164,6 +169,33 @@ def runtime_command(compiler: Compiler, out: Path, warp_size: int, checked: bool
     """Compiles the runtime itself."""
     words = (*base_flags(compiler, warp_size, checked, native), "-O2", *flags)
     return Command((compiler.path, *words, "-c", str(RUNTIME_SOURCE), "-o", str(out)), out)
+
+
+def undefined_thread_locals(path: Path) -> list[str]:
+    """The thread-local variables that an object file uses and does not define, sorted.
+
+    `__shared__` is `thread_local` here, so these are the dynamic shared arrays that its kernels declare.
+    """
+    data = path.read_bytes()
+    if data[:4] != b"\x7fELF" or data[4] != 2:
+        raise ValueError(f"{path} is no 64-bit ELF object file")
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    sections = [_SECTION.unpack_from(data, table + i * size) for i in range(count)]
+    names: set[str] = set()
+    for section in sections:
+        if section[1] == _SYMTAB:
+            names |= _undefined(data, section[4], section[5], sections[section[6]][4])
+    return sorted(names)
+
+
+def _undefined(data: bytes, start: int, size: int, strings: int) -> set[str]:
+    found = set()
+    for name, info, _other, section, _value, _size in _SYMBOL.iter_unpack(data[start : start + size]):
+        if section == 0 and info & 15 == _TLS:
+            end = data.index(b"\0", strings + name)
+            found.add(data[strings + name : end].decode())
+    return found
 
 
 def _write_dynamic_shared(out: Path, names: Sequence[str]) -> Path:
