@@ -7,6 +7,10 @@ from typing import NamedTuple
 from pav2gen.family.variant import Variant
 from pav2gen.plan.kernel import Kernel
 
+#: Tokens of a long test. It has up to twice as many where that is needed to reach ``LONG_PARTITIONS``.
+LONG_TOKENS = 33_000
+LONG_PARTITIONS = 130
+
 
 class SparsePattern(NamedTuple):
     """Arguments of a block-sparse call, in the order of ``runtime.call.BlockSparse``."""
@@ -22,13 +26,19 @@ class CaseData(NamedTuple):
     """The ``data`` of a test template."""
 
     boundary_lengths: list[int]
+    long_length: int
     sparse_patterns: list[SparsePattern]
     calls_by_sequences: list[tuple[int, int]]
 
 
 def data_of(kernel: Kernel) -> CaseData:
     """The data of the tests of ``kernel``."""
-    return CaseData(boundary_lengths(kernel.v), sparse_patterns(kernel.v.block_size), calls_by_sequences(kernel))
+    return CaseData(
+        boundary_lengths(kernel.v),
+        long_length(kernel.v),
+        sparse_patterns(kernel.v.block_size),
+        calls_by_sequences(kernel),
+    )
 
 
 def boundary_lengths(variant: Variant) -> list[int]:
@@ -36,6 +46,12 @@ def boundary_lengths(variant: Variant) -> list[int]:
     page, partition = variant.block_size, variant.partition_size
     edges = (0, page, partition, partition + page, 2 * partition)
     return sorted({max(0, edge + step) for edge in edges for step in (-1, 0, 1)})
+
+
+def long_length(variant: Variant) -> int:
+    """Tokens of a sequence with several hundred partitions, or fewer where they are long; the last page is not full."""
+    tokens = min(max(LONG_TOKENS, LONG_PARTITIONS * variant.partition_size), 2 * LONG_TOKENS)
+    return tokens // variant.partition_size * variant.partition_size + variant.block_size + 3
 
 
 def sparse_patterns(page: int) -> list[SparsePattern]:

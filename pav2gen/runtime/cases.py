@@ -5,6 +5,7 @@ Made on the CPU, from a seed, in vLLM's layouts.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,16 @@ from .select import Key
 
 #: What stands in a block table past a sequence's last page: following it is an error that shows.
 GARBAGE = 0x7FFF7FFF
+
+
+#: No int32 holds a stride of this many elements.
+FAR = 1 << 31
+
+#: The strides of the outer axes exceed FAR by these multiples of a unit. All differ, so no two elements coincide.
+EXCESS = (1, 101, 10_007)
+
+#: Linux's flag of a mapping that reserves no memory. Python names it from 3.13 on.
+MAP_NORESERVE = 0x4000
 
 
 @dataclass(frozen=True)
@@ -155,7 +166,58 @@ def to(call: Call, device: torch.device) -> Call:
     return Call(**moved)._replace(scratch=Scratch(*map(move, call.scratch)))  # type: ignore[arg-type]
 
 
+def of_heads(call: Call, heads: Sequence[int]) -> Call:
+    """Some query heads of a call with one KV head."""
+    assert call.scratch is not None and call.key_cache.shape[1] == 1
+    return call._replace(
+        out=call.out[:, heads],
+        scratch=Scratch(*(tensor[:, heads] for tensor in call.scratch)),
+        query=call.query[:, heads],
+        alibi_slopes=None if call.alibi_slopes is None else call.alibi_slopes[heads],
+    )
+
+
 def copy_outputs(call: Call) -> Call:
     """The same call with outputs of its own, as they were."""
     assert call.scratch is not None
     return call._replace(out=call.out.clone(), scratch=Scratch(*(tensor.clone() for tensor in call.scratch)))
+
+
+def spread(call: Call) -> Call:
+    """The same CPU call with far strides in its query, caches, block table and scratch.
+
+    Raises OSError where the system grants no address space beyond its memory.
+    """
+    assert call.scratch is not None
+    scratch = Scratch(*(far_apart(tensor, axes=3) for tensor in call.scratch))
+    return call._replace(
+        query=far_apart(call.query, axes=1),
+        key_cache=far_apart(call.key_cache, axes=2),
+        value_cache=far_apart(call.value_cache, axes=2),
+        block_tables=far_apart(call.block_tables, axes=1),
+        scratch=scratch,
+    )
+
+
+def far_apart(tensor: torch.Tensor, axes: int) -> torch.Tensor:
+    """A copy of ``tensor`` in which the strides of the first ``axes`` axes exceed 2^31 elements."""
+    inner = tensor[(0,) * axes].contiguous()
+    unit = -(-max(inner.numel(), 1) // 512) * 512  # holds the inner elements, and keeps them aligned
+    strides = [FAR + unit * excess for excess in EXCESS[:axes]]
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides)) + unit
+    flat = reserve(last, tensor.dtype)
+    return flat.as_strided(tensor.shape, (*strides, *inner.stride())).copy_(tensor)
+
+
+def reserve(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """``count`` elements, all zero, which take memory only where they are touched. Raises OSError if refused."""
+    size = count * torch.empty((), dtype=dtype).element_size()
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+def dense_pieces(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """The tensor, or if its strides are far the pieces between them, each with its indices: ``[2][0]``."""
+    if all(stride < FAR for size, stride in zip(tensor.shape, tensor.stride()) if size > 1):
+        return [("", tensor)]
+    return [(f"[{i}]{indices}", piece) for i in range(tensor.shape[0]) for indices, piece in dense_pieces(tensor[i])]

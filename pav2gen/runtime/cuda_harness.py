@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from . import cases, library
+from . import cases, check, library, op
 from .call import Call, Scratch
 from .cases import Case, make
-from .harness import Harness
-from .oracle import attends
+from .harness import Harness, check_scratch
+from .oracle import attends, excess, reference
 from .select import Row
 from .simt import Report
+from .simt.report import Traffic
 
 #: The CPU machines that run a CUDA kernel, by warp size. A checked build runs on them only.
 HOSTS = ("warp64", "warp32")
@@ -73,6 +74,20 @@ class CudaKernel(Harness):
         self.package.operator.libraries[False] = self.library
         super().check_table(case)
 
+    def check_long(self, case: Case) -> None:
+        """Run a long call on one KV head, and hold its first and its last query head to float64.
+
+        All heads are held if the call is block-sparse, because the pattern depends on their number.
+        """
+        call = make(case)
+        done, count = self.run(call), call.query.shape[1]
+        heads = list(range(count)) if case.sparse else sorted({0, count - 1})
+        done = cases.of_heads(done, heads)
+        truth = reference(done, self.key.kv_cache_dtype, self.partition_size)
+        worst = excess(done.out, truth.out)
+        assert worst <= 1, f"out is off by {worst:.3g} times what is allowed"
+        check_scratch(done, truth)
+
 
 class CheckedKernel(CudaKernel):
     """A CUDA kernel in a checked build. Each launch fails on a finding, and leaves its counters in ``report``.
@@ -98,8 +113,9 @@ class CheckedKernel(CudaKernel):
                 return partials
 
             for name, tensor, writable in buffers(call):
-                address, size = extent(tensor)
-                session.buffer(name, address, size, writable=writable, initialised=not writable)
+                for indices, piece in cases.dense_pieces(tensor):
+                    address, size = extent(piece)
+                    session.buffer(name + indices, address, size, writable=writable, initialised=not writable)
             try:
                 self.library.launch(self.row, call, allocate=allocate)
             finally:  # a finding can stop the launch, which then fails for it
@@ -131,6 +147,47 @@ class CheckedKernel(CudaKernel):
         assert passes == sum(b.loads.passes_ideal + b.stores.passes_ideal for b in shared), "bank conflicts"
         kernel = next(kernel for kernel in self.report.kernels if "partial_kernel" in kernel.name)
         assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
+
+    def check_far_strides(self, case: Case) -> None:
+        """The kernel is right where every stride exceeds 2^31 elements, and touches nothing between its inputs.
+
+        Skips where the system grants no address space beyond its memory.
+        """
+        try:
+            call = cases.spread(make(case))
+        except OSError as error:
+            import pytest
+
+            pytest.skip(f"no address space for far strides: {error}")
+        truth = reference(call, self.key.kv_cache_dtype, self.partition_size)
+        assert check.check(call, self.key.kv_cache_dtype) == self.key
+        op.launch(self.launch, call, self.partition_size)
+        worst = excess(call.out, truth.out)
+        assert worst <= 1, f"out is off by {worst:.3g} times what is allowed"
+        check_scratch(call, truth)
+
+    def check_empty_work(self, *, seq_lens: Sequence[int], max_seq_len: int) -> None:
+        """A call with room for ``max_seq_len`` tokens does no more than one with room for the longest sequence.
+
+        Each warp loads its sequence's length once. All other loads, and the stores, are the same in both calls. Only
+        the caller's scratch is filled to its end, each element once.
+        """
+        tight, roomy = (self._traffic(seq_lens, room) for room in (max(seq_lens), max_seq_len))
+        for name in sorted({*tight, *roomy} - {"seq_lens", "exp_sums", "max_logits"}):
+            for of_roomy, of_tight in zip(roomy[name], tight[name]):
+                same = (of_roomy.accesses, of_roomy.bytes) == (of_tight.accesses, of_tight.bytes)
+                assert same, f"loads and stores of {name} depend on max_seq_len"
+        warps = sum(kernel.threads for kernel in self.report.kernels) // self.report.warp_size
+        assert roomy["seq_lens"][0].accesses == warps, "each warp loads its sequence's length once"
+        rows = len(seq_lens) * self.key.gqa_ratio
+        for name in ("exp_sums", "max_logits"):
+            stored = roomy[name][1].bytes
+            assert stored == 4 * rows * -(-max_seq_len // self.partition_size), f"{name} is stored once"
+
+    def _traffic(self, seq_lens: Sequence[int], max_seq_len: int) -> dict[str, tuple[Traffic, Traffic]]:
+        """Buffer -> (loads, stores) of a call on one KV head."""
+        self.run(make(self.case(seq_lens, max_seq_len=max_seq_len, kv_heads=1)))
+        return {name: (buffer.loads, buffer.stores) for name, buffer in self.report.buffers.items()}
 
 
 def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:

@@ -74,21 +74,18 @@ def reference(call: Call, kv_cache_dtype: str, partition_size: int) -> Reference
 
 
 def gather(call: Call, s: int, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one sequence, page by page: [kv heads, tokens, head size] float64 each."""
+    """K and V of one sequence, in order: [kv heads, tokens, head size] float64 each."""
     _, kv_heads, _, page, _ = call.key_cache.shape
     head_size = call.query.shape[2]
     limit = min(call.max_seq_len, call.block_tables.shape[1] * page)
     length = max(0, min(int(call.seq_lens[s]), limit))
     k_scale, v_scale = float(call.k_scale), float(call.v_scale)
-    keys = torch.zeros(kv_heads, length, head_size, dtype=torch.float64)
-    values = torch.zeros_like(keys)
-    for start in range(0, length, page):
-        block = int(call.block_tables[s, start // page])
-        n = min(page, length - start)
-        k = call.key_cache[block].permute(0, 2, 1, 3).reshape(kv_heads, page, head_size)[:, :n]
-        v = call.value_cache[block].transpose(1, 2)[:, :n]
-        keys[:, start : start + n] = decode(k, kv_cache_dtype, k_scale)
-        values[:, start : start + n] = decode(v, kv_cache_dtype, v_scale)
+    count = -(-length // page)
+    pages = call.block_tables[s, :count].long()
+    k = decode(call.key_cache[pages], kv_cache_dtype, k_scale)  # [count, kv heads, head size / x, page, x]
+    v = decode(call.value_cache[pages], kv_cache_dtype, v_scale)  # [count, kv heads, head size, page]
+    keys = k.permute(1, 0, 3, 2, 4).reshape(kv_heads, count * page, head_size)[:, :length]
+    values = v.permute(1, 0, 3, 2).reshape(kv_heads, count * page, head_size)[:, :length]
     return keys, values
 
 

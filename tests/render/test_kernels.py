@@ -246,7 +246,7 @@ class TestFiles:
         assert used.record(*TEMPLATES).keys() == {f"templates/{name}" for name in TEMPLATES}
 
 
-@pytest.mark.parametrize("backends, fixtures", [("[torch]", {"kernel"}), ("[cuda]", {"cuda", "checked"})])
+@pytest.mark.parametrize("backends, fixtures", [("[torch]", {"kernel"}), ("[cuda]", {"cuda", "long_cuda", "checked"})])
 def test_tests_are_rendered_for_the_backends_of_the_spec(
     write_spec: Callable[..., Path], backends: str, fixtures: set[str]
 ) -> None:

@@ -27,6 +27,7 @@ backends: [torch, cuda]
 PLAIN = dict(size=64, ratio=3, partition=128, page=16, kv="auto", alibi="false", sparse="false")
 FAMILIES = {
     "dense": PLAIN,
+    "wide": {**PLAIN, "size": 80},  # two slices in the reduction
     "odd": {**PLAIN, "size": 40, "page": 8},  # rows end before the threads do
     "stepped": {**PLAIN, "ratio": 32, "partition": 512},  # several steps in a partition
     "biased": {**PLAIN, "alibi": "true"},
@@ -37,7 +38,10 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Fault:
-    """``old`` becomes ``new``, once; ``found`` is the kind of finding, or empty where the numbers tell."""
+    """``old`` becomes ``new``, once; ``found`` is the kind of finding, or empty where the numbers tell.
+
+    run: the method below that must catch it.
+    """
 
     name: str
     found: str
@@ -45,6 +49,12 @@ class Fault:
     new: str
     family: str = "dense"
     header: str = ""
+    run: str = "short"
+
+
+def narrow(name, old, header="", family="dense"):
+    """The fault of an offset that is computed in 32 bits."""
+    return Fault(f"{name} in 32 bits", "out", old, f"static_cast<int>({old})", family, header, run="far")
 
 
 FAULTS = [
@@ -62,7 +72,21 @@ FAULTS = [
     Fault("scores past the end of shared memory", "out", "s.weights[h][token] = token", "s.weights[h][token + kStepTokens * kBlockHeads] = token"),
     Fault("block table read past the end", "out", "i < pages; i += kThreads) s.pages[i] = table[i]", "i <= pages; i += kThreads) s.pages[i] = table[i + 64]"),
     Fault("rows past the end of the values", "out", "if (r * kRowsPerRound + first_row >= kHeadSize) continue;", "", "odd"),
-    Fault("block number times a 32-bit stride", "out", "page * a.key_page_stride", "static_cast<int>(page * 3000000000ll)"),
+    narrow("offset of a page of keys", "page * a.key_page_stride"),
+    narrow("offset of a head of keys", "at.kv_head * a.key_head_stride"),
+    narrow("offset of a page of values", "page * a.value_page_stride"),
+    narrow("offset of a head of values", "at.kv_head * a.value_head_stride"),
+    narrow("offset of a query", "at.seq * a.query_stride"),
+    narrow("offset of a row of the block table", "at.seq * a.table_stride"),
+    narrow("offset in max_logits", "s * a.maxima_seq_stride + h * a.maxima_head_stride + p * a.maxima_part_stride", "pav2_partition.cuh"),
+    narrow("offset in exp_sums", "s * a.sums_seq_stride + h * a.sums_head_stride + p * a.sums_part_stride", "pav2_partition.cuh"),
+    narrow("offset in tmp_out", "at.seq * a.tmp_seq_stride + head * a.tmp_head_stride + at.partition * a.tmp_part_stride", "pav2_partition.cuh"),
+    Fault("partitions past the first 128 lost", "", "const bool live = at < count;", "const bool live = at < min(count, 128);", header="pav2_reduce.cuh", run="long"),
+    Fault("only the first round of partitions", "", "p < count; p += kStride * kLoadsInFlight", "p < min(count, kStride); p += kStride * kLoadsInFlight", header="pav2_reduce.cuh", run="long"),
+    Fault("a warp's partitions lost", "", "for (int w = 0; w < kReduceWarps; ++w) {\n        total", "for (int w = 1; w < kReduceWarps; ++w) {\n        total", header="pav2_reduce.cuh"),
+    Fault("sums not raised to the block's maximum", "", "merged.raise(block_max(merged.m, maxima));", "block_max(merged.m, maxima);", header="pav2_reduce.cuh"),
+    Fault("second slice of the head not written", "", "mine >= kHeadSize) return;", "mine >= kHeadSize || slice > 0) return;", "wide", "pav2_reduce.cuh"),
+    Fault("empty partitions not marked", "", "a.partitions; p += stride) write", "a.partitions; p += stride) if (p < 0) write", header="pav2_partition.cuh"),
     Fault("load at half a grain", "misaligned", "keys[r] += grain * 16 + part", "keys[r] += 4 + grain * 16 + part"),
     Fault("all partitions write one place", "race", "(row * a.partitions + at.partition) * head_size + dim", "row * a.partitions * head_size + dim", header="pav2_partition.cuh"),
     Fault("every lane writes the state", "race", "|| lane != 0) continue;", ") continue;"),
@@ -135,23 +159,43 @@ def module(mutants, name):
     return importlib.import_module(f"{mutants.package.__name__}.runtime.{name}")
 
 
-def run(mutants, row, rows, host):
-    """Run a row in the checked build on lengths that reach everything: several pages, a tail, an empty partition."""
-    kernel = module(mutants, "cuda_harness").CheckedKernel(mutants.package, row, host, rows)
-    kernel.check(kernel.case([row.partition_size + 37, 0, 21, 3 * row.partition_size], seed=1))
+def checked(mutants, row, rows, host):
+    """The checked build of a row."""
+    return module(mutants, "cuda_harness").CheckedKernel(mutants.package, row, host, rows)
+
+
+def short(kernel):
+    """Lengths that reach everything: several pages, a tail, an empty partition."""
+    kernel.check(kernel.case([kernel.partition_size + 37, 0, 21, 3 * kernel.partition_size], seed=1))
+
+
+def far(kernel):
+    """Strides beyond 2^31 elements."""
+    kernel.check_far_strides(kernel.case([kernel.partition_size + 37, 3], seed=1, shared_blocks=3))
+
+
+def long(kernel):
+    """More than 128 partitions."""
+    kernel.check_long(kernel.case([130 * kernel.partition_size], seed=1, kv_heads=1, shared_blocks=32))
+
+
+RUNS = {"short": short, "far": far, "long": long}
+
+
+HEALTHY = [*(("short", family) for family in FAMILIES), ("far", "dense"), ("long", "dense")]
 
 
 @pytest.mark.parametrize("host", ["warp64", "warp32"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_healthy_kernels_pass(mutants, family, host):
-    run(mutants, mutants.healthy[family], list(mutants.healthy.values()), host)
+@pytest.mark.parametrize("run, family", HEALTHY)
+def test_healthy_kernels_pass(mutants, run, family, host):
+    RUNS[run](checked(mutants, mutants.healthy[family], list(mutants.healthy.values()), host))
 
 
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=[fault.name.replace(" ", "-") for fault in FAULTS])
 def test_caught(mutants, number):
     fault = FAULTS[number]
     with pytest.raises((AssertionError, RuntimeError)) as raised:  # a finding is an AssertionError too
-        run(mutants, mutants.rows[number], mutants.rows, "warp64")
+        RUNS[fault.run](checked(mutants, mutants.rows[number], mutants.rows, "warp64"))
     findings = getattr(raised.value, "findings", ())
     kinds = {finding.kind for finding in findings}
     assert bool(findings) == bool(fault.found), f"{kinds}: {raised.value}"
