@@ -6,24 +6,23 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pav2gen.errors import UserError
 from pav2gen.files import sha256
-from pav2gen.install import tree_state as standing
-from pav2gen.install.callers import decodes
-from pav2gen.install.diff import unified
-from pav2gen.install.edits import Edited, Fork, edit
+from pav2gen.install.decode_callers import calls_forward_decode, foreign_overrides
 from pav2gen.install.hunks import hunks
-from pav2gen.install.imports import try_import
-from pav2gen.install.package_contents import Choice, Contents, contents
+from pav2gen.install.package_contents import Choice, PackageContents, package_contents
+from pav2gen.install.patch import Fork, PatchedSources, patch_sources
 from pav2gen.install.payload.structure import LAYER
-from pav2gen.install.pyc import unchecked
-from pav2gen.install.record import NAME, Edit, Record
+from pav2gen.install.record import NAME, Record, RecordedEdit
 from pav2gen.install.repository import Repository
 from pav2gen.install.transaction import Change, transaction
-from pav2gen.install.tree_state import Standing
-from pav2gen.install.trees import PAV2, VllmTree, find
+from pav2gen.install.tree_state import TreeState, read_tree_state, tidy
+from pav2gen.install.trees import PAV2, VllmTree, find_trees
+from pav2gen.install.trial_import import try_import
+from pav2gen.install.unchecked_bytecode import unchecked
+from pav2gen.install.unified_diff import unified
 from pav2gen.output.lock import OnWait, locked, no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.render.kernels import GENERATOR
@@ -50,7 +49,7 @@ class InstallOptions:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedInstall:
     """What an install does to one tree: what it is, the changes in their order, the source files edited, the diff."""
 
     tree: VllmTree
@@ -65,8 +64,8 @@ class Planned:
 class Outcome:
     """What an install did, or would do if it was a dry run. ``imported`` is False where no import was tried."""
 
-    contents: Contents
-    trees: tuple[Planned, ...]
+    contents: PackageContents
+    trees: tuple[PlannedInstall, ...]
     imported: bool
     commit: str
 
@@ -82,14 +81,14 @@ def install(path: Path, options: InstallOptions) -> Outcome:
     Everything is computed and tried before the first write. Raises UserError, with nothing changed, where a tree is not
     as a vLLM that is known, the package is not sound, files would be lost, or something cannot be written.
     """
-    trees = find(path)
+    trees = find_trees(path)
     with ExitStack() as held:
         held.enter_context(shared(options.generated, options.on_wait))
         for tree in trees:
             held.enter_context(locked(tree.folder, options.on_wait))
         repository = Repository(trees) if options.commit and not options.dry_run else None
-        chosen = contents(options.generated, options.choice, MODULES)
-        found = [standing.read(tree) for tree in trees]
+        chosen = package_contents(options.generated, options.choice, MODULES)
+        found = [read_tree_state(tree) for tree in trees]
         planned = tuple(_plan(each, chosen, options) for each in found)
         changes = _together(planned)
         imported = bool(changes and options.python) and try_import(chosen.files, options.python)
@@ -99,18 +98,18 @@ def install(path: Path, options: InstallOptions) -> Outcome:
                 commit = repository.commit(_paths(changes), _message(chosen)) if repository else ""
         if not options.dry_run:
             for each in found:
-                standing.tidy(each, chosen.files)
+                tidy(each, chosen.files)
     return Outcome(chosen, planned, imported, commit)
 
 
-def _plan(found: Standing, chosen: Contents, options: InstallOptions) -> Planned:
+def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) -> PlannedInstall:
     """The changes of one tree."""
     check_ours(found, options.force, chosen.files)
     tree = found.tree
-    edited = edit({path: source.original for path, source in found.sources.items()}, tree.shown)
+    edited = patch_sources({path: source.original for path, source in found.sources.items()}, tree.shown)
     record = _record(found, chosen, edited, options)
     sources = {path: edited.sources.get(path, source.original) for path, source in found.sources.items()}
-    return Planned(
+    return PlannedInstall(
         tree,
         edited.fork,
         tuple(_changes(found, chosen.files, sources, record)),
@@ -120,14 +119,19 @@ def _plan(found: Standing, chosen: Contents, options: InstallOptions) -> Planned
     )
 
 
-def check_ours(found: Standing, force: bool, files: Collection[str] = ()) -> None:
+def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
     """Raise UserError where ``pav2/`` is not ours; unless ``force``, also where someone's work in it would be lost.
 
-    files: what is to be put there, by path below it.
+    files: the files to install, by path below ``pav2/``.
     """
     shown = found.tree.where(PAV2)
     if found.record is None and found.files:
         raise UserError(f"is there and not from pav2gen install (it has no {NAME}); move it away", shown)
+    for folder in sorted({str(parent) for path in files for parent in PurePosixPath(path).parents}):
+        if folder in found.files:
+            raise UserError("stands where a folder of the package belongs; remove it", f"{shown}/{folder}")
+    for path in sorted(path for path in files if found.files.get(path) == ""):  # without a digest
+        raise UserError("is not a regular file, and a file of the package belongs there; remove it", f"{shown}/{path}")
     edited = [path for path in found.edited() if path in found.files]
     edited += [path for path in found.strangers() if path in files]
     if edited and not force:
@@ -135,7 +139,7 @@ def check_ours(found: Standing, force: bool, files: Collection[str] = ()) -> Non
         raise UserError(f"{lost}; nothing was changed. To replace them, add --force", shown)
 
 
-def _record(found: Standing, chosen: Contents, edited: Edited, options: InstallOptions) -> Record:
+def _record(found: TreeState, chosen: PackageContents, edited: PatchedSources, options: InstallOptions) -> Record:
     originals = {path: found.sources[path].original for path in edited.sources}
     return Record(
         generator=GENERATOR,
@@ -150,12 +154,12 @@ def _record(found: Standing, chosen: Contents, edited: Edited, options: InstallO
     )
 
 
-def _edit(before: bytes, after: bytes) -> Edit:
-    return Edit(sha256(before), sha256(after), hunks(before.decode("utf-8-sig"), after.decode("utf-8-sig")))
+def _edit(before: bytes, after: bytes) -> RecordedEdit:
+    return RecordedEdit(sha256(before), sha256(after), hunks(before.decode("utf-8-sig"), after.decode("utf-8-sig")))
 
 
 def _changes(
-    found: Standing, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
+    found: TreeState, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
 ) -> Iterator[Change]:
     """The changes that install ``files`` and ``sources``; none where they are installed.
 
@@ -186,8 +190,10 @@ def _changes(
         yield Change(place, record.content())
 
 
-def _notes(found: Standing, edited: Edited) -> Iterator[str]:
-    """What is to be told of a tree beside what it is."""
+def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
+    """What a user should know of a tree beside what it is."""
+    yield from edited.notes
+    yield from foreign_overrides(found.tree)
     for path, source in found.sources.items():
         if source.edited:
             yield f"{path} was edited since the last install; those edits stay"
@@ -197,11 +203,11 @@ def _notes(found: Standing, edited: Edited) -> Iterator[str]:
         yield f"{PAV2} holds files that are not from pav2gen: {', '.join(found.strangers()[:5])}"
     if LAYER not in edited.sources:
         yield f"{LAYER} has no place for check_layer: a shape without a kernel is told at the first call, not at load"
-    if not decodes(found.tree):
+    if not calls_forward_decode(found.tree):
         yield "no backend of this tree calls PagedAttention.forward_decode; only direct calls of the operator take V2"
 
 
-def _together(planned: Sequence[Planned]) -> list[Change]:
+def _together(planned: Sequence[PlannedInstall]) -> list[Change]:
     """The changes of all trees. Raises UserError where two share a file, by a link, that each needs another edit of."""
     changes = [change for plan in planned for change in plan.changes]
     last = {change.path: change for change in changes}
@@ -215,7 +221,7 @@ def _paths(changes: Sequence[Change]) -> list[Path]:
     return list(dict.fromkeys(change.path for change in changes))
 
 
-def _message(chosen: Contents) -> str:
+def _message(chosen: PackageContents) -> str:
     """The message of the commit: the specs and the hashes of what was installed."""
     names = ", ".join(chosen.specs)
     thresholds = " or ".join(map(str, chosen.thresholds()))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from pav2gen.install.apply import Outcome, Planned
-    from pav2gen.install.package_contents import Contents
+    from pav2gen.install.apply import Outcome, PlannedInstall
+    from pav2gen.install.package_contents import PackageContents
     from pav2gen.install.status import Status
     from pav2gen.install.undo import Undone
 
@@ -156,7 +156,7 @@ def _print_install(outcome: Outcome, dry_run: bool) -> None:
         click.echo(f"committed {outcome.commit}")
 
 
-def _print_planned(planned: Planned, outcome: Outcome, dry_run: bool) -> None:
+def _print_planned(planned: PlannedInstall, outcome: Outcome, dry_run: bool) -> None:
     click.echo(f"{planned.tree.shown}: {planned.fork}")
     for note in planned.notes:
         click.echo(f"note: {note}")
@@ -185,6 +185,8 @@ def _print_status(found: Status, out: Path) -> None:
     extras = [f"min_seq_len {record.min_seq_len}"] * (record.min_seq_len is not None)
     extras += ["with tests"] * record.tests + [f"prebuilt {record.prebuilt}"] * bool(record.prebuilt)
     click.echo(f"  installed by {record.generator}: {'; '.join([specs, *extras])}")
+    if found.library:
+        click.echo(f"  the library is {found.library}")
     if not record.complete:
         click.echo("  incomplete: the install was cut short; run it again")
     _print_all("edited", found.edited, "as it was installed")
@@ -217,7 +219,7 @@ def _print_undone(undone: Undone, dry_run: bool) -> None:
         click.echo(f"  note: kept in attention/ops/pav2, for they are not from pav2gen: {', '.join(undone.kept)}")
 
 
-def _specs(contents: Contents) -> str:
+def _specs(contents: PackageContents) -> str:
     return ", ".join(f"{name} ({len(entry.rows)} kernels)" for name, entry in contents.specs.items())
 
 

@@ -1,32 +1,51 @@
-"""What an edit changed in a text, line by line, kept so that it can be taken back: also after other edits."""
+"""The lines that an edit changed in a text, kept so that they can be taken back, also after other people's edits."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
+#: Begins the comment above all lines that an install puts into a file.
+MARKER = "# pav2gen: "
+
+#: The only change of a line without the marker beside it: the test of an ``if`` or ``elif`` becomes ``use_v1``.
+TEST_CHANGE = re.compile(r"(\s*(?:el)?if)\b[^\n]*:[^\n]*\n\0\1 use_v1:[^\n]*\n")
+
 
 class Hunk(NamedTuple):
-    """Lines that an edit took out, and the lines that it put in their place."""
+    """Lines that an edit removed, and the lines that it put in their place."""
 
     old: str
     new: str
 
 
+def is_ours(hunk: Hunk) -> bool:
+    """Whether an install can have made the hunk: it puts in marked lines, or changes one test to ``use_v1``."""
+    return MARKER in hunk.new or bool(TEST_CHANGE.fullmatch(f"{hunk.old}\0{hunk.new}"))
+
+
 def hunks(before: str, after: str) -> tuple[Hunk, ...]:
-    """What makes ``after`` out of ``before``. The new lines of each hunk stand once in ``after``."""
+    """The hunks that turn ``before`` into ``after``, both edited by an install.
+
+    The new lines of each hunk occur exactly once in ``after``, and each hunk ``is_ours``.
+    """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     found = []
     for i1, i2, j1, j2 in _differences(old, new):
-        while after.count("".join(new[j1:j2])) != 1 and i1 and j1:  # the line before tells them apart
+        while after.count("".join(new[j1:j2])) != 1 and i1 and j1:  # include lines before it until it is unique
             i1, j1 = i1 - 1, j1 - 1
-        found.append(Hunk("".join(old[i1:i2]), "".join(new[j1:j2])))
-    return tuple(found)
+        found.append((i1, i2, j1, j2))
+    made = [Hunk("".join(old[i1:i2]), "".join(new[j1:j2])) for i1, i2, j1, j2 in found]
+    if not all(map(is_ours, made)):  # the matcher has split one insertion at a line that occurs in both texts
+        i1, j1, i2, j2 = found[0][0], found[0][2], found[-1][1], found[-1][3]
+        made = [Hunk("".join(old[i1:i2]), "".join(new[j1:j2]))]
+    return tuple(made)
 
 
 def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """The ranges that differ. What both begin and end with is left out first: the matcher is slow on long texts."""
+    """The ranges that differ. The common head and tail are left out first: the matcher is slow on long texts."""
     shorter = min(len(old), len(new))
     head = next((i for i in range(shorter) if old[i] != new[i]), shorter)
     tail = next((i for i in range(shorter - head) if old[-1 - i] != new[-1 - i]), shorter - head)
@@ -37,7 +56,7 @@ def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def reverse(text: str, applied: Sequence[Hunk]) -> str | None:
-    """``text`` with the hunks taken back, None where one does not stand in it exactly once."""
+    """``text`` with the hunks taken back; None if the new lines of one do not occur in it exactly once."""
     for hunk in applied:
         if text.count(hunk.new) != 1:
             return None

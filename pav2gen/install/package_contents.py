@@ -1,8 +1,7 @@
-"""What goes into a vLLM tree or a wheel: the chosen specs of a generated package, with a table for just these."""
+"""What goes into a vLLM tree or a wheel: the chosen specs of a generated package, with a dispatch table of these."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,8 @@ from pav2gen.render.fileset import FileSet
 from pav2gen.render.manifest import SHARED, Manifest
 from pav2gen.render.package import render_package
 from pav2gen.render.templates import Templates
+from pav2gen.runtime.library_record import Record as LibraryRecord
+from pav2gen.runtime.library_record import RecordError, mismatch, open_regular, read_record, source_digest
 from pav2gen.wording import did_you_mean, quoted
 
 PAYLOAD = Path(__file__).parent / "payload"
@@ -22,19 +23,18 @@ PAYLOAD = Path(__file__).parent / "payload"
 #: The folder, below the package, of a library that was compiled elsewhere.
 PREBUILT = "prebuilt"
 
-#: What only tests need: pytest's settings, inputs and references, and the C++ that executes CUDA on a CPU.
+#: Files that only tests need: pytest's settings, inputs and references, and the C++ that executes CUDA on a CPU.
 FOR_TESTS = frozenset(
     ("pytest.ini", *(f"runtime/{name}.py" for name in ("cases", "cuda_harness", "harness", "oracle", "probe")))
 )
 SIMT = "runtime/simt/include/"
 
-#: The machine of an ELF file, as the tags of wheels spell it.
-MACHINES = {62: "x86_64", 183: "aarch64"}
-
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a generated package is wanted: all, if no ``specs``; ``min_seq_len`` overrides that of the specs."""
+    """The wanted part of a generated package: every spec, unless ``specs`` names some. ``min_seq_len`` overrides the
+    specs' own; ``tests`` adds the kernels' tests; ``prebuilt`` is a compiled library of the CUDA kernels.
+    """
 
     specs: tuple[str, ...] = ()
     min_seq_len: int | None = None
@@ -43,8 +43,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """The files of the package to be, and the manifests of its specs. ``machine`` is that of a prebuilt library."""
+class PackageContents:
+    """The files of the package, and the manifests of its specs. machine: the processor of a prebuilt library."""
 
     files: FileSet
     specs: Mapping[str, Manifest]
@@ -60,11 +60,11 @@ class Contents:
         return sorted({row["min_seq_len"] for entry in self.specs.values() for row in entry.rows})
 
 
-def contents(generated: Path, choice: Choice, modules: Sequence[str]) -> Contents:
-    """The chosen part of the package at ``generated``, and of our own ``modules`` (names in ``payload``) beside it.
+def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) -> PackageContents:
+    """The chosen part of the package at ``generated``, with our own ``modules`` (names in ``payload``) beside it.
 
-    Raises UserError where there is no sound package at ``generated``, or it is not as its manifests say, and for a
-    spec that it lacks.
+    Raises UserError where there is no sound package at ``generated``, a file differs from its manifest, or a chosen
+    spec is missing.
     """
     found = _sound(generated)
     specs = {name: _with_threshold(found.manifests[name], choice.min_seq_len) for name in _names(found, choice.specs)}
@@ -77,7 +77,7 @@ def contents(generated: Path, choice: Choice, modules: Sequence[str]) -> Content
                 files.add(path, table.get(path, content) if path == "dispatch.py" else content)
     for name in modules:
         files.add(f"{name}.py", (PAYLOAD / f"{name}.py").read_bytes())
-    return _with_prebuilt(Contents(files, specs), choice.prebuilt)
+    return _with_prebuilt(PackageContents(files, specs), choice.prebuilt)
 
 
 def _sound(generated: Path) -> tree.Tree:
@@ -131,24 +131,53 @@ def _wanted(path: str, choice: Choice) -> bool:
     return choice.tests or not (path in FOR_TESTS or path.startswith(SIMT) or path.split("/")[1:2] == ["tests"])
 
 
-def _with_prebuilt(found: Contents, library: Path | None) -> Contents:
-    """``found`` and a compiled library of its CUDA kernels. Raises UserError where the library is not that."""
-    if library is None:
+def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents:
+    """``found`` with a compiled library of its CUDA kernels.
+
+    Raises UserError for any other file, a library for the CPU, and one that was compiled from other sources.
+    """
+    if path is None:
         return found
-    try:
-        content = library.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", str(library)) from error
-    if content[:4] != b"\x7fELF" or len(content) < 20:
-        raise UserError("is no shared library (not an ELF file)", str(library))
-    symbols = [row["symbol"] for entry in found.specs.values() for row in entry.rows if row["cuda"]]
-    if not symbols:
-        raise UserError("--prebuilt: the chosen specs have no CUDA kernels", str(library))
-    absent = [symbol for symbol in symbols if f"\0{symbol}\0".encode() not in content]
-    if absent:
-        raise UserError(f"lacks {len(absent)} of the {len(symbols)} CUDA kernels, as {absent[0]}", str(library))
+    library = read_library(path)
+    sources = cuda_sources(found)
+    if not sources:
+        raise UserError("--prebuilt: the chosen specs have no CUDA kernels", str(path))
+    if not library.on_gpu:
+        raise UserError(f"is for the CPU ({library}); --prebuilt takes a library for a GPU", str(path))
+    lacking = library.lacking(sources)
+    reason = mismatch(library, sources)
+    if lacking and not reason:
+        reason = f"it lacks {len(lacking)} of the {len(sources)} CUDA kernels, as {lacking[0]}"
+    if reason:
+        raise UserError(f"does not fit the package: {reason}", str(path))
     files = FileSet()
     files.update(found.files)
-    files.add(f"{PREBUILT}/{library.name}", content)
-    (machine,) = struct.unpack_from("<H", content, 18)
-    return replace(found, files=files, machine=MACHINES.get(machine, ""))
+    files.add(f"{PREBUILT}/{path.name}", _content(path))
+    return replace(found, files=files, machine=library.machine)
+
+
+def cuda_sources(found: PackageContents) -> dict[str, str]:
+    """The digest of the sources of each CUDA kernel of a package, by the name of its entry function."""
+    paths = {row["symbol"]: row["cuda"] for entry in found.specs.values() for row in entry.rows if row["cuda"]}
+    return {symbol: source_digest(path, found.files.__getitem__) for symbol, path in paths.items()}
+
+
+def read_library(path: Path) -> LibraryRecord:
+    """What a compiled library says of itself; none of its code runs. Raises UserError for any other file."""
+    try:
+        return read_record(path)
+    except RecordError as reason:
+        raise UserError(f"is not usable: {reason}", str(path)) from reason
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", str(path)) from error
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a library that ``read_library`` has read. Raises UserError where it is not there any more."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            return file.read()
+    except RecordError as reason:
+        raise UserError(f"is not usable: {reason}", str(path)) from reason
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", str(path)) from error

@@ -1,7 +1,7 @@
-"""INSTALLED.json: what ``pav2gen install`` did to a tree, from what, and how it is taken back. It stands in ``pav2/``.
+"""INSTALLED.json: what ``pav2gen install`` did to a tree, from which package, and how to undo it. It lies in ``pav2/``.
 
-It is written before the first change, naming the record that it replaces, and again after the last without that: an
-install that was killed leaves it behind, and the next install or uninstall knows both states for ours.
+The record is written before the first change, together with the record that it replaces, and again after the last
+change, alone. An install that was killed leaves both, so that the next install or uninstall recognizes either state.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 from pav2gen import json_data
 from pav2gen.errors import UserError
-from pav2gen.install.hunks import Hunk
+from pav2gen.install.hunks import Hunk, is_ours
 
 NAME = "INSTALLED.json"
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Edit:
-    """One source file of vLLM: the sha256 before and after, and what changed, in the text after its BOM."""
+class RecordedEdit:
+    """The edit of one source file of vLLM: its sha256 before and after, and the hunks, in the text after its BOM."""
 
     before: str
     after: str
@@ -32,9 +32,9 @@ class Edit:
 class Record:
     """One install.
 
-    specs: name -> the sha256 of the spec and the number of its kernels. all_specs: whether they were all there were.
-    files: path below ``pav2/`` -> sha256. edits: path below vLLM's folder -> edit. replaces: the record of the install
-    before this one, while this one is under way.
+    specs: name -> the sha256 of the spec and the number of its kernels. all_specs: whether every spec of the package
+    was installed. files: path below ``pav2/`` -> sha256. edits: path below vLLM's folder -> edit. replaces: while this
+    install is under way, the record of the install before it.
     """
 
     generator: str
@@ -45,7 +45,7 @@ class Record:
     prebuilt: str
     digest: str
     files: Mapping[str, str]
-    edits: Mapping[str, Edit]
+    edits: Mapping[str, RecordedEdit]
     complete: bool = True
     replaces: Record | None = None
 
@@ -54,11 +54,11 @@ class Record:
         return (json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True) + "\n").encode()
 
     def under_way(self, earlier: Record | None) -> Record:
-        """This record as it stands while its install is under way."""
+        """This record as it is written while its install is under way."""
         return replace(self, complete=False, replaces=earlier and replace(earlier, replaces=None))
 
     def states(self) -> list[Record]:
-        """The installs that a file of the tree may come from: this one, and the one that it was replacing."""
+        """The installs that may have written a file of the tree: this one, and the one that it was replacing."""
         return [self, *([self.replaces] if self.replaces else [])]
 
     def known(self, path: str) -> set[str]:
@@ -66,8 +66,8 @@ class Record:
         return {state.files[path] for state in self.states() if path in state.files}
 
 
-def parse(content: bytes, where: str) -> Record:
-    """The record in a file. Raises UserError where it is not as an install wrote it."""
+def parse_record(content: bytes, where: str) -> Record:
+    """The record in a file. Raises UserError for a file that no install can have written."""
     try:
         return _record(json_data.fields(_RECORD)(json_data.parse_json(content)))
     except ValueError as error:
@@ -86,11 +86,14 @@ def _record(data: dict[str, Any]) -> Record:
 
 
 def _hunk(value: Any) -> Hunk:
-    """Reads the lines that an edit took out, and those that it put in."""
+    """Reads the lines that an edit removed, and those that it put in."""
     lines = json_data.items(_lines)(value)
     if len(lines) != len(Hunk._fields):
         raise ValueError(f"{json_data.seen(value)} is not a pair of texts")
-    return Hunk(*lines)
+    hunk = Hunk(*lines)
+    if not is_ours(hunk):
+        raise ValueError("it would undo lines that no install puts in")
+    return hunk
 
 
 def _lines(value: Any) -> str:
@@ -114,7 +117,7 @@ _FIELDS: Mapping[str, json_data.Reader] = {
     "prebuilt": json_data.text,
     "digest": json_data.digest,
     "files": json_data.mapping(json_data.path, json_data.digest),
-    "edits": json_data.mapping(json_data.path, lambda value: Edit(**_EDIT(value))),
+    "edits": json_data.mapping(json_data.path, lambda value: RecordedEdit(**_EDIT(value))),
     "complete": json_data.boolean,
     "replaces": json_data.anything,
 }

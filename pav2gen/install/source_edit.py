@@ -19,7 +19,7 @@ from pav2gen.errors import UserError
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file's text without its BOM, and its syntax tree. ``where`` names it in messages."""
 
     where: str
@@ -28,7 +28,7 @@ class Source:
     tree: ast.Module
 
     @classmethod
-    def read(cls, content: bytes, where: str) -> Source:
+    def parse(cls, content: bytes, where: str) -> SourceFile:
         """The source in ``content``. Raises UserError where it is not UTF-8, or no Python."""
         bom = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
         try:
@@ -49,7 +49,7 @@ class Insertion(NamedTuple):
     lines: str
 
 
-def insert(source: Source, insertions: Sequence[Insertion], tests: Mapping[int, str] = {}) -> bytes:
+def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Mapping[int, str] = {}) -> bytes:
     """The bytes of ``source`` with ``insertions`` made, each behind its comment.
 
     tests: line of an ``if`` or ``elif`` -> the name that becomes its test; in an insertion, the name ``TEST`` stands

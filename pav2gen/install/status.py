@@ -8,13 +8,12 @@ from pathlib import Path
 
 from pav2gen.errors import UserError
 from pav2gen.files import sha256
-from pav2gen.install import tree_state as standing
 from pav2gen.install.apply import MODULES
-from pav2gen.install.edits import Fork, edit
-from pav2gen.install.package_contents import PREBUILT, Choice, contents
+from pav2gen.install.package_contents import PREBUILT, Choice, package_contents, read_library
+from pav2gen.install.patch import Fork, patch_sources
 from pav2gen.install.record import Record
-from pav2gen.install.tree_state import Standing
-from pav2gen.install.trees import PAV2, VllmTree, find
+from pav2gen.install.tree_state import TreeState, read_tree_state
+from pav2gen.install.trees import PAV2, VllmTree, find_trees
 from pav2gen.output.tree import DEFAULT_FOLDER
 
 
@@ -23,7 +22,7 @@ class Status:
     """A tree: what it is, the record of its install (None if there is none), and what is wrong with that, in sentences.
 
     edited: what someone changed by hand. stale: how it differs from the generated package; None where that is unknown,
-    and ``unknown`` says why.
+    and ``unknown`` says why. library: what the compiled library in it says of itself; empty if there is none.
     """
 
     tree: VllmTree
@@ -32,6 +31,7 @@ class Status:
     edited: tuple[str, ...] = ()
     stale: tuple[str, ...] | None = ()
     unknown: str = ""
+    library: str = ""
 
     @property
     def sound(self) -> bool:
@@ -44,21 +44,34 @@ def status(path: Path, generated: Path = DEFAULT_FOLDER) -> list[Status]:
 
     Raises UserError where there is no tree, or it is not as a vLLM that is known.
     """
-    return [_status(standing.read(tree), generated) for tree in find(path)]
+    return [_status(read_tree_state(tree), generated) for tree in find_trees(path)]
 
 
-def _status(found: Standing, generated: Path) -> Status:
-    fork = edit({path: source.original for path, source in found.sources.items()}, found.tree.shown).fork
+def _status(found: TreeState, generated: Path) -> Status:
+    fork = patch_sources({path: source.original for path, source in found.sources.items()}, found.tree.shown).fork
     if found.record is None:
         return Status(found.tree, fork, None)
-    told = Status(found.tree, fork, found.record, tuple(_edited(found)))
+    library, unusable = _library(found)
+    told = Status(found.tree, fork, found.record, (*_edited(found), *unusable), library=library)
     try:
         return replace(told, stale=tuple(_stale(found.record, generated)))
     except UserError as reason:
         return replace(told, stale=None, unknown=str(reason))
 
 
-def _edited(found: Standing) -> Iterator[str]:
+def _library(found: TreeState) -> tuple[str, list[str]]:
+    """What the installed library says of itself, and why it cannot be used, if it cannot."""
+    name = found.record.prebuilt if found.record else ""
+    path = f"{PREBUILT}/{name}"
+    if not name or path not in found.files:
+        return "", []
+    try:
+        return str(read_library(found.tree.pav2 / path)), []
+    except UserError as reason:
+        return "", [f"{PAV2}/{path} {reason.message}"]
+
+
+def _edited(found: TreeState) -> Iterator[str]:
     """What is not as it was installed."""
     for path, source in found.sources.items():
         if found.record and path in found.record.edits and not source.patched:
@@ -74,7 +87,7 @@ def _edited(found: Standing) -> Iterator[str]:
 def _stale(record: Record, generated: Path) -> Iterator[str]:
     """How an install of today would differ."""
     choice = Choice(() if record.all_specs else tuple(record.specs), record.min_seq_len, record.tests)
-    today = contents(generated, choice, MODULES)
+    today = package_contents(generated, choice, MODULES)
     for name, entry in today.specs.items():
         if name not in record.specs:
             yield f"{name} is new"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from pav2gen.errors import UserError
 from pav2gen.files import is_leftover, sha256
-from pav2gen.install.edits import HOOKS
 from pav2gen.install.hunks import reverse
+from pav2gen.install.patch import HOOKS
 from pav2gen.install.payload.structure import DECODE, LAYER, OPS
-from pav2gen.install.record import NAME, Record, parse
+from pav2gen.install.record import NAME, Record, parse_record
 from pav2gen.install.transaction import ASIDE
 from pav2gen.install.trees import PAV2, VllmTree
 from pav2gen.output.disk import Disk
@@ -33,7 +33,7 @@ class SourceState:
 
 
 @dataclass(frozen=True)
-class Standing:
+class TreeState:
     """A tree. ``files`` are those in ``pav2/`` now, leftovers of a run and the record left out: path -> sha256."""
 
     tree: VllmTree
@@ -54,7 +54,7 @@ class Standing:
         return sorted(self.files.keys() - ours)
 
 
-def read(tree: VllmTree) -> Standing:
+def read_tree_state(tree: VllmTree) -> TreeState:
     """What stands in a tree.
 
     Raises UserError where it lacks a file that has to be edited, something cannot be read, the record is broken, or
@@ -68,11 +68,11 @@ def read(tree: VllmTree) -> Standing:
         there = disk.at(path)
         files[path] = there.digest if there else ""
     record_file = disk.at(NAME)
-    record = parse(record_file.content, f"{disk.shown}/{NAME}") if record_file else None
+    record = parse_record(record_file.content, f"{disk.shown}/{NAME}") if record_file else None
     sources = {path: _source(tree, path, record) for path in _sources(tree)}
     installed = {path for state in (record.states() if record else ()) for path in state.files}
     leftovers = {path for path in files.keys() - installed if is_leftover(path) or ASIDE in path}
-    return Standing(tree, record, sources, {p: files[p] for p in files.keys() - leftovers - {NAME}}, tuple(leftovers))
+    return TreeState(tree, record, sources, {p: files[p] for p in files.keys() - leftovers - {NAME}}, tuple(leftovers))
 
 
 def _sources(tree: VllmTree) -> list[str]:
@@ -110,7 +110,7 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
     )
 
 
-def tidy(found: Standing, files: Collection[str] = ()) -> None:
+def tidy(found: TreeState, files: Collection[str] = ()) -> None:
     """Remove what runs and kills left in ``pav2/`` where none of ``files`` stands any more, and empty folders."""
     folders = {os.path.dirname(path) for path in files}
     for path in found.leftovers:

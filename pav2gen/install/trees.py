@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pav2gen.errors import UserError
-from pav2gen.install.payload.structure import DECODE, OPS
+from pav2gen.install.payload.structure import DECODE, LAYER, OPS
 
 #: Where the generated package goes, below vLLM's package folder.
 PAV2 = "attention/ops/pav2"
+
+#: The files of a tree that an install edits.
+EDITED = (OPS, DECODE, LAYER)
 
 TWINS = {"lib": "lib64", "lib64": "lib"}
 
 
 @dataclass(frozen=True)
 class VllmTree:
-    """vLLM's package folder, with no symbolic link on the way to it, and the name that messages give it."""
+    """vLLM's package folder, resolved, and the name that messages give it."""
 
     folder: Path
     shown: str
@@ -28,7 +31,7 @@ class VllmTree:
         return self.folder / PAV2
 
     def source(self, path: str) -> Path:
-        """The file of a source of vLLM. Where that is a symbolic link, what it leads to."""
+        """The file of a source of vLLM, resolved: never a symbolic link."""
         return (self.folder / path).resolve()
 
     def where(self, path: str) -> str:
@@ -36,20 +39,32 @@ class VllmTree:
         return f"{self.shown}/{path}"
 
 
-def find(path: Path) -> list[VllmTree]:
+def find_trees(path: Path) -> list[VllmTree]:
     """The vLLM trees at ``path``: itself, its ``vllm``, those of the Pythons of a prefix, and their lib/lib64 twins.
 
-    Raises UserError if there is none, or the path cannot be read.
+    Raises UserError if there is none, the path cannot be read, or a symbolic link leads from a file to be edited to a
+    place outside of these trees.
     """
     try:
         if not path.is_dir():
-            raise UserError("is no folder; name a vLLM checkout, or the folder that vLLM is installed in", str(path))
+            raise UserError("is not a folder; name a vLLM checkout, or the folder that vLLM is installed in", str(path))
         found = {folder.resolve(): str(folder) for folder in reversed([*_with_twins(_candidates(path))])}
+        trees = [VllmTree(folder, shown) for folder, shown in sorted(found.items())]
+        _check_links(trees)
     except (OSError, RuntimeError) as error:
         raise UserError(f"cannot be read ({getattr(error, 'strerror', None) or error})", str(path)) from error
-    if not found:
-        raise UserError(f"is no vLLM tree: there is no vllm/{OPS} below it", str(path))
-    return [VllmTree(folder, shown) for folder, shown in sorted(found.items())]
+    if not trees:
+        raise UserError(f"is not a vLLM tree: there is no vllm/{OPS} below it", str(path))
+    return trees
+
+
+def _check_links(trees: Sequence[VllmTree]) -> None:
+    """Raise UserError where a file or folder that is written lies outside of the trees, behind a symbolic link."""
+    for tree in trees:
+        for path in (PAV2.rpartition("/")[0], *EDITED):
+            place = tree.source(path)
+            if not any(place.is_relative_to(other.folder) for other in trees):
+                raise UserError(f"leads out of the tree, to {place}; name the tree that it leads to", tree.where(path))
 
 
 def _candidates(path: Path) -> Iterator[Path]:

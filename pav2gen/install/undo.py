@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pav2gen.files import sha256
-from pav2gen.install import tree_state as standing
 from pav2gen.install.apply import check_ours
-from pav2gen.install.diff import unified
 from pav2gen.install.record import NAME
 from pav2gen.install.transaction import Change, transaction
-from pav2gen.install.tree_state import Standing, tidy
-from pav2gen.install.trees import VllmTree, find
+from pav2gen.install.tree_state import TreeState, read_tree_state, tidy
+from pav2gen.install.trees import VllmTree, find_trees
+from pav2gen.install.unified_diff import unified
 from pav2gen.output.lock import OnWait, locked, no_wait
 
 
@@ -40,11 +39,11 @@ def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: O
     with nothing changed, where our lines were edited, files edited by hand would be lost (unless ``force``), or
     something cannot be written.
     """
-    trees = find(path)
+    trees = find_trees(path)
     with ExitStack() as held:
         for tree in trees:
             held.enter_context(locked(tree.folder, on_wait))
-        found = [standing.read(tree) for tree in trees]
+        found = [read_tree_state(tree) for tree in trees]
         for each in found:
             check_ours(each, force)
         changes = {change.path: change for each in found if each.record for change in _changes(each)}
@@ -55,7 +54,7 @@ def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: O
     return [_undone(each) for each in found]
 
 
-def _changes(found: Standing) -> list[Change]:
+def _changes(found: TreeState) -> list[Change]:
     """The sources first, so that they never call what is gone; the record last."""
     tree = found.tree
     patched = {path: source for path, source in found.sources.items() if source.patched}
@@ -67,7 +66,7 @@ def _changes(found: Standing) -> list[Change]:
     ]
 
 
-def _undone(found: Standing) -> Undone:
+def _undone(found: TreeState) -> Undone:
     if found.record is None:
         return Undone(found.tree, installed=False)
     sources = found.sources.items()

@@ -1,6 +1,7 @@
-"""``pav2gen wheel``: the generated package as a wheel with a vLLM plugin, for forks that would rather not be patched.
+"""``pav2gen wheel``: the generated package as a wheel with a vLLM plugin, for forks that are not to be patched.
 
-The wheel is a zip, written here: no build backend and no network is needed, and the same package gives the same bytes.
+The wheel is a zip file, written here: it needs no build backend and no network, and the same package always gives the
+same bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import base64
 import hashlib
 import io
 import keyword
-import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pav2gen
 from pav2gen.errors import UserError
-from pav2gen.install.package_contents import Choice, Contents, contents
+from pav2gen.install.package_contents import PAYLOAD, Choice, PackageContents, package_contents
 from pav2gen.output.lock import no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.reading.spec_file import NAME_FORM
@@ -27,37 +27,40 @@ from pav2gen.wording import quoted
 #: The import name of the package in a wheel.
 NAME = "pav2_kernels"
 
-#: Packages that a machine with vLLM has: a wheel must not take their place.
-TAKEN = frozenset({"vllm", "torch", "triton", "transformers", "numpy", "ray", "xformers", "pav2gen", "ixformer"})
+#: Every name of a wheel begins with this, so that a wheel never replaces the package of somebody else.
+PREFIX = "pav2_"
 
 #: Our own modules that go into the wheel beside the generated package.
-MODULES = ("hooks", "plugin", "structure")
+MODULES = ("hooks", "plugin", "structure", "syntax")
 
-#: What a zip can say of a time, at its earliest: files in a wheel have no date.
+#: The earliest time that a zip file can hold: the files of a wheel have no date.
 NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel's file name and its bytes, and what is in it."""
+    """A wheel: its file name, its bytes and the package in it."""
 
     name: str
     data: bytes
-    contents: Contents
+    contents: PackageContents
 
 
 def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, name: str = NAME) -> Wheel:
     """Write the wheel of the chosen specs of ``generated`` into the folder ``dest``; ``name`` is its import name.
 
-    Raises UserError where there is no sound package, and for a name that cannot be imported or a folder that cannot be
-    written.
+    Raises UserError where there is no sound package, for a name that cannot be imported or does not begin with
+    ``PREFIX``, and for a folder that cannot be written.
     """
     if not NAME_FORM.fullmatch(name) or keyword.iskeyword(name):
-        raise UserError(f"--name {quoted(name)} is no import name; write it as pav2_kernels, in small letters")
-    if name in TAKEN or name in sys.stdlib_module_names:
-        raise UserError(f"--name {quoted(name)} is another package's, which the wheel would replace; take pav2_{name}")
+        raise UserError(f"--name {quoted(name)} is not an import name; write it as pav2_kernels, in small letters")
+    if not name.startswith(PREFIX):
+        raise UserError(
+            f"--name {quoted(name)} does not begin with {PREFIX}, and could replace another package; "
+            f"take {PREFIX}{name}"
+        )
     with shared(generated, no_wait):
-        wheel = render(contents(generated, choice, MODULES), name)
+        wheel = render(package_contents(generated, choice, MODULES), name)
     try:
         dest.mkdir(parents=True, exist_ok=True)
         (dest / wheel.name).write_bytes(wheel.data)
@@ -66,20 +69,21 @@ def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, na
     return wheel
 
 
-def render(chosen: Contents, name: str) -> Wheel:
-    """The wheel of ``chosen``. Its version names the package's content, so that another package is another version."""
+def render(chosen: PackageContents, name: str) -> Wheel:
+    """The wheel of ``chosen``. Its version contains the digest of the package: another package is another version."""
     version = f"{pav2gen.__version__}+{chosen.digest[:12]}"
     tag = f"py3-none-linux_{chosen.machine}" if chosen.machine else "py3-none-any"
     info = f"{name}-{version}.dist-info"
     files = {f"{name}/{path}": content for path, content in chosen.files.items() if path != ".gitignore"}
+    files[f"{name}_plugin.py"] = (PAYLOAD / "entry_point.py").read_bytes()
     files |= {f"{info}/{path}": text.encode() for path, text in _metadata(chosen, name, version, tag).items()}
     record = "".join(f"{path},sha256={_digest(content)},{len(content)}\n" for path, content in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     return Wheel(f"{name}-{version}-{tag}.whl", _zipped(files), chosen)
 
 
-def _metadata(chosen: Contents, name: str, version: str, tag: str) -> dict[str, str]:
-    """The files of the dist-info folder. torch and vLLM are the vendor's own, so the wheel requires neither."""
+def _metadata(chosen: PackageContents, name: str, version: str, tag: str) -> dict[str, str]:
+    """The files of the dist-info folder. The wheel requires neither torch nor vLLM: both are the vendor's own."""
     specs = ", ".join(f"{spec} ({len(entry.rows)})" for spec, entry in chosen.specs.items())
     return {
         "METADATA": (
@@ -93,13 +97,13 @@ def _metadata(chosen: Contents, name: str, version: str, tag: str) -> dict[str, 
             f"Wheel-Version: 1.0\nGenerator: {GENERATOR}\n"
             f"Root-Is-Purelib: {'false' if chosen.machine else 'true'}\nTag: {tag}\n"
         ),
-        "entry_points.txt": f"[vllm.general_plugins]\npav2 = {name}.plugin:register\n",
-        "top_level.txt": f"{name}\n",
+        "entry_points.txt": f"[vllm.general_plugins]\npav2 = {name}_plugin:register\n",
+        "top_level.txt": f"{name}\n{name}_plugin\n",
     }
 
 
 def _digest(content: bytes) -> str:
-    """A sha256 as RECORD wants it."""
+    """A sha256 in the form of RECORD."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
@@ -109,7 +113,7 @@ def _zipped(files: Mapping[str, bytes]) -> bytes:
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, content in files.items():
             entry = zipfile.ZipInfo(path, NO_DATE)
-            entry.create_system = 3  # Unix, wherever this runs: the modes below are its
+            entry.create_system = 3  # Unix, on every machine: the modes below are Unix's
             entry.external_attr = (0o100755 if path.endswith(".so") else 0o100644) << 16
             entry.compress_type = zipfile.ZIP_STORED  # deflate's bytes depend on the version of zlib
             archive.writestr(entry, content)

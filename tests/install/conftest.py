@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +15,10 @@ import pytest
 from pav2gen.commands.build import BuildOptions, build
 from pav2gen.errors import UserError
 from pav2gen.install.apply import InstallOptions, Outcome, install
-from pav2gen.install.package_contents import Choice
+from pav2gen.install.package_contents import Choice, PackageContents, cuda_sources, package_contents
 from pav2gen.render.templates import Templates
+from pav2gen.runtime.compiling import write_index
+from pav2gen.runtime.library_record import Record as LibraryRecord
 
 from .forms import make_bi
 from .vllm_files import cached
@@ -160,15 +162,18 @@ def cuda(folder: Path) -> Path:
 
 @pytest.fixture
 def prebuilt(folder: Path, cuda: Path) -> Path:
-    """A file that looks like a library of those kernels, for x86-64."""
-    symbols = [
-        row["symbol"]
-        for name in ("alpha", "beta")
-        for row in json.loads((cuda / name / "MANIFEST.json").read_text())["rows"]
-    ]
-    header = b"\x7fELF" + bytes(14) + (62).to_bytes(2, "little")
-    (folder / "libpav2.so").write_bytes(header + b"\0" + b"\0".join(map(str.encode, symbols)) + b"\0")
-    return folder / "libpav2.so"
+    """A library that says that it holds those kernels for a BI-V100."""
+    return make_library(folder, package_contents(cuda, Choice(), ()))
+
+
+def make_library(folder: Path, package: PackageContents, toolchain: str = "corex", **sources: str) -> Path:
+    """A library with the record of the kernels of ``package``, and none of them. sources: digests that differ."""
+    kernels = {**cuda_sources(package), **sources}
+    record = LibraryRecord(toolchain, "ivcore10", 64, False, "clang 16", kernels)
+    index = write_index(folder, record)
+    library = folder / "libpav2.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-x", "c++", str(index), "-o", str(library)], check=True)
+    return library
 
 
 def edit(file: Path, old: str, new: str) -> None:

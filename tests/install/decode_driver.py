@@ -140,6 +140,10 @@ def decode(attention: Any, kernels: Kernels, case: dict[str, Any]) -> dict[str, 
         "num_kv_heads": mapping if case.get("head_mapping") else kv_heads,
     }  # fmt: skip
     values["k_scale"] = values["v_scale"] = torch.tensor(1.0) if tensor_scales else 1.0
+    if case.get("int64"):
+        values["block_tables"], values["seq_lens"] = table.long(), values["seq_lens"].long()
+    if "owner" in case:
+        attention = getattr(sys.modules[attention.__module__], case["owner"])
     parameters = inspect.signature(attention.forward_decode).parameters
     required = [name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
     kernels.called.clear()

@@ -38,20 +38,36 @@ DISABLED = {"PAV2_DISABLE": "1"}
 PLUGIN = {"PAV2_PLUGIN": "1"}
 FAMILIES = {"0.4.3": False, "0.5.5": False, "0.7.3": True, "0.9.2": True, "0.11.2": True}  # whether scales are tensors
 
-#: Faults in the calls that an install puts into a tree, or in what they call: text, and what stands there instead.
+#: Faults in the calls that an install puts into a tree, or in what they call: the file, a text, and the text instead.
+#: "stub": in a tree whose V2 is a stub; "fresh": in vLLM's own.
 FAULTS = (
-    ("hooks.py", "if prefer_v2(max_seq_len, query.shape[0], **shape):", "if supports(**shape):"),
-    ("hooks.py", "if prefer_v2(max_seq_len, query.shape[0], **shape):", "if not prefer_v2(max_seq_len, 1, **shape):"),
-    ("hooks.py", "return use_v1 or max_seq_len <= V1_LIMIT", "return use_v1"),
-    ("hooks.py", "    if disabled():\n        return use_v1\n", ""),
-    ("hooks.py", "    if disabled():\n        return False\n", ""),
-    ("hooks.py", "    paged_attention_v2(**call)\n    return True", "    return True"),
-    ("hooks.py", "    paged_attention_v2(**call)\n    return True", "    paged_attention_v2(**call)\n    return False"),
-    ("hooks.py", "key_cache.shape[1]", "query.shape[1]"),
-    ("../../../_custom_ops.py", "        seq_lens=seq_lens,", "        seq_lens=seq_lens // 2,"),
-    ("../../../_custom_ops.py", "        value_cache=value_cache,", "        value_cache=value_cache + 1,"),
-    ("../paged_attn.py", "        use_v1 = choose_v1(", "        use_v2 = choose_v1("),
+    (
+        "stub",
+        "hooks.py",
+        "preferred = prefer_v2(max_seq_len, query.shape[0], **shape)",
+        "preferred = supports(**shape)",
+    ),
+    ("stub", "hooks.py", "preferred = prefer_v2(max_seq_len, query", "preferred = not prefer_v2(max_seq_len, query"),
+    ("stub", "hooks.py", 'return use_v1 or (v2 == "stub" and max_seq_len <= V1_LIMIT)', "return use_v1"),
+    ("stub", "hooks.py", "    if disabled():\n        return use_v1\n", ""),
+    ("stub", "hooks.py", "    if disabled():\n        return False\n", ""),
+    ("stub", "hooks.py", "    paged_attention_v2(**call)\n        return True", "    return True"),
+    ("stub", "hooks.py", "call)\n        return True", "call)\n        return False"),
+    ("stub", "hooks.py", '"num_kv_heads": key_cache.shape[1]', '"num_kv_heads": query.shape[1]'),
+    ("stub", OPS, "        seq_lens=seq_lens,", "        seq_lens=seq_lens // 2,"),
+    ("stub", OPS, "        value_cache=value_cache,", "        value_cache=value_cache + 1,"),
+    ("stub", DECODE, "        use_v1 = choose_v1(", "        use_v2 = choose_v1("),
+    ("fresh", "hooks.py", 'return use_v1 or (v2 == "stub" and', "return use_v1 or ("),
+    ("fresh", "hooks.py", "    if not reason and not prefer_v2(", "    if reason and not prefer_v2("),
+    ("fresh", "hooks.py", "            paged_attention_v2(**call)\n            return True", "            return True"),
+    ("wide", "hooks.py", "if not reason and preferred:", "if False:"),
 )
+#: What decodes without a fault: 300, 1000 and 8193 tokens, and 1000 and 9000 tokens under PAV2_DISABLE=1.
+UNHARMED = {
+    "stub": ["v1", "v1", "ours", "NotImplementedError", "NotImplementedError"],
+    "fresh": ["v1", "v2", "ours", "v2", "v2"],
+    "wide": ["v1", "v1", "v1", "v1", "v1"],  # block tables of int64, which V1 of the BI-V100 form takes
+}
 
 
 def cases(*lengths: int, **more: Any) -> list[Case]:
@@ -121,6 +137,43 @@ def extra_parameter(vllm: Path) -> None:
     )
 
 
+def custom_form(vllm: Path) -> None:
+    """A fork whose own kernel stands in V2's branch, for an even number of sequences."""
+    call = "            if num_seqs % 2 == 0:\n                output.fill_(7)\n            else:\n"
+    text = (vllm / DECODE).read_text()
+    start = text.index("            assert _PARTITION_SIZE % block_size == 0")
+    end = text.index("        return output\n", start)
+    branch = "".join(f"    {line}" if line.strip() else line for line in text[start:end].splitlines(keepends=True))
+    (vllm / DECODE).write_text(text[:start] + call + branch + text[end:])
+
+
+def two_classes(vllm: Path) -> None:
+    """A fork with one PagedAttention for each platform, of which the second is the live one."""
+    text = (vllm / DECODE).read_text()
+    start = text.index("class PagedAttention:")
+    body = "".join(f"    {line}" if line.strip() else line for line in text[start:].splitlines(keepends=True))
+    (vllm / DECODE).write_text(f"{text[:start]}if not HAS_TRITON and False:\n{body}\nelse:\n{body}")
+
+
+def subclass_form(vllm: Path) -> None:
+    """A fork whose backends use a subclass with a forward_decode of its own, under the name of the base class."""
+    text = (vllm / DECODE).read_text()
+    start, end = (
+        text.index("    @staticmethod\n    def forward_decode("),
+        text.index("    @staticmethod\n    def forward_prefix("),
+    )
+    derived = f"\n\nclass Faster(PagedAttention):\n\n{text[start:end]}"
+    (vllm / DECODE).write_text(text + derived)
+
+
+def plant(vllm: Path, path: str, old: str, new: str) -> None:
+    """A fault in a patched tree."""
+    file = vllm / (f"attention/ops/pav2/{path}" if path == "hooks.py" else path)
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Case]]:
     jobs = Jobs(tmp_path_factory.mktemp("decode"))
@@ -159,15 +212,26 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Case]]:
         plugin=site,
         env=PLUGIN,
     )
+    pairs = [{**SHAPE, "lens": [length, length]} for length in (1000, 9000)]
+    jobs.add("custom", [*cases(300), *pairs, *cases(1000, 9000)], custom_form)
+    for name, form in (("two classes", two_classes), ("subclass", subclass_form)):
+        live = {"owner": "Faster"} if name == "subclass" else {}
+        jobs.add(name, cases(300, 9000, **live), form)
+        jobs.add(f"{name} plugin", cases(300, 9000, **live), form, patch=False, plugin=site, env=PLUGIN)
+    wide = cases(300, 8192, 9000, 9000, int64=True)
+    jobs.add("wide", wide)
+    jobs.add("wide plugin", wide, patch=False, plugin=site, env=PLUGIN)
     jobs.add("plugin not asked for", mixed, patch=False, plugin=site, env={"PAV2_PLUGIN": "0"})
     jobs.add("plugin in a patched tree", cases(300, 9000), plugin=site, env=PLUGIN)
-    for number, (path, old, new) in enumerate(FAULTS):
-        name = f"fault {number}"
-        jobs.add(name, [*cases(300, 1000, 8193), *cases(1000, 9000, env=DISABLED)])
-        file = Path(jobs.jobs[name]["tree"], "vllm/attention/ops/pav2", path)
-        text = file.read_text()
-        assert old in text
-        file.write_text(text.replace(old, new))
+    forms_of = {"stub": forms.make_v2_stub, "fresh": None, "wide": forms.make_bi}
+    for name, form in forms_of.items():
+        wide = {"int64": True, "head_mapping": True} if name == "wide" else {}
+        plain = [*cases(300, 1000, 8193, **wide), *cases(1000, 9000, env=DISABLED, **wide)]
+        jobs.add(f"unharmed {name}", plain, form)
+        for number, fault in enumerate(FAULTS):
+            if fault[0] == name:
+                jobs.add(f"fault {number}", plain, form)
+                plant(Path(jobs.jobs[f"fault {number}"]["tree"], "vllm"), *fault[1:])
     return jobs.run()
 
 
@@ -191,10 +255,33 @@ def test_300_9000_and_40000_tokens(form: str, kernels: Kernels) -> None:
     assert kernels(form) == ["v1", "ours", "ours"]
 
 
-@pytest.mark.parametrize("form", ["fresh", "fork"])
-def test_v1_stays_up_to_the_threshold_and_the_trap_is_avoided(form: str, kernels: Kernels) -> None:
+def test_up_to_the_threshold_the_trees_own_kernels_decode(kernels: Kernels) -> None:
     """Above 512 tokens vLLM's own rule sends small batches to V2; with our kernels behind it that was the trap."""
-    assert kernels(f"{form} around") == ["v1", "v1", "v1", "v1", "ours"]
+    assert kernels("fork around") == ["v1", "v1", "v1", "v1", "ours"]
+    assert kernels("fresh around") == ["v1", "v2", "v2", "v2", "ours"]
+
+
+def test_a_kernel_of_the_forks_own_in_the_branch_of_v2_stays(ran: dict[str, list[Case]]) -> None:
+    """It decodes an even number of sequences, at any length that the fork sends to V2; all that it writes is 7."""
+    found = ran["custom"]
+    assert [case["kernel"] for case in found] == ["v1", "ours", "ours", "v2", "ours"]
+    assert [case["excess"] > 1.0 for case in found] == [False, True, True, False, False]
+
+
+@pytest.mark.parametrize("form", ["two classes", "two classes plugin", "subclass", "subclass plugin"])
+def test_the_definition_that_is_live_is_the_one_that_is_hooked(form: str, kernels: Kernels) -> None:
+    assert kernels(form) == ["v1", "ours"]
+
+
+@pytest.mark.parametrize("form", ["wide", "wide plugin"])
+def test_tensors_that_the_kernels_do_not_take_leave_the_fork_alone(
+    form: str, ran: dict[str, list[Case]], kernels: Kernels
+) -> None:
+    assert kernels(form) == ["v1", "v2", "v2", "v2"]
+    choice, operator = [line for case in ran[form] for line in case["log"] if "applied" not in line]
+    assert "block_tables must be int32" in choice
+    assert choice.endswith("; vLLM's own choice between V1 and V2 stands")
+    assert operator.endswith("; vLLM's own V2 serves it")
 
 
 def test_the_threshold_of_an_install(kernels: Kernels) -> None:
@@ -203,7 +290,7 @@ def test_the_threshold_of_an_install(kernels: Kernels) -> None:
 
 def test_a_threshold_beyond_the_reach_of_v1_keeps_vllms_own_rule(kernels: Kernels) -> None:
     """Above 8192 tokens vLLM's rule leaves V1, the fork's does not."""
-    assert kernels("fresh above 10000") == ["v1", "ours"]
+    assert kernels("fresh above 10000") == ["v2", "v2"]
     assert kernels("fork above 10000") == ["v1", "v1"]
 
 
@@ -242,7 +329,7 @@ def test_what_v1_would_drop_goes_to_v2_or_is_refused(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("version", FAMILIES)
 def test_each_family_decodes_by_the_kernel_that_was_promised(version: str, kernels: Kernels) -> None:
-    assert kernels(version) == ["v1", "v1", "v1", "ours"]
+    assert kernels(version) == ["v1", "v2", "v2", "ours"]
 
 
 def test_a_choice_in_an_elif_is_made_before_its_if(kernels: Kernels) -> None:
@@ -254,7 +341,7 @@ def test_a_parameter_that_no_kernel_knows_keeps_vllms_own_path(kernels: Kernels)
 
 
 def test_the_plugin_makes_the_same_choice(kernels: Kernels) -> None:
-    assert kernels("fresh plugin") == ["v1", "v1", "v1", "ours", "v2", "v2"]
+    assert kernels("fresh plugin") == ["v1", "v2", "v2", "ours", "v2", "v2"]
     assert kernels("fork plugin") == ["v1", "v1", "v1", "ours", "v1", "v1"]
     assert kernels("stubs plugin") == ["ours"]
 
@@ -271,4 +358,15 @@ def test_the_plugin_leaves_a_patched_tree_alone(kernels: Kernels) -> None:
 def test_a_planted_fault_is_seen(fault: int, ran: dict[str, list[Case]]) -> None:
     found = ran[f"fault {fault}"]
     right = all(case.get("excess", 0.0) <= 1.0 for case in found)
-    assert not right or [case["kernel"] for case in found] != ["v1", "v1", "ours", "v2", "v2"]
+    assert not right or names(found) != UNHARMED[FAULTS[fault][0]]
+
+
+def names(found: list[Case]) -> list[str]:
+    """The kernels that ran, or the types of the errors."""
+    return [case["kernel"].partition(":")[0] for case in found]
+
+
+@pytest.mark.parametrize("form", UNHARMED)
+def test_without_a_fault_each_decode_takes_its_kernel(form: str, ran: dict[str, list[Case]], kernels: Kernels) -> None:
+    assert kernels(f"unharmed {form}")
+    assert names(ran[f"unharmed {form}"]) == UNHARMED[form]

@@ -16,6 +16,8 @@ import torch
 
 from pav2gen.install.package_contents import PAYLOAD
 
+from .conftest import ROOT
+
 
 class Answers:
     """A package of kernels: what it supports, what it prefers, and what was asked of it."""
@@ -27,6 +29,7 @@ class Answers:
         self.supported = self.preferred = False
         self.asked: list[dict[str, Any]] = []
         self.ran: list[dict[str, Any]] = []
+        self.refusal: Exception | None = None
 
     def supports(self, **shape: Any) -> bool:
         self.asked.append(shape)
@@ -41,6 +44,8 @@ class Answers:
             raise self.NoKernelError("no kernel for that")
 
     def paged_attention_v2(self, **call: Any) -> None:
+        if self.refusal:
+            raise self.refusal
         self.ran.append(call)
 
 
@@ -52,7 +57,7 @@ def answers() -> Answers:
 @pytest.fixture
 def hooks(answers: Answers) -> Iterator[ModuleType]:
     package = ModuleType("pav2_fake")
-    package.__path__ = [str(PAYLOAD)]
+    package.__path__ = [str(ROOT / "pav2gen"), str(PAYLOAD)]  # the runtime is the real one
     for name in ("NoKernelError", "check_model", "paged_attention_v2", "prefer_v2", "supports"):
         setattr(package, name, getattr(answers, name))
     sys.modules["pav2_fake"] = package
@@ -62,13 +67,28 @@ def hooks(answers: Answers) -> Iterator[ModuleType]:
     sys.modules["pav2_fake.hooks"] = module
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["pav2_fake.hooks"], sys.modules["pav2_fake"]
+    for name in [name for name in sys.modules if name.split(".")[0] == "pav2_fake"]:
+        del sys.modules[name]
 
 
-def choose(hooks: ModuleType, use_v1: bool, v1: str = "whole", length: int = 100, **more: Any) -> bool:
-    given = {"kv_cache_dtype": "auto", "alibi_slopes": None, "blocksparse_vert_stride": 0, **more}
-    query, key_cache = torch.empty(2, 24, 256), torch.empty(1, 4, 32, 16, 8)
-    return bool(hooks.choose_v1(use_v1, v1=v1, query=query, key_cache=key_cache, max_seq_len=length, **given))
+def tensors(**more: Any) -> dict[str, Any]:
+    """The tensors of a decode of 2 sequences, 24 heads, 4 KV heads and head size 256, as the kernels take them."""
+    return {
+        "query": torch.empty(2, 24, 256, dtype=torch.float16),
+        "key_cache": torch.empty(3, 4, 32, 16, 8, dtype=torch.float16),
+        "value_cache": torch.empty(3, 4, 256, 16, dtype=torch.float16),
+        "block_tables": torch.zeros(2, 7, dtype=torch.int32),
+        "seq_lens": torch.ones(2, dtype=torch.int32),
+        "kv_cache_dtype": "auto",
+        "alibi_slopes": None,
+        **more,
+    }
+
+
+def choose(
+    hooks: ModuleType, use_v1: bool, v1: str = "whole", length: int = 100, v2: str = "stub", **more: Any
+) -> bool:
+    return bool(hooks.choose_v1(use_v1, v1=v1, v2=v2, max_seq_len=length, **tensors(**more)))
 
 
 @pytest.mark.parametrize("v1", ["whole", "plain", "none"])
@@ -101,6 +121,52 @@ def test_vllms_own_choice_stands_for_what_no_kernel_serves(
     assert caplog.records[0].name == "vllm.pav2"
 
 
+@pytest.mark.parametrize("use_v1", [True, False])
+def test_a_v2_of_the_trees_own_stays_its_choice_up_to_the_threshold(
+    hooks: ModuleType, answers: Answers, use_v1: bool
+) -> None:
+    answers.supported = True
+    assert choose(hooks, use_v1, v2="works") is use_v1
+    answers.preferred = True
+    assert choose(hooks, use_v1, v2="works") is False
+
+
+#: Tensors of the right sizes that the kernels cannot take as they lie in memory.
+LAYOUTS = {
+    "wide tables": {"block_tables": torch.zeros(2, 7, dtype=torch.int64)},
+    "wide lengths": {"seq_lens": torch.ones(2, dtype=torch.int64)},
+    "other grouping": {"key_cache": torch.empty(3, 4, 64, 16, 4, dtype=torch.float16)},
+    "other dtype": {"key_cache": torch.empty(3, 4, 32, 16, 8), "value_cache": torch.empty(3, 4, 256, 16)},
+    "rows apart": {"block_tables": torch.zeros(7, 2, dtype=torch.int32).t()},
+    "pages apart": {"value_cache": torch.empty(3, 4, 16, 256, dtype=torch.float16).transpose(2, 3)},
+    "heads apart": {"query": torch.empty(24, 2, 256, dtype=torch.float16).transpose(0, 1)},
+    "slopes": {"alibi_slopes": torch.ones(24, dtype=torch.float16)},
+    "4 dimensions": {"key_cache": torch.empty(3, 16, 4, 256, dtype=torch.float16)},
+}
+
+
+@pytest.mark.parametrize("use_v1", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_that_no_kernel_takes_leaves_the_choice_to_vllm(
+    hooks: ModuleType, answers: Answers, layout: str, use_v1: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers.supported = answers.preferred = layout != "4 dimensions"
+    for length in (9000, 9001, 9002):
+        assert choose(hooks, use_v1, length=length, **LAYOUTS[layout]) is use_v1
+    (record,) = caplog.records
+    assert record.getMessage().startswith("pav2: ")
+    assert record.getMessage().endswith("; vLLM's own choice between V1 and V2 stands")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_v1_that_would_ignore_the_cache_dtype_is_not_chosen_for_its_layout(
+    hooks: ModuleType, answers: Answers, layout: str
+) -> None:
+    """V2 then says what is wrong; V1 would compute something else."""
+    answers.supported = answers.preferred = layout != "4 dimensions"
+    assert choose(hooks, True, "plain", **{**LAYOUTS[layout], "kv_cache_dtype": "fp8"}) is False
+
+
 @pytest.mark.parametrize("supported", [True, False])
 def test_a_stub_is_never_chosen(hooks: ModuleType, answers: Answers, supported: bool) -> None:
     answers.supported = supported
@@ -126,19 +192,11 @@ def test_disabled_nothing_is_asked(hooks: ModuleType, answers: Answers, monkeypa
 
 
 def call(**more: Any) -> dict[str, Any]:
-    query, key_cache = torch.empty(2, 24, 256, dtype=torch.float16), torch.empty(1, 4, 32, 16, 8)
-    return {
-        "query": query,
-        "key_cache": key_cache,
-        "kv_cache_dtype": "fp8",
-        "alibi_slopes": query,
-        "scale": 1.0,
-        **more,
-    }
+    return {**tensors(kv_cache_dtype="fp8", alibi_slopes=torch.ones(24)), "scale": 1.0, "max_seq_len": 9000, **more}
 
 
 def test_a_call_is_served_where_a_kernel_serves_its_shape(hooks: ModuleType, answers: Answers) -> None:
-    answers.supported = True
+    answers.supported = answers.preferred = True
     given = call(blocksparse_vert_stride=2)
     assert hooks.serve_v2(fallback=True, **given) is True
     assert answers.ran == [given]
@@ -163,6 +221,31 @@ def test_a_call_is_left_to_vllm_where_none_does(
         assert hooks.serve_v2(fallback=True, **call()) is False
     assert answers.ran == []
     assert [record.getMessage() for record in caplog.records] == ["pav2: no kernel for that; vLLM's own V2 serves it"]
+
+
+def test_a_short_call_is_left_to_a_v2_of_the_trees_own(
+    hooks: ModuleType, answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers.supported = True
+    assert hooks.serve_v2(fallback=True, **call()) is False
+    assert answers.ran == []
+    assert hooks.serve_v2(fallback=False, **call()) is True
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("error", [ValueError, Answers.NoKernelError])
+def test_a_call_that_the_operator_refuses_is_left_to_vllm(
+    hooks: ModuleType, answers: Answers, error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    answers.supported = answers.preferred = True
+    for number in range(3):
+        answers.refusal = error(f"the block table is of another kind ({number})")
+        assert hooks.serve_v2(fallback=True, **call()) is False
+        with pytest.raises(error):
+            hooks.serve_v2(fallback=False, **call())
+    assert [record.getMessage() for record in caplog.records] == [
+        "pav2: the block table is of another kind (0); vLLM's own V2 serves it"
+    ]
 
 
 def test_without_a_fallback_the_operator_answers(hooks: ModuleType, answers: Answers) -> None:
@@ -237,5 +320,6 @@ def test_a_backend_that_decodes_otherwise_is_not_looked_at(hooks: ModuleType, an
 
 
 def test_the_payload_is_what_travels() -> None:
-    assert {file.name for file in PAYLOAD.glob("*.py*")} == {"__init__.pyi", "hooks.py", "plugin.py", "structure.py"}
+    modules = {"hooks.py", "plugin.py", "structure.py", "syntax.py", "entry_point.py"}
+    assert {file.name for file in PAYLOAD.glob("*.py*")} == {"__init__.pyi", *modules}
     assert "pav2gen." not in Path(PAYLOAD, "hooks.py").read_text()

@@ -27,7 +27,8 @@ from __future__ import annotations
 import small_ops as ops
 class PagedAttention:
     @staticmethod
-    def forward_decode(query: Undefined, key_cache, max_seq_len, kv_cache_dtype, alibi_slopes) -> Unknown:
+    def forward_decode(query: Undefined, key_cache, value_cache, block_tables, seq_lens, max_seq_len, kv_cache_dtype,
+                       alibi_slopes) -> Unknown:
         if max_seq_len <= 8192:
             ops.paged_attention_v1(query, kv_cache_dtype)
         else:
@@ -73,10 +74,13 @@ def modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
 def test_the_choice_is_told_what_the_tree_would_do(plugin: ModuleType, modules: list[ModuleType]) -> None:
     ops, decode, _ = modules
     plugin.apply(*modules)
-    assert decode.PagedAttention.forward_decode("q", "k", 100, "auto", None) == "done"
-    asked = {"query": "q", "key_cache": "k", "max_seq_len": 100, "kv_cache_dtype": "auto", "alibi_slopes": None}
+    assert decode.PagedAttention.forward_decode("q", "k", "v", "b", "l", 100, "auto", None) == "done"
+    asked = {
+        "query": "q", "key_cache": "k", "value_cache": "v", "block_tables": "b", "seq_lens": "l", "max_seq_len": 100,
+        "kv_cache_dtype": "auto", "alibi_slopes": None,
+    }  # fmt: skip
     choice, call = plugin.hooks.told
-    assert choice == (True, {"v1": "whole", **asked})
+    assert choice == (True, {"v1": "whole", "v2": "works", **asked})
     assert call["fallback"] is True
     assert (call["out"], call["exp_sums"], call["v_scale"]) == (0, 1, 16)
     assert ops.calls == ["v2"]

@@ -47,7 +47,15 @@ def test_a_choice_is_current_as_that_choice(vllm: Vllm, put: Put, built: Path) -
 def test_a_prebuilt_library_is_not_part_of_the_comparison(vllm: Vllm, put: Put, cuda: Path, prebuilt: Path) -> None:
     tree = vllm()
     put(tree, generated=cuda, prebuilt=prebuilt)
-    assert of(tree, cuda).sound
+    found = of(tree, cuda)
+    assert found.sound
+    assert found.library == "corex, ivcore10, warp size 64, 4 kernels"
+    (tree / "vllm/attention/ops/pav2/prebuilt/libpav2.so").write_bytes(b"damaged")
+    found = of(tree, cuda)
+    assert not found.sound
+    assert "attention/ops/pav2/prebuilt/libpav2.so is not usable: it is not a shared library (not an ELF file)" in (
+        found.edited
+    )
 
 
 def test_a_package_that_was_built_anew_is_told(vllm: Vllm, put: Put, folder: Path, built: Path) -> None:

@@ -7,7 +7,8 @@ from textwrap import dedent, indent
 
 import pytest
 
-from pav2gen.install.payload.structure import Decode, Unfit, find_decode, find_layer, find_v2, only_raises, v1_works
+from pav2gen.install.payload.structure import Decode, Unfit, find_decode, find_layers, find_v2, v1_works
+from pav2gen.install.payload.syntax import only_raises
 
 V2 = (
     "def paged_attention_v2(out, exp_sum, max_logits, tmp_out, query, key_cache, value_cache, num_kv_heads, scale,"
@@ -37,7 +38,8 @@ def v2(body: str = "raise NotImplementedError()", more: str = "", annotation: st
 
 def decode(body: str, length: str = "max_seq_len", more: str = ", blocksparse_vert_stride=0") -> Decode:
     text = DECODE.format(length=length, more=more, body=indent(dedent(body), " " * 8))
-    return find_decode(ast.parse(text))
+    (found,) = find_decode(ast.parse(text)).choices
+    return found
 
 
 @pytest.mark.parametrize(
@@ -277,16 +279,124 @@ def test_a_layer_is_found_if_it_is_made_as_vllms() -> None:
         "class Attention:\n    def __init__(self, num_heads, head_size, num_kv_heads, alibi_slopes, cache_config{}):\n"
     )
     made = text + "        self.impl = 1\n"
-    assert find_layer(ast.parse(made.format(""))) is not None
-    layer = find_layer(ast.parse(made.format(", blocksparse_params=None")))
-    assert layer is not None
+    assert len(find_layers(ast.parse(made.format("")))) == 1
+    (layer,) = find_layers(ast.parse(made.format(", blocksparse_params=None")))
     assert "blocksparse_params" in layer.arguments
-    assert find_layer(ast.parse(made.format("").replace("num_kv_heads", "kv"))) is None
-    assert find_layer(ast.parse(text.format("") + "        pass\n")) is None
-    assert find_layer(ast.parse("class Other: pass")) is None
+    assert find_layers(ast.parse(made.format("").replace("num_kv_heads", "kv"))) == []
+    assert find_layers(ast.parse(text.format("") + "        pass\n")) == []
+    assert find_layers(ast.parse("class Other: pass")) == []
+    assert len(find_layers(ast.parse(made.format("") * 2))) == 2
 
 
 def test_a_stub_is_a_matter_of_the_body_alone() -> None:
     (function,) = ast.parse("def f(a=run()):\n    raise X\n").body
     assert isinstance(function, ast.FunctionDef)
     assert only_raises(function)
+
+
+CLASS = DECODE.format(length="max_seq_len", more="", body=indent(CHOICE.format(length="max_seq_len"), " " * 8))
+STUB = "class PagedAttention:\n    @staticmethod\n    def forward_decode(query):\n        raise NotImplementedError\n"
+
+
+def twice(text: str) -> str:
+    """The class with its method defined twice."""
+    head, method = text.split("    @staticmethod\n")
+    return f"{head}    @staticmethod\n{method}    @staticmethod\n{method}"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (f"if x:\n{indent(CLASS, '    ')}\nelse:\n{indent(CLASS, '    ')}", 2),
+        (f"try:\n{indent(STUB, '    ')}\nexcept ImportError:\n{indent(CLASS, '    ')}", 1),
+        (twice(CLASS), 2),
+        (CLASS + CLASS.replace("PagedAttention", "Faster(PagedAttention)"), 2),
+        (CLASS + CLASS.replace("PagedAttention", "A(PagedAttention)") + CLASS.replace("PagedAttention", "B(A)"), 3),
+        (CLASS + CLASS.replace("PagedAttention", "Unrelated"), 1),
+        (CLASS + "class Quiet(PagedAttention):\n    x = 1\n", 1),
+        (CLASS + "PagedAttention.forward_decode = staticmethod(log(PagedAttention.forward_decode))\n", 1),
+    ],
+)
+def test_every_definition_that_can_be_the_live_one_is_found(text: str, count: int) -> None:
+    found = find_decode(ast.parse(text))
+    assert len(found.choices) == count
+    assert found.foreign == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            f"if x:\n{indent(CLASS, '    ')}\nelse:\n{indent(CLASS.replace('if use_v1:', 'while use_v1:'), '    ')}",
+            "forward_decode has no if statement",
+        ),
+        (STUB, "line 3: forward_decode only raises"),
+        (
+            CLASS + "PagedAttention.forward_decode = staticmethod(other)\n",
+            "PagedAttention.forward_decode is also bound",
+        ),
+        (CLASS + "setattr(PagedAttention, 'forward_decode', other)\n", "PagedAttention.forward_decode is also bound"),
+        (CLASS + "from fast import PagedAttention\n", "PagedAttention.forward_decode is also bound"),
+        (CLASS + "if rocm:\n    PagedAttention = Faster\n", "PagedAttention.forward_decode is also bound"),
+        (CLASS + "    forward_decode = staticmethod(other)\n", "PagedAttention.forward_decode is also bound"),
+        (
+            CLASS + CLASS.replace("PagedAttention", "F(PagedAttention)").replace("if use_v1:", "while use_v1:"),
+            "forward_decode has no if statement",
+        ),
+    ],
+)
+def test_a_decode_that_could_escape_the_call_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(Unfit) as refusal:
+        find_decode(ast.parse(text))
+    assert sentence in str(refusal.value)
+
+
+def test_a_subclass_that_decodes_in_its_own_way_is_named() -> None:
+    own = "class {}(PagedAttention):\n    @staticmethod\n    def forward_decode(query):\n        return {}(query)\n"
+    text = CLASS + own.format("Own", "vendor.decode") + own.format("Same", "PagedAttention.forward_decode")
+    found = find_decode(ast.parse(text))
+    assert [method.owner.name for method in found.foreign] == ["Own"]
+    assert len(found.choices) == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["paged_attention_v2 = vendor.v2", "from vendor import paged_attention_v2", "if x:\n    paged_attention_v2 = None"],
+)
+def test_an_operator_that_is_bound_to_something_else_as_well_is_refused(statement: str) -> None:
+    with pytest.raises(Unfit, match="paged_attention_v2 is also bound here"):
+        find_v2(ast.parse(f"{v2()}{statement}\n"))
+    assert find_v2(ast.parse(f"{v2()}paged_attention_v2 = wrapped(paged_attention_v2)\n"))
+
+
+CUSTOM = """
+use_v1 = max_seq_len <= 8192
+if use_v1:
+    ops.paged_attention_v1(out, query, kv_cache_dtype, blocksparse_vert_stride)
+{orelse}
+"""
+
+
+@pytest.mark.parametrize(
+    ("orelse", "tests"),
+    [
+        ("else:\n    ops.paged_attention_v2(out)", []),
+        (
+            "else:\n    if use_custom:\n        custom(out)\n    else:\n        ops.paged_attention_v2(out)",
+            ["use_custom"],
+        ),
+        ("elif use_custom:\n    custom(out)\nelse:\n    ops.paged_attention_v2(out)", ["use_custom"]),
+        ("else:\n    if not fits:\n        raise X('no')\n    else:\n        ops.paged_attention_v2(out)", []),
+        ("else:\n    if aligned:\n        ops.paged_attention_v2(out)\n    else:\n        own(out)", ["aligned"]),
+    ],
+)
+def test_a_kernel_of_the_trees_own_in_the_branch_of_v2_is_known(orelse: str, tests: list[str]) -> None:
+    found = decode(CUSTOM.format(orelse=orelse))
+    assert [ast.unparse(detour.test) for detour in found.detours] == tests
+    assert found.others == ()
+
+
+def test_a_kernel_of_the_trees_own_before_the_choice_is_known() -> None:
+    found = decode(f"if use_custom:\n    custom(out)\nelse:{indent(CHOICE.format(length='max_seq_len'), '    ')}")
+    assert [ast.unparse(other.test) for other in found.others] == ["use_custom"]
+    assert found.detours == ()

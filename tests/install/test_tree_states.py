@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import py_compile
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pav2gen.errors import UserError
 from pav2gen.install.apply import Outcome
 from pav2gen.install.payload.structure import DECODE, LAYER, OPS
+from pav2gen.install.status import status
 from pav2gen.install.undo import uninstall
 
 from . import forms
-from .conftest import PAV2, checksums, edit, refusal
+from .conftest import PAV2, ROOT, checksums, edit, refusal
 
 Put = Callable[..., Outcome]
 Vllm = Callable[..., Path]
@@ -264,6 +269,72 @@ def test_a_record_whose_lines_do_not_restore_the_file_is_not_followed(vllm: Vllm
     assert "the lines that pav2gen put there were edited" in refusal(uninstall, tree)
 
 
+@pytest.mark.parametrize("action", ["put", "uninstall"])
+@pytest.mark.parametrize("path", [OPS, "attention/ops", "attention/layer.py"])
+def test_a_link_out_of_the_tree_is_not_followed(vllm: Vllm, put: Put, tmp_path: Path, path: str, action: str) -> None:
+    """Whoever can write to the tree could otherwise have any file edited that the user of pav2gen can write."""
+    tree, victims = vllm(), tmp_path / "victims"
+    if action == "uninstall":
+        put(tree)
+    shutil.copytree(tree / "vllm", victims)
+    place = tree / "vllm" / path
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    place.symlink_to(victims / path)
+    before = checksums(victims)
+    said = refusal(put if action == "put" else uninstall, tree)
+    assert said == f"vllm/{path}: leads out of the tree, to {victims}/{path}; name the tree that it leads to"
+    assert checksums(victims) == before
+
+
+def test_a_link_inside_the_tree_is_followed(vllm: Vllm, put: Put) -> None:
+    tree = vllm()
+    (tree / "vllm" / OPS).rename(tree / "vllm/_ops_of_this_platform.py")
+    (tree / "vllm" / OPS).symlink_to("_ops_of_this_platform.py")
+    before = checksums(tree)
+    put(tree)
+    assert "serve_v2" in (tree / "vllm/_ops_of_this_platform.py").read_text()
+    uninstall(tree)
+    assert checksums(tree) == before
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_nothing_is_written_below_what_is_not_a_folder(
+    vllm: Vllm, put: Put, tmp_path: Path, kind: str, force: bool
+) -> None:
+    tree = vllm()
+    put(tree, "alpha")
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "link":
+        (tree / PAV2 / "beta").symlink_to(tmp_path / "elsewhere")
+    else:
+        (tree / PAV2 / "beta").write_text("mine")
+    assert refusal(put, tree, force=force) == f"{PAV2}/beta: stands where a folder of the package belongs; remove it"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(vllm: Vllm, put: Put, tmp_path: Path) -> None:
+    tree = vllm()
+    put(tree)
+    (tmp_path / "victim").write_text("mine")
+    (tree / PAV2 / "hooks.py").unlink()
+    (tree / PAV2 / "hooks.py").symlink_to(tmp_path / "victim")
+    said = f"{PAV2}/hooks.py: is not a regular file, and a file of the package belongs there; remove it"
+    assert refusal(put, tree, force=True) == said
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_lines_that_no_install_puts_in_are_not_undone(vllm: Vllm, put: Put) -> None:
+    tree = vllm()
+    put(tree)
+    record = tree / PAV2 / "INSTALLED.json"
+    data = json.loads(record.read_text())
+    data["edits"][OPS]["hunks"] = [["import evil\n", "import torch\n"]]
+    data["edits"][OPS]["after"] = "0" * 64
+    record.write_text(json.dumps(data))
+    assert "it would undo lines that no install puts in" in refusal(uninstall, tree)
+
+
 def test_a_record_cannot_lead_out_of_its_folder(vllm: Vllm, put: Put) -> None:
     tree = vllm()
     put(tree)
@@ -301,3 +372,39 @@ def test_a_spec_that_is_not_built_is_refused(vllm: Vllm, put: Put, generated: Pa
         refusal(put, vllm(), "alpa", generated=generated)
         == "generated: there is no spec 'alpa' in it; did you mean alpha?"
     )
+
+
+def test_an_edit_that_is_saved_while_the_install_runs_is_kept(vllm: Vllm, put: Put, tmp_path: Path) -> None:
+    """The Python that tries the import runs after the files were read and before the first write."""
+    tree = vllm()
+    file = tree / "vllm" / DECODE
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '# mine' >> {file}\nexit 9\n")
+    python.chmod(0o755)
+    expected = file.read_text() + "# mine\n"
+    with pytest.raises(UserError) as refused:
+        put(tree, python=str(python))
+    assert str(refused.value) == f"{file}: was changed while the command ran; everything is as it was. Run it again"
+    assert file.read_text() == expected
+    assert not (tree / PAV2).exists()
+    put(tree)
+    assert file.read_text().endswith("# mine\n")
+
+
+def test_two_installs_into_a_tree_follow_each_other_whatever_their_temporary_folders(
+    vllm: Vllm, built: Path, tmp_path: Path
+) -> None:
+    tree = vllm()
+    command = [sys.executable, "-m", "pav2gen", "install", str(tree), "--out", str(built), "--python", ""]
+    started = []
+    for spec in ("alpha", "beta", "alpha", "beta"):
+        (tmp_path / f"temporary-{len(started)}").mkdir()
+        environment = {**os.environ, "TMPDIR": str(tmp_path / f"temporary-{len(started)}"), "PYTHONPATH": str(ROOT)}
+        started.append(subprocess.Popen([*command, "--spec", spec], env=environment, stderr=subprocess.PIPE))
+    for process in started:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    (found,) = status(tree, built)
+    assert found.sound
+    assert found.record is not None
+    assert len(found.record.specs) == 1

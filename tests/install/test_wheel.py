@@ -31,8 +31,8 @@ def test_the_file_is_what_was_returned(wheel: Wheel, folder: Path) -> None:
 
 def test_the_name_says_what_is_in_it(wheel: Wheel, built: Path, folder: Path) -> None:
     assert wheel.name == f"pav2_kernels-0.1.0+{wheel.contents.digest[:12]}-py3-none-any.whl"
-    alpha = build_wheel(folder, Choice(("alpha",)), built, "other_name")
-    assert alpha.name.startswith("other_name-0.1.0+")
+    alpha = build_wheel(folder, Choice(("alpha",)), built, "pav2_other")
+    assert alpha.name.startswith("pav2_other-0.1.0+")
     assert alpha.contents.digest != wheel.contents.digest
 
 
@@ -85,7 +85,7 @@ def test_pip_installs_it_and_vllm_would_find_the_plugin(wheel: Wheel, folder: Pa
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout) == [["pav2", "pav2_kernels.plugin:register"], None]
+    assert json.loads(done.stdout) == [["pav2", "pav2_kernels_plugin:register"], None]
     assert not list(target.glob("pav2_kernels/**/tests"))
     assert not (target / "pav2_kernels/runtime/simt/include").exists()
 
@@ -103,15 +103,51 @@ def test_a_prebuilt_library_makes_it_a_wheel_of_its_machine(
 
 @pytest.mark.parametrize("name", ["", "Pav2", "pav2-kernels", "pav2.kernels", "2pav", "../up", "pav2_", "class"])
 def test_a_name_that_cannot_be_imported_is_refused(name: str, built: Path, folder: Path) -> None:
-    with pytest.raises(UserError, match="is no import name; write it as pav2_kernels, in small letters"):
+    with pytest.raises(UserError, match="is not an import name; write it as pav2_kernels, in small letters"):
         build_wheel(folder, Choice(), built, name)
 
 
-@pytest.mark.parametrize("name", ["vllm", "torch", "json", "pav2gen"])
-def test_the_name_of_another_package_is_refused(name: str, built: Path, folder: Path) -> None:
-    with pytest.raises(UserError, match=f"is another package's, which the wheel would replace; take pav2_{name}"):
+@pytest.mark.parametrize(
+    "name", ["vllm", "torch", "json", "pav2gen", "pip", "setuptools", "flash_attn", "site", "pav2"]
+)
+def test_a_name_that_could_be_another_packages_is_refused(name: str, built: Path, folder: Path) -> None:
+    with pytest.raises(UserError) as refusal:
         build_wheel(folder, Choice(), built, name)
+    assert str(refusal.value) == (
+        f"--name '{name}' does not begin with pav2_, and could replace another package; take pav2_{name}"
+    )
     assert list(folder.iterdir()) == []
+
+
+def test_the_entry_point_imports_nothing_unless_it_is_wanted(wheel: Wheel, folder: Path) -> None:
+    """Tools import the entry points of all packages, also where there is no torch."""
+    zipfile.ZipFile(io.BytesIO(wheel.data)).extractall(folder / "site")
+    script = (
+        "import logging, sys\nlogging.basicConfig(format='%(message)s')\n"
+        "import pav2_kernels_plugin\npav2_kernels_plugin.register()\n"
+        "print(*sorted({'torch', 'pav2_kernels'} & {*sys.modules}))\n"
+    )
+    for wanted, printed, logged in (
+        ("0", "", ""),
+        ("1", "", "pav2: this Python has no torch; the plugin applied nothing\n"),
+    ):
+        environment = {"PYTHONPATH": str(folder / "site"), "PAV2_PLUGIN": wanted}
+        command = [sys.executable, "-S", "-c", script]  # without site-packages, and so without torch
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert (done.stdout.strip(), done.stderr, done.returncode) == (printed, logged, 0)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_library_that_may_never_end_is_not_read(kind: str, cuda: Path, folder: Path) -> None:
+    library = Path("/dev/zero") if kind == "device" else folder / "library.so"
+    if kind == "pipe":
+        os.mkfifo(library)
+    if kind == "folder":
+        library.mkdir()
+    with pytest.raises(UserError) as refusal:
+        build_wheel(folder / "dist", Choice(prebuilt=library), cuda)
+    assert str(refusal.value) == f"{library}: is not usable: it is not a regular file"
+    assert not (folder / "dist").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(built: Path, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The vLLM plugin of a wheel: puts the calls of ``hooks`` into vLLM when it starts, instead of into its files.
 
-vLLM calls ``register`` in every process (entry point group ``vllm.general_plugins``). Without PAV2_PLUGIN=1 it does
-nothing.
+vLLM calls ``register`` in every process (entry point group ``vllm.general_plugins``), by way of a small module that
+imports this one only under PAV2_PLUGIN=1.
 """
 
 from __future__ import annotations
@@ -10,27 +10,26 @@ import ast
 import functools
 import inspect
 import logging
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from . import hooks
-from .structure import Decode, Layer, Operator, Unfit, find_decode, find_layer, find_v2, v1_works
+from .structure import Decode, Layer, Operator, Unfit, find_decode, find_layers, find_v2, v1_works
 
-#: Marks the functions of ours, so that a second call of ``register`` finds its work done.
+#: Marks our functions, so that a second call of ``register`` changes nothing.
 MARK = "__pav2__"
+
+Definition = TypeVar("Definition", Operator, Decode, Layer)
 
 
 def register() -> None:
     """Apply the choice between V1 and V2, the operator and the check at model load to the vLLM of this process.
 
-    Raises Unfit, with nothing applied, where this vLLM is not as ``structure`` knows it; vLLM logs that and goes on.
+    Raises Unfit, with nothing applied, where ``structure`` does not know this vLLM. vLLM logs that and goes on.
     """
-    if os.environ.get("PAV2_PLUGIN", "") != "1":
-        return
     if find_spec("vllm.attention.ops.pav2") is not None:
         hooks.log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin leaves it alone")
         return
@@ -38,22 +37,56 @@ def register() -> None:
 
 
 def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
-    """Replace ``paged_attention_v2``, ``PagedAttention.forward_decode`` and ``Attention.__init__`` in these modules.
+    """Replace ``paged_attention_v2``, ``forward_decode`` and ``Attention.__init__`` in these modules.
 
-    Applying twice is applying once. Raises Unfit, with nothing replaced, where one of the first two is not found.
+    ``forward_decode`` is replaced in ``PagedAttention`` and in its subclasses of that module. Applying twice is
+    applying once. Raises Unfit, with nothing replaced, where the definition of one of the first two is not found.
     """
-    attention = decode.PagedAttention
     if hasattr(ops.paged_attention_v2, MARK):
         return
     tree = parsed(ops)
-    v2 = replaced_v2(find_v2(tree)[-1], ops.paged_attention_v2)
-    forward_decode = replaced_decode(find_decode(parsed(decode)), decode, v1_works(tree))
-    found = find_layer(parsed(layer))
-    ops.paged_attention_v2 = v2  # type: ignore[attr-defined]
-    attention.forward_decode = staticmethod(forward_decode)
-    if found:
+    operator = live(find_v2(tree), ops.paged_attention_v2)
+    choices = find_decode(parsed(decode)).choices
+    owners = overriding(decode.PagedAttention)
+    decodes = {decode.PagedAttention: live(choices, decode.PagedAttention.forward_decode)}
+    for owner in owners:
+        decodes.update((owner, choice) for choice in matching(choices, owner.forward_decode))
+    methods = {owner: replaced_decode(found, decode, v1_works(tree), operator) for owner, found in decodes.items()}
+    layers = matching(find_layers(parsed(layer)), layer.Attention.__init__)
+    ops.paged_attention_v2 = replaced_v2(operator, ops.paged_attention_v2)  # type: ignore[attr-defined]
+    for owner, method in methods.items():
+        owner.forward_decode = staticmethod(method)
+    for found in layers:
         layer.Attention.__init__ = replaced_init(found, layer.Attention.__init__)
     hooks.log_once(logging.INFO, "the plugin applied the generated kernels to this process")
+
+
+def overriding(base: type) -> list[Any]:
+    """The subclasses of ``base``, in its module, that have a ``forward_decode`` of their own."""
+    found: list[Any] = [*base.__subclasses__()]
+    for each in found:
+        found += each.__subclasses__()
+    return [each for each in found if each.__module__ == base.__module__ and "forward_decode" in vars(each)]
+
+
+def matching(definitions: Sequence[Definition], function: Callable[..., Any]) -> list[Definition]:
+    """Of the definitions in a module's source, the one that made ``function``; none if it was made elsewhere."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    line = code.co_firstlineno if code else 0
+    return [each for each in definitions if first_line(each.function) == line]
+
+
+def first_line(function: ast.FunctionDef) -> int:
+    """The line of a function's first decorator, or of its ``def``."""
+    return min([function.lineno, *(node.lineno for node in function.decorator_list)])
+
+
+def live(definitions: Sequence[Definition], function: Callable[..., Any]) -> Definition:
+    """Of the definitions in a module's source, the one that made ``function``. Raises Unfit if none did."""
+    found = matching(definitions, function)
+    if not found:
+        raise Unfit(f"{function.__module__}: {function.__qualname__} is not one of the definitions in the file")
+    return found[0]
 
 
 def parsed(module: ModuleType) -> ast.Module:
@@ -84,15 +117,17 @@ def replaced_v2(found: Operator, original: Callable[..., Any]) -> Callable[..., 
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Whether a parameter that the kernels don't know is as it would be if it were not given."""
+    """Whether a parameter that the kernels do not know has its default."""
     return value is default or (isinstance(value, (int, float, str)) and bool(value == default))
 
 
-def replaced_decode(found: Decode, module: ModuleType, v1: bool) -> Callable[..., Any]:
+def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: Operator) -> Callable[..., Any]:
     """``forward_decode`` with the call of ``choose_v1`` in front of the choice, compiled from the module's source."""
     told = ", ".join(f"{ours}={theirs}" for ours, theirs in found.arguments.items())
-    kind = "none" if not v1 else "plain" if found.plain else "whole"
-    hook = ast.parse(f"from {hooks.__name__} import choose_v1\nuse_v1 = choose_v1(0, v1={kind!r}, {told})").body
+    v1 = "none" if not v1_runs else "plain" if found.plain else "whole"
+    v2 = "works" if operator.works or found.detours else "stub"
+    choice = f"use_v1 = choose_v1(0, v1={v1!r}, v2={v2!r}, {told})"
+    hook = ast.parse(f"from {hooks.__name__} import choose_v1\n{choice}").body
     assign = hook[1]
     assert isinstance(assign, ast.Assign) and isinstance(assign.value, ast.Call)
     assign.value.args[0] = found.choice.test
@@ -104,7 +139,7 @@ def replaced_decode(found: Decode, module: ModuleType, v1: bool) -> Callable[...
     found.function.decorator_list = []
     for node in ast.walk(found.function.args):
         if isinstance(node, ast.arg):
-            node.annotation = None  # it may hold only as long as nobody evaluates it
+            node.annotation = None  # a name that exists for type checkers only would raise
     found.function.returns = None
     names: dict[str, Any] = {}
     code = compile(ast.Module([found.function], []), inspect.getsourcefile(module) or module.__name__, "exec")
@@ -113,7 +148,7 @@ def replaced_decode(found: Decode, module: ModuleType, v1: bool) -> Callable[...
 
 
 def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
-    """The block that a statement of a function stands in."""
+    """The block of a function that contains a statement."""
     return next(
         block
         for node in ast.walk(function)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pav2gen.install.callers import decodes
+from pav2gen.install.decode_callers import calls_forward_decode
 from pav2gen.install.trees import VllmTree
 
 CALL = "out = PagedAttention.forward_decode(query)\n"
@@ -26,4 +26,4 @@ CALL = "out = PagedAttention.forward_decode(query)\n"
 def test_a_call_is_looked_for_where_backends_are(tmp_path: Path, file: str, text: str, expected: bool) -> None:
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(text)
-    assert decodes(VllmTree(tmp_path, "tree")) is expected
+    assert calls_forward_decode(VllmTree(tmp_path, "tree")) is expected

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pav2gen.errors import UserError
 from pav2gen.install.hunks import hunks, reverse
-from pav2gen.install.source_edit import Insertion, Source, insert
+from pav2gen.install.source_edit import Insertion, SourceFile, insert_lines
 
 TEXT = dedent('''\
     """A module."""
@@ -47,9 +47,9 @@ def inserted(
     content: bytes, line: str, place: str, lines: str = "import gone\ncall(\n    a,\n)\n", test: str = ""
 ) -> str:
     """The text with ``lines`` put at the function or ``if`` of ``line``, whose test becomes the name ``test``."""
-    source = Source.read(content, "f.py")
+    source = SourceFile.parse(content, "f.py")
     number = at(source.text, line)
-    edited = insert(source, [Insertion(number, place, "ours", lines)], {number: test} if test else {})
+    edited = insert_lines(source, [Insertion(number, place, "ours", lines)], {number: test} if test else {})
     assert edited.startswith(source.bom)
     return edited[len(source.bom) :].decode()
 
@@ -133,14 +133,14 @@ def test_line_ends_of_two_kinds_are_kept() -> None:
 )
 def test_what_is_no_source_is_refused(content: bytes, sentence: str) -> None:
     with pytest.raises(UserError) as refusal:
-        Source.read(content, "f.py")
+        SourceFile.parse(content, "f.py")
     assert str(refusal.value).startswith(sentence)
 
 
 def test_a_text_that_libcst_would_change_is_refused() -> None:
-    source = Source.read(b"def f():\n    a = 1\n\x0c    pass\n", "f.py")
+    source = SourceFile.parse(b"def f():\n    a = 1\n\x0c    pass\n", "f.py")
     with pytest.raises(UserError, match=r"f\.py: holds something that libcst would change; nothing was edited"):
-        insert(source, [Insertion(1, "start", "ours", "x\n")])
+        insert_lines(source, [Insertion(1, "start", "ours", "x\n")])
 
 
 def test_what_libcst_would_change_elsewhere_stays() -> None:
@@ -150,14 +150,14 @@ def test_what_libcst_would_change_elsewhere_stays() -> None:
 
 def test_a_place_that_is_not_there_is_an_error() -> None:
     with pytest.raises(UserError, match=r"f\.py: holds something that libcst would change"):
-        insert(Source.read(TEXT.encode(), "f.py"), [Insertion(2, "start", "ours", "x\n")])
+        insert_lines(SourceFile.parse(TEXT.encode(), "f.py"), [Insertion(2, "start", "ours", "x\n")])
 
 
 def test_insertions_into_several_statements_are_all_made() -> None:
     text = "@a\n@b\ndef f(): pass\n\ntry:\n    x\nexcept E:\n    def f():\n        pass\n"
-    source = Source.read(text.encode(), "f.py")
+    source = SourceFile.parse(text.encode(), "f.py")
     lines = [3, 8]
-    edited = insert(source, [Insertion(line, "start", "ours", "y\n") for line in lines]).decode()
+    edited = insert_lines(source, [Insertion(line, "start", "ours", "y\n") for line in lines]).decode()
     assert edited == (
         "@a\n@b\ndef f():\n    # ours\n    y\n    pass\n\n"
         "try:\n    x\nexcept E:\n    def f():\n        # ours\n        y\n        pass\n"

@@ -1,0 +1,54 @@
+"""Which backends of a vLLM tree decode by ``PagedAttention.forward_decode``, and which classes override it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pav2gen.install.payload.structure import DECODE
+from pav2gen.install.payload.syntax import Method, only_delegates, overrides
+from pav2gen.install.trees import VllmTree
+
+#: The folders of attention backends, below vLLM's folder. A version of vLLM has one of them or both.
+BACKENDS = ("attention/backends", "v1/attention/backends")
+
+_CALL = re.compile(rb"\b(PagedAttention|paged_attn)\.forward_decode\(")
+_SUBCLASS = re.compile(rb"^\s*class \w+\([^)]*\bPagedAttention\b", re.M)
+
+
+def calls_forward_decode(tree: VllmTree) -> bool:
+    """Whether a backend calls ``forward_decode``. A tree without any backend, such as an excerpt, counts as one."""
+    files = [file for folder in BACKENDS for file in _sources(tree, folder)]
+    return not files or any(_CALL.search(file.read_bytes()) for file in files)
+
+
+def foreign_overrides(tree: VllmTree) -> Iterator[str]:
+    """A note for each subclass of ``PagedAttention`` in another file that has a ``forward_decode`` of its own."""
+    for folder in ("attention/ops", *BACKENDS):
+        for file in _sources(tree, folder):
+            path = file.relative_to(tree.folder).as_posix()
+            if path != DECODE and _SUBCLASS.search(file.read_bytes()):
+                found = overrides(_parsed(file), "PagedAttention", "forward_decode")
+                yield from (foreign_note(method, path) for method in found if not only_delegates(method))
+
+
+def foreign_note(method: Method, path: str) -> str:
+    """What a user should know of a class that overrides ``forward_decode``."""
+    return (
+        f"{path} line {method.function.lineno}: {method.owner.name} decodes in its own way; its decodes do not reach "
+        "these kernels"
+    )
+
+
+def _sources(tree: VllmTree, folder: str) -> list[Path]:
+    return sorted(file for file in (tree.folder / folder).glob("**/*.py") if file.is_file())
+
+
+def _parsed(file: Path) -> ast.Module:
+    """The syntax tree of a file; an empty one where it is not Python."""
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])

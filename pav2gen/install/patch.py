@@ -1,0 +1,168 @@
+"""The edits of a vLLM tree: the call of our kernels, the choice between V1 and V2, and the check at model load.
+
+An edit puts lines in and removes none, so that the tree's own code is still there: as the fallback, and as the path of
+PAV2_DISABLE=1.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pav2gen.errors import UserError
+from pav2gen.install.decode_callers import foreign_note
+from pav2gen.install.payload.structure import (
+    DECODE,
+    LAYER,
+    OPS,
+    Decode,
+    Decodes,
+    Layer,
+    Operator,
+    Unfit,
+    find_decode,
+    find_layers,
+    find_v2,
+    v1_works,
+)
+from pav2gen.install.source_edit import Insertion, SourceFile, insert_lines
+from pav2gen.install.trees import PAV2
+
+Found = TypeVar("Found")
+
+HOOKS = f"vllm.{PAV2.replace('/', '.')}.hooks"
+
+#: The trees that are known, by what the operator takes for a scale.
+FAMILIES = {
+    "one": "one kv_scale, as vLLM 0.4.3 to 0.5.2",
+    "float": "float scales, as vLLM 0.5.3 to 0.6",
+    "tensor": "tensor scales, as vLLM 0.7 to 0.11",
+}
+
+#: What V1 is, by the word that ``choose_v1`` is told.
+V1_KINDS = {
+    "whole": "V1 works",
+    "plain": "V1 works, but takes neither kv_cache_dtype nor the block-sparse pattern",
+    "none": "V1 is a stub",
+}
+
+
+@dataclass(frozen=True)
+class Fork:
+    """What a tree is: the family of its operator, its V1 (a key of ``V1_KINDS``), and whether its own V2 works."""
+
+    scales: str
+    v1: str
+    v2_works: bool
+
+    def __str__(self) -> str:
+        v2 = "V2 works and stays as the fallback" if self.v2_works else "V2 is a stub"
+        return f"{FAMILIES[self.scales]}; {V1_KINDS[self.v1]}; {v2}"
+
+
+@dataclass(frozen=True)
+class PatchedSources:
+    """The sources of a tree after the edits, by path below vLLM's folder, what the tree is, and notes on it."""
+
+    fork: Fork
+    sources: Mapping[str, bytes]
+    notes: tuple[str, ...] = ()
+
+
+def patch_sources(sources: Mapping[str, bytes], shown: str) -> PatchedSources:
+    """Put the calls into ``sources``, the files of the tree called ``shown`` by path; LAYER may be absent.
+
+    Raises UserError for a file that differs from every known vLLM, or has the calls already.
+    """
+    parsed = {path: SourceFile.parse(content, f"{shown}/{path}") for path, content in sources.items()}
+    for source in parsed.values():
+        if HOOKS in source.text:
+            raise UserError(
+                "has the calls of an install that left no record; restore it from version control", source.where
+            )
+    operators, works = _found(parsed[OPS], find_v2), _found(parsed[OPS], v1_works)
+    decodes = _found(parsed[DECODE], find_decode)
+    layers = find_layers(parsed[LAYER].tree) if LAYER in parsed else []
+    fork = Fork(
+        scales=operators[-1].scales,
+        v1=v1_kind(works, any(decode.plain for decode in decodes.choices)),
+        v2_works=any(operator.works for operator in operators),
+    )
+    patched = {
+        OPS: insert_lines(parsed[OPS], [_v2_call(operator) for operator in operators]),
+        DECODE: _choices(parsed[DECODE], decodes, works, fork.v2_works),
+    }
+    if layers:
+        patched[LAYER] = insert_lines(parsed[LAYER], [_layer_check(layer) for layer in layers])
+    return PatchedSources(fork, patched, tuple(_notes(decodes)))
+
+
+def v1_kind(works: bool, plain: bool) -> str:
+    """The word that ``choose_v1`` is told of V1: a key of ``V1_KINDS``."""
+    return "none" if not works else "plain" if plain else "whole"
+
+
+def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
+    """What ``find`` finds in a source. Raises UserError where the source is unfit."""
+    try:
+        return find(source.tree)
+    except Unfit as reason:
+        raise UserError(str(reason), source.where) from reason
+
+
+def _v2_call(operator: Operator) -> Insertion:
+    """The call of the kernels at the start of ``paged_attention_v2``; the tree's own body follows it."""
+    at_default = [
+        f"{name} {'is' if default == 'None' else '=='} {default}" for name, default in operator.extras.items()
+    ]
+    arguments = [f"fallback={operator.works}", *(f"{ours}={theirs}" for ours, theirs in operator.arguments.items())]
+    test = " and ".join([*at_default, _call("serve_v2", arguments).rstrip("\n")])
+    lines = f"{_import('serve_v2')}if {test}:\n    return\n"
+    comment = "pav2gen: the generated kernels first; PAV2_DISABLE=1 skips them."
+    return Insertion(operator.function.lineno, "start", comment, lines)
+
+
+def _choices(source: SourceFile, decodes: Decodes, v1_runs: bool, v2_runs: bool) -> bytes:
+    """The choice between V1 and V2, before each ``if`` that acts on it."""
+    insertions = [_choice(decode, v1_runs, v2_runs) for decode in decodes.choices]
+    return insert_lines(source, insertions, {decode.choice.lineno: "use_v1" for decode in decodes.choices})
+
+
+def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
+    """The call of ``choose_v1``, which is told what the tree would choose, and what its V1 and V2 can do."""
+    v1, v2 = v1_kind(v1_runs, decode.plain), "works" if v2_runs or decode.detours else "stub"
+    told = (f"{ours}={theirs}" for ours, theirs in decode.arguments.items())
+    call = _call("choose_v1", ("TEST", f'v1="{v1}"', f'v2="{v2}"', *told))
+    comment = "pav2gen: V2 where its kernels serve and the length is worth it."
+    return Insertion(decode.first.lineno, "before", comment, f"{_import('choose_v1')}use_v1 = {call}")
+
+
+def _layer_check(layer: Layer) -> Insertion:
+    """The call of ``check_layer`` at the end of an attention layer's constructor."""
+    lines = _call("check_layer", ("self.impl", *(f"{ours}={theirs}" for ours, theirs in layer.arguments.items())))
+    comment = "pav2gen: a shape without a kernel is reported when the model loads."
+    return Insertion(layer.function.lineno, "end", comment, _import("check_layer") + lines)
+
+
+def _notes(decodes: Decodes) -> Iterator[str]:
+    """The decodes of a module that do not reach our kernels."""
+    for decode in decodes.choices:
+        for test in (*decode.others, *decode.detours):
+            yield (
+                f"{DECODE} line {test.lineno}: where `{ast.unparse(test.test)}` decides for a kernel of the tree's "
+                "own, that kernel decodes"
+            )
+    for method in decodes.foreign:
+        yield foreign_note(method, DECODE)
+
+
+def _import(name: str) -> str:
+    """The import of a hook. It stands in the function: nothing of ours is loaded before it is needed."""
+    return f"from {HOOKS} import {name}\n"
+
+
+def _call(name: str, arguments: Iterable[str]) -> str:
+    """A call with an argument on each line, as black and yapf leave it."""
+    return f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")\n"

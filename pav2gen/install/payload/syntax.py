@@ -1,0 +1,199 @@
+"""Questions about the syntax tree of a Python module: its functions, methods, parameters, stubs and calls."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+
+class Method(NamedTuple):
+    """A method, and the class whose body defines it."""
+
+    owner: ast.ClassDef
+    function: ast.FunctionDef
+
+
+def functions(body: Iterable[ast.stmt], name: str) -> Iterator[ast.FunctionDef]:
+    """The functions called ``name`` of a block, also in its ``if`` and ``try`` blocks, but not in classes."""
+    for statement in _in_same_scope(body):
+        if isinstance(statement, ast.FunctionDef) and statement.name == name:
+            yield statement
+
+
+def classes(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef]:
+    """The classes of a block, also in its ``if`` and ``try`` blocks, but not in other classes and functions."""
+    for statement in _in_same_scope(body):
+        if isinstance(statement, ast.ClassDef):
+            yield statement
+
+
+def methods(tree: ast.Module, owner: str, name: str) -> list[Method]:
+    """Every definition of the method ``name`` in the classes called ``owner``, in the order of the file."""
+    owners = [found for found in classes(tree.body) if found.name == owner]
+    return [Method(found, function) for found in owners for function in functions(found.body, name)]
+
+
+def overrides(tree: ast.Module, owner: str, name: str) -> list[Method]:
+    """Every definition of the method ``name`` in the module's direct and indirect subclasses of ``owner``."""
+    bases, found = {owner}, []
+    for each in classes(tree.body):
+        if each.name != owner and any(_last_name(base) in bases for base in each.bases):
+            bases.add(each.name)
+            found += [Method(each, function) for function in functions(each.body, name)]
+    return found
+
+
+def only_delegates(method: Method) -> bool:
+    """Whether a method does nothing but call the method of its name of another class."""
+    body = [statement for statement in method.function.body if not _does_nothing(statement)]
+    return len(body) == 1 and has_call(body, method.function.name)
+
+
+def rebinding(tree: ast.Module, name: str, owner: str = "") -> ast.stmt | None:
+    """A statement that gives ``name`` of the module, or of the class ``owner``, another meaning than a definition.
+
+    It is an assignment to the name, to ``owner.name`` or to ``owner`` itself, a ``setattr``, or an import of the name.
+    An assignment of something made from the definition, as ``name = staticmethod(name)``, is none.
+    """
+    for statement in _in_same_scope(tree.body):
+        if _binds(statement, owner or name) or (owner and _sets_attribute(statement, owner, name)):
+            return statement
+    bodies = [each.body for each in classes(tree.body) if each.name == owner]
+    return next((each for body in bodies for each in _in_same_scope(body) if _binds(each, name)), None)
+
+
+def blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The blocks of statements in a compound statement."""
+    for field in ("body", "orelse", "finalbody"):
+        block = getattr(statement, field, None)
+        if isinstance(block, list):
+            yield block
+    for handler in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+        yield handler.body
+
+
+def only_raises(function: ast.FunctionDef) -> bool:
+    """Whether a function is a stub: it does nothing, or has no branch and ends in a raise, or in ``assert False``."""
+    return block_only_raises(function.body)
+
+
+def block_only_raises(block: Iterable[ast.stmt]) -> bool:
+    """Whether a block of statements is that of a stub."""
+    body = [statement for statement in block if not _does_nothing(statement)]
+    if not body:
+        return True
+    last = body[-1]
+    never = isinstance(last, ast.Assert) and isinstance(last.test, ast.Constant) and not last.test.value
+    return (isinstance(last, ast.Raise) or never) and not any(map(_branches, body))
+
+
+def parameters(function: ast.FunctionDef) -> dict[str, str]:
+    """The parameters of a function, each with the source of its default; empty for a parameter without one."""
+    args = function.args
+    positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
+    found = dict.fromkeys(positional, "")
+    found.update(zip(positional[len(positional) - len(args.defaults) :], map(ast.unparse, args.defaults)))
+    found.update({a.arg: ast.unparse(d) if d else "" for a, d in zip(args.kwonlyargs, args.kw_defaults)})
+    return found
+
+
+def calls(body: Iterable[ast.AST], name: str) -> Iterator[ast.Call]:
+    """The calls of ``name`` or ``anything.name`` below ``body``."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and _last_name(node.func) == name:
+                yield node
+
+
+def has_call(body: Iterable[ast.AST], *names: str) -> bool:
+    """Whether one of ``names`` is called below ``body``."""
+    nodes = list(body)
+    return any(True for name in names for _ in calls(nodes, name))
+
+
+def names_in_calls(body: Iterable[ast.AST], name: str) -> set[str]:
+    """The variables that the calls of ``name`` below ``body`` pass on."""
+    return {
+        node.id
+        for call in calls(body, name)
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        for node in ast.walk(argument)
+        if isinstance(node, ast.Name)
+    }
+
+
+def elif_chain(statement: ast.If) -> Iterator[ast.If]:
+    """An ``if`` and the ``elif``s behind it."""
+    yield statement
+    while has_elif(statement):
+        statement = statement.orelse[0]  # type: ignore[assignment]
+        yield statement
+
+
+def has_elif(statement: ast.If) -> bool:
+    """Whether the else branch is an elif: its ``if`` starts in the column of the ``if`` before it."""
+    block = statement.orelse
+    return len(block) == 1 and isinstance(block[0], ast.If) and block[0].col_offset == statement.col_offset
+
+
+def _in_same_scope(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a block and of the blocks inside it, without the bodies of functions and classes."""
+    for statement in body:
+        yield statement
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            for block in blocks(statement):
+                yield from _in_same_scope(block)
+
+
+def _binds(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement assigns or imports ``name``."""
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return any((alias.asname or alias.name) == name for alias in statement.names)
+    bound = any(isinstance(target, ast.Name) and target.id == name for target in _targets(statement))
+    return bound and not _mentions(getattr(statement, "value", None), name)
+
+
+def _mentions(value: ast.AST | None, name: str) -> bool:
+    """Whether an expression contains ``name`` or ``anything.name``."""
+    return value is not None and any(_last_name(node) == name for node in ast.walk(value))
+
+
+def _sets_attribute(statement: ast.stmt, owner: str, name: str) -> bool:
+    """Whether a statement assigns ``owner.name``, or calls ``setattr`` for it."""
+    assigned = any(
+        isinstance(target, ast.Attribute) and target.attr == name and _last_name(target.value) == owner
+        for target in _targets(statement)
+    )
+    given = statement.value if isinstance(statement, ast.Expr) else None
+    if not (isinstance(given, ast.Call) and _last_name(given.func) == "setattr" and len(given.args) > 1):
+        return assigned and not _mentions(getattr(statement, "value", None), name)
+    what = given.args[1]
+    return _last_name(given.args[0]) == owner and isinstance(what, ast.Constant) and what.value == name
+
+
+def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
+    """What an assignment assigns to, parts of tuples included."""
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            yield from (node for node in ast.walk(target) if isinstance(node, ast.expr))
+    elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
+        yield statement.target
+
+
+def _last_name(node: ast.AST) -> str:
+    """``name`` for ``name`` and for ``anything.name``, else nothing."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _does_nothing(statement: ast.stmt) -> bool:
+    """Whether a statement is a docstring, ``...``, ``pass``, ``return`` or ``return None``."""
+    if isinstance(statement, ast.Return):
+        return statement.value is None or (isinstance(statement.value, ast.Constant) and statement.value.value is None)
+    constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return constant or isinstance(statement, ast.Pass)
+
+
+def _branches(statement: ast.stmt) -> bool:
+    """Whether a statement can end the function in another way than the statements after it."""
+    return isinstance(statement, ast.Return) or any(True for _ in blocks(statement))
