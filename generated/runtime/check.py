@@ -11,12 +11,14 @@ from .select import KV_ALIASES, Key, Modification
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 NEEDED = ("out", "query", "key_cache", "value_cache", "block_tables", "seq_lens")
-KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8")
+
+DECODE = "paged_attention_v2"
 
 
-def fail(sentence: str) -> NoReturn:
-    """Raise ValueError in the name of the operator."""
-    raise ValueError(f"paged_attention_v2: {sentence}")
+def fail(sentence: str, operator: str = DECODE) -> NoReturn:
+    """Raise ValueError in the name of an operator."""
+    raise ValueError(f"{operator}: {sentence}")
 
 
 def shape_of(tensor: torch.Tensor) -> str:
@@ -29,11 +31,16 @@ def dtype_name(dtype: torch.dtype | str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def kv_dtype(name: str) -> str:
+def kv_dtype(name: str, operator: str = DECODE) -> str:
     """The canonical name of a KV cache dtype: fp8 means fp8_e4m3. Raises ValueError for an unknown one."""
     if name not in KV_DTYPES:
-        fail(f"kv_cache_dtype {name!r} is none of {', '.join(KV_DTYPES)}")
+        fail(f"kv_cache_dtype {name!r} is none of {', '.join(KV_DTYPES)}", operator)
     return KV_ALIASES.get(name, name)
+
+
+def storage_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the cache's tensors: uint8 for fp8, int8 for int8, and that of the query for ``auto``."""
+    return {"auto": dtype, "int8": torch.int8}.get(kv_cache_dtype, torch.uint8)
 
 
 def check(call: Call, kv_cache_dtype: str) -> Key:
@@ -47,6 +54,9 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
     check_alibi(call.query, call.alibi_slopes)
     check_sparse(call.sparse, call.key_cache.shape[3])
     check_features(call)
+    for field in ("k_scale", "v_scale"):
+        if isinstance(scale := getattr(call, field), torch.Tensor):
+            check_scale(field, scale)
     check_devices(call)
     return Key(
         head_size=call.query.shape[2],
@@ -71,10 +81,10 @@ def check_presence(call: Call) -> None:
         check_tensor(name, tensor)
 
 
-def check_tensor(name: str, value: object) -> None:
+def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
     """A tensor, and nothing else."""
     if not isinstance(value, torch.Tensor):
-        fail(f"{name} must be a tensor, got {value if value is None else type(value).__name__}")
+        fail(f"{name} must be a tensor, got {value if value is None else type(value).__name__}", operator)
 
 
 def check_declared(key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, block_size: int) -> None:
@@ -105,7 +115,7 @@ def check_cache(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch
 
     x elements are 16 bytes. The page of a head is contiguous; blocks and heads may have any stride.
     """
-    stored = query.dtype if kv_cache_dtype == "auto" else torch.uint8
+    stored = storage_dtype(kv_cache_dtype, query.dtype)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         if cache.dtype != stored:
             fail(
@@ -124,13 +134,13 @@ def check_cache(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch
     check_pages("value_cache", value_cache, x)
 
 
-def check_pages(name: str, cache: torch.Tensor, x: int) -> None:
+def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) -> None:
     """The page of a head is contiguous, and starts at a multiple of 16 bytes, or x elements."""
     if not cache[0, 0].is_contiguous():
-        fail(f"the page of a head must be contiguous in {name}, got strides {cache.stride()}")
+        fail(f"the page of a head must be contiguous in {name}, got strides {cache.stride()}", operator)
     strides = [stride for size, stride in zip(cache.shape[:2], cache.stride()) if size > 1]
     if any(stride % x for stride in strides) or cache.data_ptr() % 16:
-        fail(f"pages of {name} must start at multiples of 16 bytes, got strides {cache.stride()}")
+        fail(f"pages of {name} must start at multiples of 16 bytes, got strides {cache.stride()}", operator)
 
 
 def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int) -> None:
@@ -161,10 +171,13 @@ def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
         fail(f"tmp_out must be {wanted}, got {shape_of(tmp_out)}")
 
 
-def check_scale(name: str, scale: torch.Tensor) -> None:
-    """One float32 element."""
-    if scale.numel() != 1 or scale.dtype != torch.float32:
-        fail(f"{name} must be a float or one float32 element, got {shape_of(scale)}")
+def check_scale(name: str, scale: torch.Tensor, kv_heads: int = 1, operator: str = DECODE) -> None:
+    """float32: one element, or one for each of ``kv_heads`` KV heads."""
+    fits = scale.numel() == 1 or (scale.shape == (kv_heads,) and scale.is_contiguous())
+    if not fits or scale.dtype != torch.float32:
+        one, each = "one float32 element", f"contiguous float32 [{kv_heads}]"
+        works = f"a float, {one} or {each}" if kv_heads > 1 else f"a float or {one}"
+        fail(f"{name} must be {works}, got {shape_of(scale)}", operator)
 
 
 def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None) -> None:

@@ -67,10 +67,13 @@ class Library:
         """
         from .launch import launch
 
+        launch(self.function(row), call, row.partition_size, row.workspace_mib * MIB, self.explain, **options)
+
+    def function(self, row: Row) -> Any:
+        """The entry function of the kernel of a row. Raises LibraryError if the library does not have it."""
         if row.symbol not in self.kernels:
             raise LibraryError(f"{self.path.name} lacks {row.symbol}: it was built from another package; load() again")
-        function = self.handle[row.symbol]
-        launch(function, call, row.partition_size, row.workspace_mib * MIB, self.explain, **options)
+        return self.handle[row.symbol]
 
     def explain(self, code: int) -> str:
         """What a launch's error code means."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from . import check
-from .select import Key, NoKernelError, Table
+from .select import KEYS, Key, NoKernelError, Table
 
 
 class Models:
-    """The answers of a table. ``load`` compiles and loads its CUDA kernels."""
+    """The answers of the tables of each operator. ``load`` compiles and loads their CUDA kernels."""
 
-    def __init__(self, table: Table, load: Callable[[], object]) -> None:
-        self._table = table
+    def __init__(self, tables: Mapping[str, Table], load: Callable[[], object]) -> None:
+        self._tables = tables
+        self._table = tables["decode"]
         self._load = load
 
     def supports(
@@ -33,13 +34,18 @@ class Models:
         sliding_window: int | None = None,
         sinks: bool = False,
         modification: str | None = None,
+        operator: str = "decode",
     ) -> bool:
-        """Whether a kernel serves a rank with these heads (of the rank, not of the model). Never raises."""
+        """Whether a kernel serves a rank with these heads (of the rank, not of the model). Never raises.
+
+        operator: "decode", or "cache" for ``reshape_and_cache``, to which the query heads and features don't matter.
+        """
         try:
             features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
             key = rank_key(num_heads, num_kv_heads, head_size, block_size, dtype, kv_cache_dtype, *features)
-            self._table.serving(key)
-        except (ValueError, TypeError, NoKernelError):
+            own = KEYS[operator]
+            self._tables[operator].serving(own(*(getattr(key, axis) for axis in own._fields)))
+        except (ValueError, TypeError, KeyError, NoKernelError):
             return False
         return True
 

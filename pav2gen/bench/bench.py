@@ -67,7 +67,7 @@ class Setup:
         found = [name for name in self.spec.backends if name == "torch"]
         if "cuda" in self.spec.backends and self.device.type == "cuda":
             self.package.load()
-            if self.package.operator.libraries:
+            if self.package.kernels.libraries:
                 found.append("cuda")
             else:
                 self.notes.append(

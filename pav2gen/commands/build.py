@@ -132,7 +132,7 @@ def _carry_out(
         commit(found, comparison, files.keys(), unsettled)
     return Outcome(
         shown=found.disk.shown,
-        kernels={chosen.spec.name: len(chosen.kernels) for chosen in selections},
+        kernels={chosen.spec.name: len(chosen.built) for chosen in selections},
         changes=comparison.changes,
         unchanged=comparison.unchanged,
         notes=(*package.clashes, *(f"{owner} is still incomplete: its build was cut short" for owner in unsettled)),

@@ -19,12 +19,12 @@ def entries(selections: Iterable[Selection]) -> list[dict[str, Any]]:
             "spec": v.spec,
             "slug": v.slug,
             "symbol": v.symbol,
-            **v.key._asdict(),
-            "partition_size": v.partition_size,
+            "operator": v.operator,
+            **v.axes,
             "figures": p.figures,
         }
         for chosen in selections
-        for v, p in chosen.kernels
+        for v, p in chosen.built
     ]
 
 

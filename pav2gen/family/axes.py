@@ -236,8 +236,8 @@ if Key._fields != KEY_AXES:
 
 
 def slug(values: Mapping[str, object]) -> str:
-    """The name of a kernel within its spec, ``hd256_g6_b16_f16_p512``; ``values`` has a value for every axis."""
-    return "".join(axis.tag(values[name]) for name, axis in AXES.items())
+    """The name of a kernel within its spec, ``hd256_g6_b16_f16_p512``; ``values`` have the order of ``AXES``."""
+    return "".join(AXES[name].tag(value) for name, value in values.items())
 
 
 def title(values: Mapping[str, object], leave_out: Collection[str] = ()) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pav2gen.family.axes import AXES
 from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.target import Target
-from pav2gen.family.variant import Variant, expand
+from pav2gen.family.variant import OPERATORS, Point, Variant, expand
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,10 @@ class Limits:
 class Spec:
     """A family of kernels. ``axes`` has the values of every axis of ``family.axes``.
 
-    ``cuda`` holds what the spec sets of the layout of CUDA kernels (``cuda_plan.CHOICES``); the rest is planned.
-    ``modifications`` are those that the spec defines, by name. ``places`` says where things stand in the file
-    (``axes.head_size``, ``axes.head_size[0]``, ``model.tensor_parallel[1]``), each as ``file:line``.
+    ``operators`` are those of ``variant.OPERATORS`` that are built. ``cuda`` holds what the spec sets of the layout of
+    CUDA kernels (``cuda_plan.CHOICES``); the rest is planned. ``modifications`` are those that the spec defines, by
+    name. ``places`` says where things stand in the file (``axes.head_size``, ``axes.head_size[0]``,
+    ``model.tensor_parallel[1]``), each as ``file:line``.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Spec:
     limits: Limits
     file_name: str
     sha256: str
+    operators: tuple[str, ...] = ("decode",)
     cuda: Mapping[str, int] = field(default_factory=dict)
     modifications: Mapping[str, Modification] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -117,9 +119,15 @@ def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
 
 
 def variants(spec: Spec) -> tuple[Variant, ...]:
-    """Every variant of ``spec`` in the order of its axes: the product, less what its exclusions cover."""
+    """Every decode kernel of ``spec`` in the order of its axes: the product, less what its exclusions cover."""
     return tuple(
         variant
         for variant in expand(spec.name, {axis: spec.axes[axis] for axis in AXES})
         if not any(exclusion.covers(variant) for exclusion in spec.exclude)
     )
+
+
+def points(spec: Spec) -> tuple[Point, ...]:
+    """Every kernel of ``spec``, operator by operator, in the order of its variants."""
+    family = variants(spec)
+    return tuple(point for operator in spec.operators for point in OPERATORS[operator](family))

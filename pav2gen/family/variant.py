@@ -1,4 +1,4 @@
-"""A variant: one point of a family of kernels, and every name that derives from it.
+"""A variant: one point of a family of kernels, of an operator, and every name that derives from it.
 
 Nothing ever parses a name back: code that needs an axis reads the field.
 """
@@ -6,18 +6,71 @@ Nothing ever parses a name back: code that needs an axis reads the field.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pav2gen.family.axes import AXES, slug
-from pav2gen.runtime.select import FEATURES, Key
+from pav2gen.runtime.select import FEATURES, CacheKey, Key
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
+class Point(ABC):
+    """One kernel of one spec, of any operator: the names and sizes that follow from its axes."""
+
+    operator: ClassVar[str]
+    spec: str
+    dtype: str
+    kv_cache_dtype: str
+
+    @property
+    @abstractmethod
+    def axes(self) -> dict[str, object]:
+        """The value of each axis that the kernel has, in the order in which they name it."""
+
+    @property
+    @abstractmethod
+    def slug(self) -> str:
+        """A short name, unique within the spec."""
+
+    @property
+    def symbol(self) -> str:
+        """A name unique over all specs: the C symbol, and the name of the test."""
+        return f"pav2_{self.spec}_{self.slug}"
+
+    @property
+    def cache_item_bytes(self) -> int:
+        """Bytes of one element of the KV cache."""
+        return ITEM_BYTES[self.dtype] if self.kv_cache_dtype == "auto" else 1
+
+    @property
+    def grain(self) -> int:
+        """Elements in 16 bytes of the cache: the ``x`` of vLLM's key layout [blocks, kv heads, head/x, block, x]."""
+        return 16 // self.cache_item_bytes
+
+    @property
+    def torch_path(self) -> str:
+        """The PyTorch kernel, below the root of the generated package."""
+        return f"{self.spec}/torch_kernels/{self.slug}.py"
+
+    @property
+    def cuda_path(self) -> str:
+        """The CUDA source, below the root of the generated package."""
+        return f"{self.spec}/cuda_kernels/{self.slug}.cu"
+
+    @property
+    def test_path(self) -> str:
+        """The test module, below the root of the generated package."""
+        return f"{self.spec}/tests/test_{self.spec}_{self.slug}.py"
+
+
 @dataclass(frozen=True)
-class Variant:
-    """One kernel of one spec: its key, its partition size, and its names."""
+class Variant(Point):
+    """One decode kernel: its key, its partition size, and its names."""
+
+    operator: ClassVar[str] = "decode"
 
     spec: str
     head_size: int
@@ -39,9 +92,14 @@ class Variant:
         return Key(*(getattr(self, axis) for axis in Key._fields))
 
     @property
+    def axes(self) -> dict[str, object]:
+        """The value of every axis."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
     def slug(self) -> str:
         """A short name, unique within the spec: ``hd256_g6_b16_f16_p512``."""
-        return slug({axis: getattr(self, axis) for axis in AXES})
+        return slug(self.axes)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -50,39 +108,47 @@ class Variant:
         return tuple(word for word in words if word)
 
     @property
-    def symbol(self) -> str:
-        """A name unique over all specs: the C symbol, and the name of the test."""
-        return f"pav2_{self.spec}_{self.slug}"
-
-    @property
-    def cache_item_bytes(self) -> int:
-        """Bytes of one element of the KV cache."""
-        return ITEM_BYTES[self.dtype] if self.kv_cache_dtype == "auto" else 1
-
-    @property
-    def grain(self) -> int:
-        """Elements in 16 bytes of the cache: the ``x`` of vLLM's key layout [blocks, kv heads, head/x, block, x]."""
-        return 16 // self.cache_item_bytes
-
-    @property
     def pages_per_partition(self) -> int:
         """Pages (blocks of the cache) in a partition."""
         return self.partition_size // self.block_size
 
-    @property
-    def torch_path(self) -> str:
-        """The PyTorch kernel, below the root of the generated package."""
-        return f"{self.spec}/torch_kernels/{self.slug}.py"
+
+@dataclass(frozen=True)
+class CacheVariant(Point):
+    """One cache writer: what it shares with the decode kernels that read its caches."""
+
+    operator: ClassVar[str] = "cache"
+
+    spec: str
+    head_size: int
+    block_size: int
+    dtype: str
+    kv_cache_dtype: str
 
     @property
-    def cuda_path(self) -> str:
-        """The CUDA source, below the root of the generated package."""
-        return f"{self.spec}/cuda_kernels/{self.slug}.cu"
+    def key(self) -> CacheKey:
+        """The key that a write is matched against."""
+        return CacheKey(*(getattr(self, axis) for axis in CacheKey._fields))
 
     @property
-    def test_path(self) -> str:
-        """The test module, below the root of the generated package."""
-        return f"{self.spec}/tests/test_{self.spec}_{self.slug}.py"
+    def axes(self) -> dict[str, object]:
+        """The value of each axis of the key."""
+        return self.key._asdict()
+
+    @property
+    def slug(self) -> str:
+        """A short name, unique within the spec: ``cache_hd256_b16_f16``."""
+        return f"cache_{slug(self.axes)}"
+
+
+def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
+    """The writers of the caches that ``variants`` read, in their order."""
+    fields = ("spec", *CacheKey._fields)
+    return tuple(dict.fromkeys(CacheVariant(*(getattr(each, name) for name in fields)) for each in variants))
+
+
+#: The kernels of each operator, made from the decode kernels of a spec: the one list of what can be built.
+OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {"decode": tuple, "cache": writers_of}
 
 
 def expand(name: str, axes: Mapping[str, Sequence[object]]) -> tuple[Variant, ...]:

@@ -5,7 +5,7 @@ Templates hold these numbers as literals, `pav2gen list` shows them, and tests h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -13,7 +13,8 @@ from typing import NamedTuple
 from pav2gen.family.axes import title
 from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.spec import RankShape, Spec
-from pav2gen.family.variant import Variant
+from pav2gen.family.variant import CacheVariant, Point, Variant
+from pav2gen.plan.cache_plan import CachePlan, plan_cache
 from pav2gen.plan.cuda_plan import CudaPlan, plan_cuda
 from pav2gen.plan.torch_plan import TorchPlan
 from pav2gen.runtime.select import MIB, Row
@@ -105,12 +106,32 @@ def plan(variant: Variant, spec: Spec) -> Plan:
 
 
 class Kernel(NamedTuple):
-    """A variant and what it costs: the ``v`` and ``p`` of a kernel's templates."""
+    """A decode kernel and what it costs: the ``v`` and ``p`` of its templates."""
 
     v: Variant
     p: Plan
 
 
-def kernels(spec: Spec, variants: Sequence[Variant]) -> tuple[Kernel, ...]:
-    """Each variant with its plan, in the order of ``variants``: the one tuple that everything is rendered from."""
-    return tuple(Kernel(variant, plan(variant, spec)) for variant in variants)
+class Writer(NamedTuple):
+    """A cache writer and what it costs: the ``v`` and ``p`` of its templates."""
+
+    v: CacheVariant
+    p: CachePlan
+
+
+#: A kernel of some operator.
+AnyKernel = Kernel | Writer
+
+
+def kernel(point: Point, spec: Spec) -> AnyKernel:
+    """A kernel with its plan."""
+    if isinstance(point, CacheVariant):
+        return Writer(point, plan_cache(point, spec))
+    if isinstance(point, Variant):
+        return Kernel(point, plan(point, spec))
+    raise TypeError(f"no plan for operator {point.operator}")
+
+
+def kernels(spec: Spec, points: Iterable[Point]) -> tuple[AnyKernel, ...]:
+    """Each point with its plan, in the order of ``points``: the one tuple that everything is rendered from."""
+    return tuple(kernel(point, spec) for point in points)

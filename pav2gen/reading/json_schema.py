@@ -12,6 +12,7 @@ from typing import Any
 from pav2gen.family.axes import AXES, Axis
 from pav2gen.family.modifications.parse import INDEX, LONGEST
 from pav2gen.family.target import FIGURES, TARGETS, Figure
+from pav2gen.family.variant import OPERATORS
 from pav2gen.plan.cuda_plan import CHOICES
 from pav2gen.reading.modification_section import LONGEST_NAME as LONGEST_MODIFICATION
 from pav2gen.reading.modification_section import MOST_TENSORS
@@ -172,6 +173,10 @@ FIELDS: Mapping[str, JsonSchema] = {
         **_modifications(),
     },
     "exclude": {"description": "Combinations that are not built, each with its reason.", **_exclusions()},
+    "operators": {
+        "description": "What is built: decode kernels, and cache writers.",
+        **_one_or_many({"enum": list(OPERATORS)}),
+    },
     "backends": {"description": "What is generated for each kernel.", **_one_or_many({"enum": list(BACKENDS)})},
     "model.num_heads": {"description": "Query heads of the whole model.", **_whole(1, MOST_HEADS)},
     "model.num_kv_heads": {"description": "KV heads of the whole model.", **_whole(1, MOST_HEADS)},

@@ -7,28 +7,39 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES
-from pav2gen.family.variant import Variant
-from pav2gen.plan.kernel import Kernel, kernels
+from pav2gen.family.spec import points
+from pav2gen.family.variant import Point
+from pav2gen.plan.kernel import AnyKernel, Kernel, kernels
 from pav2gen.reading import spec_file as spec
 from pav2gen.reading.spec_file import Spec
 from pav2gen.reading.tuning_file import Tuning, load_all
 from pav2gen.wording import did_you_mean, quoted, spelled
 
-Condition = Callable[[Variant], bool]
+Condition = Callable[[Point], bool]
+PointT = TypeVar("PointT", bound=Point)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A spec, where it was read, and its kernels: all of them, unless ``filters`` say which; and what was tuned."""
+    """A spec, where it was read, and its kernels: all of them, unless ``filters`` say which; and what was tuned.
+
+    ``built`` are those of every operator.
+    """
 
     spec: Spec
     path: Path
-    kernels: tuple[Kernel, ...]
+    built: tuple[AnyKernel, ...]
     filters: tuple[str, ...]
     tuned: tuple[Tuning, ...] = ()
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The decode kernels."""
+        return tuple(each for each in self.built if isinstance(each, Kernel))
 
 
 def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True) -> list[Selection]:
@@ -43,18 +54,18 @@ def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True)
         _, first = specs.setdefault(loaded.name, (loaded, path))
         if not os.path.samefile(first, path):
             raise UserError(f"the name {loaded.name} is also that of {first}; each spec needs its own", str(path))
-    points = [variant for name in sorted(specs) for variant in spec.variants(specs[name][0])]
-    chosen: dict[str, list[Variant]] = {}
-    for variant in select(points, filters):
-        chosen.setdefault(variant.spec, []).append(variant)
+    family = [point for name in sorted(specs) for point in points(specs[name][0])]
+    chosen: dict[str, list[Point]] = {}
+    for point in select(family, filters):
+        chosen.setdefault(point.spec, []).append(point)
     return [
         Selection(
             *specs[name],
-            kernels(specs[name][0], variants),
+            kernels(specs[name][0], selected),
             tuple(filters),
             load_all(specs[name][1], specs[name][0]) if tuned else (),
         )
-        for name, variants in chosen.items()
+        for name, selected in chosen.items()
     ]
 
 
@@ -70,20 +81,21 @@ def _with_readable_name(loaded: Spec) -> Spec:
     return replace(loaded, file_name=name)
 
 
-def select(variants: Iterable[Variant], filters: Sequence[str]) -> tuple[Variant, ...]:
-    """The variants that ``filters`` select, in their order; all if there are none.
+def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ...]:
+    """The kernels that ``filters`` select, in their order; all if there are none.
 
     A filter is a glob of slugs (``hd256_*_f16_*``) or ``axis=value``. Filters on one axis, and globs, add up; those on
-    different axes narrow. Raises UserError for an unknown axis and for a filter that selects nothing.
+    different axes narrow. A filter on an axis says nothing of an operator that doesn't have it. Raises UserError for an
+    unknown axis and for a filter that selects nothing.
     """
-    points = tuple(variants)
+    every = tuple(family)
     groups: dict[str, list[Condition]] = {}
     for text in filters:
         subject, condition = _condition(text)
-        if not any(map(condition, points)):
-            raise UserError(f"--filter {quoted(text)} selects none of {len(points)} variants; pav2gen list shows them")
+        if not any(condition(point) for point in every if subject == "slug" or subject in point.axes):
+            raise UserError(f"--filter {quoted(text)} selects none of {len(every)} variants; pav2gen list shows them")
         groups.setdefault(subject, []).append(condition)
-    selected = tuple(point for point in points if all(any(one(point) for one in group) for group in groups.values()))
+    selected = tuple(point for point in every if all(any(one(point) for one in group) for group in groups.values()))
     if not selected:
         raise UserError("the filters together select nothing; pav2gen list shows the variants")
     return selected
@@ -93,8 +105,8 @@ def _condition(text: str) -> tuple[str, Condition]:
     """What a filter is about, an axis or the slug, and its condition."""
     axis, equals, value = text.partition("=")
     if not equals:
-        return "slug", lambda variant: fnmatchcase(variant.slug, text)
+        return "slug", lambda point: fnmatchcase(point.slug, text)
     if axis not in AXES:
         raise UserError(f"--filter {quoted(text)} names no axis; {did_you_mean(axis, AXES)}")
     wanted = AXES[axis].aliases.get(value, value)
-    return axis, lambda variant: spelled(getattr(variant, axis)) == wanted
+    return axis, lambda point: axis not in point.axes or spelled(point.axes[axis]) == wanted

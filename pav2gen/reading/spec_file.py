@@ -12,6 +12,7 @@ from typing import Any
 from pav2gen.family.axes import AXES, AXES_SECTION, FEATURES_SECTION
 from pav2gen.family.spec import Dispatch, Exclusion, Limits, Model, RankShape, Spec, variants
 from pav2gen.family.target import FIGURES, Target, find
+from pav2gen.family.variant import OPERATORS
 from pav2gen.plan.cuda_plan import CHOICES
 from pav2gen.reading import rules
 from pav2gen.reading.axis_value import reader_of
@@ -36,7 +37,7 @@ def _keys_of(section: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "": (
         ("schema", "name", "target", "model", "axes"),
-        ("about", "features", "modifications", "exclude", "backends", "cuda", "dispatch", "limits"),
+        ("about", "features", "modifications", "exclude", "operators", "backends", "cuda", "dispatch", "limits"),
     ),
     "model": (("num_heads", "num_kv_heads", "max_seq_len"), ("tensor_parallel",)),
     AXES_SECTION: _keys_of(AXES_SECTION),
@@ -52,6 +53,7 @@ DEFAULTS: Mapping[str, object] = {
     **{axis.path: axis.default for axis in AXES.values() if axis.default is not None},
     "modifications": {},
     "exclude": (),
+    "operators": ("decode",),
     "backends": ("torch",),
     "dispatch.min_seq_len": 8192,  # up to here vLLM may choose V1
     "dispatch.partition": None,  # auto: chosen for each call
@@ -161,6 +163,7 @@ def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
         model=_model(fields),
         axes={axis.name: fields.many(axis.path, reader_of(axis), axis.nullable) for axis in AXES.values()},
         exclude=fields.one("exclude", _exclusions),
+        operators=fields.many("operators", lambda node: node.choice(tuple(OPERATORS))),
         backends=fields.many("backends", lambda node: node.choice(BACKENDS)),
         dispatch=Dispatch(
             min_seq_len=fields.one("dispatch.min_seq_len", lambda node: node.integer(0, LARGEST_INT32)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pav2gen.family.variant import Variant
-from pav2gen.plan.kernel import Kernel
+from pav2gen.plan.kernel import AnyKernel, Kernel
 
 #: Tokens of a long test. It has up to twice as many where that is needed to reach ``LONG_PARTITIONS``.
 LONG_TOKENS = 33_000
@@ -31,8 +31,10 @@ class CaseData(NamedTuple):
     calls_by_sequences: list[tuple[int, int]]
 
 
-def data_of(kernel: Kernel) -> CaseData:
-    """The data of the tests of ``kernel``."""
+def data_of(kernel: AnyKernel) -> CaseData | None:
+    """The data of the tests of ``kernel``; None for an operator whose tests need none."""
+    if not isinstance(kernel, Kernel):
+        return None
     return CaseData(
         boundary_lengths(kernel.v),
         long_length(kernel.v),

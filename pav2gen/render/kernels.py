@@ -8,11 +8,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pav2gen
-from pav2gen.family.axes import AXES
 from pav2gen.family.spec import Spec
-from pav2gen.family.variant import Variant
+from pav2gen.family.variant import Point
 from pav2gen.files import is_leftover
-from pav2gen.plan.kernel import Kernel
+from pav2gen.plan.kernel import AnyKernel
 from pav2gen.reading.tuning_file import FOLDER
 from pav2gen.render.case_data import data_of
 from pav2gen.render.fileset import FileSet
@@ -43,30 +42,42 @@ RUNTIME = PACKAGE / "runtime"
 #: pytest, which imports the packages that a test file stands in, never imports the tree around it.
 SPEC_TEMPLATES = {"package/README.md.j2": "README.md", "tests/conftest.py.j2": "tests/conftest.py"}
 
-#: Template -> the property of a variant that names the file, of a kernel.
-TEST_TEMPLATES = {"tests/test_kernel.py.j2": "test_path"}
-BACKEND_TEMPLATES = {"torch": {"torch/kernel.py.j2": "torch_path"}, "cuda": {"cuda/kernel.cu.j2": "cuda_path"}}
+#: The property of a point that names the file of each kind of template.
+PATHS = {"torch": "torch_path", "cuda": "cuda_path", "tests": "test_path"}
+
+#: Operator -> its template of each kind: one for each backend, and the tests.
+KERNEL_TEMPLATES = {
+    "decode": {"torch": "torch/kernel.py.j2", "cuda": "cuda/kernel.cu.j2", "tests": "tests/test_kernel.py.j2"},
+    "cache": {"torch": "torch/cache.py.j2", "cuda": "cuda/cache.cu.j2", "tests": "tests/test_cache.py.j2"},
+}
 
 
-def render_spec(spec: Spec, family: Sequence[Kernel], templates: Templates) -> FileSet:
+def render_spec(spec: Spec, family: Sequence[AnyKernel], templates: Templates) -> FileSet:
     """Every file of a spec: a source for each backend and a test for each kernel, the README, the conftest.
 
-    Templates see ``spec``, ``header`` (a comment, without its last newline), and ``v`` and ``p`` for a kernel, or
-    ``kernels`` (all of ``family``) for the spec. Raises UserError for a mistake in a template.
+    Templates see ``spec``, ``header`` (a comment, without its last newline), and ``v``, ``p`` and ``data`` for a
+    kernel, or ``kernels`` and ``writers`` (those of ``family``) for the spec.
+
+    Raises UserError for a mistake in a template.
     """
     files = FileSet()
     source = {spec.canonical_path: spec.sha256}
     command = f"pav2gen build {shlex.quote(spec.canonical_path)}"
-    for template, attribute in kernel_templates(spec).items():
+    for operator, kind, template in kernel_templates(spec):
         heading = Heading(template, templates, command, source)
         for kernel in family:
-            v, p = kernel
-            data = data_of(kernel) if template in TEST_TEMPLATES else None
-            text = templates.render(template, spec=spec, v=v, p=p, data=data, header=heading.of(v))
-            files.add(getattr(v, attribute), text)
+            if kernel.v.operator == operator:
+                v, p = kernel
+                data = data_of(kernel) if kind == "tests" else None
+                text = templates.render(template, spec=spec, v=v, p=p, data=data, header=heading.of(v))
+                files.add(getattr(v, PATHS[kind]), text)
+    groups = {
+        "kernels": [kernel for kernel in family if kernel.v.operator == "decode"],
+        "writers": [kernel for kernel in family if kernel.v.operator == "cache"],
+    }
     for template, name in SPEC_TEMPLATES.items():
         header = Heading(template, templates, command, source).text
-        files.add(f"{spec.name}/{name}", templates.render(template, spec=spec, kernels=family, header=header))
+        files.add(f"{spec.name}/{name}", templates.render(template, spec=spec, header=header, **groups))
     return files
 
 
@@ -81,22 +92,21 @@ def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow
     files = FileSet()
     sources = {f"specs/{spec['file']}": spec["sha256"] for spec in specs}
     sources |= {path: digest for spec in specs for path, digest in spec.get("tuning", {}).items()}
+    keys = sorted({type(row.key).__name__ for row in map(table_row, rows)}) or ["Key"]
     table, tuned = list(map(table_row, rows)), [entry for row in rows for entry in tuned_rows(row)]
     for template, path in SHARED_TEMPLATES.items():
         made_from = sources if template == TABLE_TEMPLATE else {}
         header = Heading(template, templates, "pav2gen build specs/*.yaml", made_from).text
-        files.add(path, templates.render(template, specs=specs, rows=table, tuned=tuned, header=header))
+        files.add(path, templates.render(template, specs=specs, rows=table, tuned=tuned, keys=keys, header=header))
     for path, content in runtime_files():
         files.add(path, content)
     return files
 
 
-def kernel_templates(spec: Spec) -> dict[str, str]:
-    """The templates of one kernel of ``spec``: template -> the property of the variant that names the file."""
-    sources = (BACKEND_TEMPLATES[backend] for backend in spec.backends)
-    return {
-        template: attribute for templates in (*sources, TEST_TEMPLATES) for template, attribute in templates.items()
-    }
+def kernel_templates(spec: Spec) -> list[tuple[str, str, str]]:
+    """The templates of the kernels of ``spec``: operator, kind (a backend, or tests), template."""
+    kinds = (*spec.backends, "tests")
+    return [(operator, kind, KERNEL_TEMPLATES[operator][kind]) for operator in spec.operators for kind in kinds]
 
 
 def runtime_files() -> Iterator[tuple[str, bytes]]:
@@ -126,11 +136,11 @@ class Heading:
         ]
         self.text = "\n".join(map(self._comment, lines))
 
-    def of(self, v: Variant) -> str:
+    def of(self, v: Point) -> str:
         """The header of a file of ``v``: ``text``, and the axes as ``explain`` takes them. No newline at its end."""
-        axes = [f"{axis}={spelled(getattr(v, axis))}" for axis in AXES]
-        first, second = " ".join(axes[:FIRST_AXES]), " ".join(axes[FIRST_AXES:])
-        return f"{self.text}\n{self._comment(f'key: {first}')}\n{self._comment(f'     {second}')}"
+        axes = [f"{axis}={spelled(value)}" for axis, value in v.axes.items()]
+        lines = [f"key: {' '.join(axes[:FIRST_AXES])}", f"     {' '.join(axes[FIRST_AXES:])}"]
+        return "\n".join((self.text, *(self._comment(line) for line in lines if line.strip())))
 
     def _comment(self, line: str) -> str:
         """A line as a comment. What would end the comment is escaped: a header never becomes code."""

@@ -14,7 +14,7 @@ from typing import Any
 from pav2gen.errors import UserError
 from pav2gen.files import sha256
 from pav2gen.render.fileset import FileSet
-from pav2gen.runtime.select import Key, Modification, Row, Tuned
+from pav2gen.runtime.select import KEYS, Modification, Row, Tuned
 
 SCHEMA = 1
 NAME = "MANIFEST.json"
@@ -97,8 +97,10 @@ def manifest_row(row: Row, **extra: object) -> ManifestRow:
 
 def table_row(entry: ManifestRow) -> Row:
     """The row of the dispatch table that a manifest holds. Raises KeyError or TypeError where it is incomplete."""
-    columns = {name: entry[name] for name in Row._fields if name not in ("key", "modification")}
-    return Row(key=Key(**entry["key"]), modification=_modification(entry.get("modification")), **columns)
+    columns = {name: entry[name] for name in Row._fields if name not in ("key", "modification", "operator")}
+    operator = entry.get("operator", "decode")  # a manifest of 0.1 has none
+    modification = _modification(entry.get("modification"))
+    return Row(key=KEYS[operator](**entry["key"]), modification=modification, operator=operator, **columns)
 
 
 def _modification(entry: Mapping[str, Any] | None) -> Modification | None:
@@ -125,7 +127,7 @@ def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple
     for manifest in manifests:
         for row in manifest.rows:
             _check_definition(row, manifest.owner, definitions)
-            first = server.setdefault(tuple(row["key"].values()), manifest.owner)
+            first = server.setdefault((row.get("operator", "decode"), *row["key"].values()), manifest.owner)
             if first == manifest.owner:
                 rows.append(row)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -27,7 +27,7 @@ from pav2gen.json_data import (
     word,
 )
 from pav2gen.render.manifest import SCHEMA, Manifest, stamp_line
-from pav2gen.runtime.select import Modification, Row, Tuned
+from pav2gen.runtime.select import KEYS, Modification, Row, Tuned
 
 
 class NotAManifest(Exception):
@@ -91,20 +91,29 @@ def _row_reader(owner: str) -> Reader:
     """Reads a row: the columns of the dispatch table, what was measured, the test and the figures of the plan."""
     measured = _columns(Tuned, text)
     del measured["symbol"]
-    return fields(
-        {
-            **_columns(Row, word),
-            "spec": constant(owner),
-            "tuned": items(fields(measured)),
-            "test": path,
-            "figures": mapping(word, scalar),
-        }
-    )
+    columns = {
+        **_columns(Row, word, leave_out=("key",)),
+        "spec": constant(owner),
+        "tuned": items(fields(measured)),
+        "test": path,
+        "figures": mapping(word, scalar),
+    }
+    readers = {
+        operator: fields({**columns, "operator": constant(operator), "key": fields(_columns(key, word))})
+        for operator, key in KEYS.items()
+    }
+
+    def read(value: Any) -> Any:
+        operator = value.get("operator") if isinstance(value, dict) else None
+        return readers[str(operator) if operator in KEYS else "decode"](value)
+
+    return read
 
 
-def _columns(row: Any, read_text: Reader) -> dict[str, Reader]:
+def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> dict[str, Reader]:
     """A reader for each field of a row of the dispatch table, by the types of its fields."""
-    return {name: _reader(kind, read_text) for name, kind in get_type_hints(row).items()}
+    hints = get_type_hints(row)
+    return {name: _reader(kind, read_text) for name, kind in hints.items() if name not in leave_out}
 
 
 def _reader(kind: Any, read_text: Reader) -> Reader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pav2gen.plan.kernel import Kernel
+from pav2gen.plan.kernel import AnyKernel
 from pav2gen.reading.selection import Selection
 from pav2gen.reading.tuning_file import Tuning
 from pav2gen.render import manifest
@@ -38,7 +38,7 @@ def render_package(selections: Iterable[Selection], others: Iterable[Manifest], 
     files: dict[str, FileSet] = {}
     manifests = list(others)
     for chosen in selections:
-        files[chosen.spec.name] = rendered = render_spec(chosen.spec, chosen.kernels, templates)
+        files[chosen.spec.name] = rendered = render_spec(chosen.spec, chosen.built, templates)
         manifests.append(_add_manifest(chosen.spec.name, rendered, _entries(chosen, templates)))
     manifests.sort(key=lambda entry: entry.owner)
     rows, clashes = manifest.merge(manifests)
@@ -66,16 +66,17 @@ def _entries(chosen: Selection, templates: Templates) -> dict[str, object]:
             "tuning": {tuning.path: tuning.sha256 for tuning in chosen.tuned},
         },
         "filter": chosen.filters,
-        "templates": templates.record(*kernel_templates(spec), *SPEC_TEMPLATES),
-        "rows": tuple(_row(kernel, chosen.tuned) for kernel in chosen.kernels),
+        "templates": templates.record(*(template for _, _, template in kernel_templates(spec)), *SPEC_TEMPLATES),
+        "rows": tuple(_row(kernel, chosen.tuned) for kernel in chosen.built),
     }
 
 
-def _row(kernel: Kernel, tuned: Iterable[Tuning]) -> ManifestRow:
+def _row(kernel: AnyKernel, tuned: Iterable[Tuning]) -> ManifestRow:
     """What the manifest says of a kernel."""
-    v, p = kernel
-    measured = [entry for tuning in tuned for entry in tuning.of(v.key, v.partition_size)]
-    return manifest_row(p.row(), tuned=measured, test=v.test_path, figures=p.figures)
+    row = kernel.p.row()
+    decodes = row.operator == "decode"
+    measured = [entry for tuning in tuned for entry in tuning.of(row.key, row.partition_size)] if decodes else []
+    return manifest_row(row, tuned=measured, test=kernel.v.test_path, figures=kernel.p.figures)
 
 
 def _shared_entries(templates: Templates) -> dict[str, object]:

@@ -33,7 +33,7 @@ def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool
     """The library of ``rows`` for a machine. The first call of a session builds it, all sources in parallel."""
     key = (package.__name__, machine, checked)
     if key not in _libraries or not {row.symbol for row in rows} <= _libraries[key].kernels:
-        kernels = library.kernels_of(rows, package.operator.root)
+        kernels = library.kernels_of(rows, package.kernels.root)
         toolchain = None if machine == "gpu" else "host"
         warp_size = 32 if machine == "warp32" else 64
         path = library.build(kernels, toolchain, warp_size=warp_size, checked=checked, jobs=os.cpu_count())
@@ -71,7 +71,7 @@ class CudaKernel(Harness):
         """The package's operator runs this kernel, once its library is loaded."""
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU; test_gpu.py of the project does that
-        self.package.operator.libraries[False] = self.library
+        self.package.kernels.libraries[False] = self.library
         super().check_table(case)
 
     def check_long(self, case: Case) -> None:

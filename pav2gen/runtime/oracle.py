@@ -46,10 +46,34 @@ def fp8_value(code: int, kv_cache_dtype: str) -> float:
     return sign * math.ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits)
 
 
-def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float) -> torch.Tensor:
-    """A piece of the cache in float64: as it is for ``auto``; the codes' values times ``scale`` for fp8."""
-    if kv_cache_dtype == "auto":
-        return cache.double()
+def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
+    """The code of each of ``values`` (float64): the nearest finite one, of two the even one; by search in a table.
+
+    Returns uint8, with NaN as a NaN of fp8, or int8 for an int8 cache, with NaN as 0.
+    """
+    if kv_cache_dtype == "int8":
+        magnitudes = torch.arange(128, dtype=torch.float64)
+    else:
+        finite = range(0x7F if kv_cache_dtype == "fp8_e4m3" else 0x7C)  # not negative, in rising order
+        magnitudes = torch.tensor([fp8_value(code, kv_cache_dtype) for code in finite], dtype=torch.float64)
+    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
+    size = values.abs()
+    nearest = torch.bucketize(size, middles)  # a middle itself belongs to the lower code
+    tied = torch.cat((middles, middles.new_tensor([math.inf])))[nearest] == size
+    nearest += (tied & (size < math.inf)) * (nearest % 2)
+    negative = torch.signbit(values)
+    if kv_cache_dtype == "int8":
+        return torch.where(negative, -nearest, nearest).masked_fill(values.isnan(), 0).to(torch.int8)
+    return (nearest + negative * 128).masked_fill(values.isnan(), 0x7F).to(torch.uint8)
+
+
+def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor) -> torch.Tensor:
+    """A piece of the cache in float64: as it is for ``auto``, else the codes' values times ``scale``.
+
+    scale: a number, or one for each KV head, of a shape that broadcasts over the piece.
+    """
+    if kv_cache_dtype in ("auto", "int8"):
+        return cache.double() * (1.0 if kv_cache_dtype == "auto" else scale)
     table = torch.tensor([fp8_value(code, kv_cache_dtype) for code in range(256)], dtype=torch.float64)
     return table[cache.long()] * scale
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 logger = logging.getLogger("pav2")
 
@@ -51,10 +51,25 @@ def in_order(value: object) -> tuple[bool, object]:
     return value is not None, value
 
 
-def order_of(key: Key) -> tuple[tuple[bool, object], ...]:
+def order_of(key: AnyKey) -> tuple[tuple[bool, object], ...]:
     """A key to sort keys by."""
     return tuple(map(in_order, key))
 
+
+class CacheKey(NamedTuple):
+    """What a write asks for."""
+
+    head_size: int
+    block_size: int
+    dtype: str
+    kv_cache_dtype: str
+
+    def __str__(self) -> str:
+        return " ".join(f"{axis}={value}" for axis, value in self._asdict().items())
+
+
+#: What calls of each operator are matched on.
+KEYS: Mapping[str, type[Key] | type[CacheKey]] = {"decode": Key, "cache": CacheKey}
 
 KV_ALIASES = {"fp8": "fp8_e4m3"}
 
@@ -82,18 +97,23 @@ class Modification(NamedTuple):
     tensors: tuple[tuple[str, str], ...]
 
 
+#: The key of some operator.
+AnyKey = Key | CacheKey
+
+
 class Row(NamedTuple):
     """One kernel of the table: its key, its partition size, where it lives, and what its plan says of it.
 
     torch, cuda: the PyTorch kernel's module and the CUDA source's path, below the package; empty if not built.
     min_seq_len: longer calls prefer V2. fixed_partition: the spec's partition size for every call, 0 where free.
     multiprocessors: of the spec's target, 0 where unknown. workspace_mib: the spec's bound. modification: what the
-    modification of the key calculates.
+    modification of the key calculates. operator: one of ``KEYS``, which says what the key is; partition sizes and
+    lengths are 0 for a cache writer.
     """
 
     symbol: str
     spec: str
-    key: Key
+    key: Any  # the key of its operator: Key, CacheKey
     partition_size: int
     torch: str
     cuda: str
@@ -102,6 +122,7 @@ class Row(NamedTuple):
     multiprocessors: int
     workspace_mib: int
     modification: Modification | None = None
+    operator: str = "decode"
 
 
 class Tuned(NamedTuple):
@@ -136,9 +157,9 @@ PARTITION_OVERHEAD = 32
 
 
 class Table:
-    """All rows of a package by key, and what was measured of them. Of two specs with a key the first by name serves.
+    """The rows of one operator of a package by key, and what was measured of them.
 
-    ``files`` are the specs' files, by name, for messages.
+    Of two specs with a key the first by name serves. ``files`` are the specs' files, by name, for messages.
     """
 
     def __init__(
@@ -148,7 +169,7 @@ class Table:
         self._files = files or {}
         #: The definition of each modification by its name.
         self.modifications = {row.key.modification: row.modification for row in self.rows if row.modification}
-        self._by_key: dict[Key, list[Row]] = {}
+        self._by_key: dict[AnyKey, list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: (row.spec, order_of(row.key), row.partition_size)):
             served = self._by_key.setdefault(row.key, [])
             if not served or served[0].spec == row.spec:
@@ -160,11 +181,18 @@ class Table:
                 measured = (serving[entry.symbol].key, entry.backend, entry.device, entry.kv_heads)
                 self._tuned.setdefault(measured, []).append(entry)
 
-    def serving(self, key: Key) -> Sequence[Row]:
+    def serving(self, key: AnyKey) -> Sequence[Row]:
         """The rows of ``key``, by partition size; NoKernelError if there are none."""
         rows = self._by_key.get(key)
         if rows is None:
             raise NoKernelError(miss(key, {key: rows[0].spec for key, rows in self._by_key.items()}, self._files))
+        return rows
+
+    def of_backend(self, key: AnyKey, backend: str) -> list[Row]:
+        """The rows of ``key`` that a backend has; NoKernelError if there are none."""
+        rows = [row for row in self.serving(key) if getattr(row, backend)]
+        if not rows:
+            raise NoKernelError(f"no {backend} kernel for {key}; built: {_built(self.serving(key))}")
         return rows
 
     def choose(
@@ -183,14 +211,13 @@ class Table:
         Raises NoKernelError when no row serves the key, or none of it has that partition size or backend, or so large
         partitions that a grid holds a call's.
         """
-        rows = [row for row in self.serving(key) if getattr(row, backend)]
+        rows = self.of_backend(key, backend)
         wanted = partition_size or (rows[0].fixed_partition if rows else 0)
         if wanted:
             rows = [row for row in rows if row.partition_size == wanted]
         if not rows:
-            built = ", ".join(f"{row.partition_size} ({_backends(row)})" for row in self.serving(key))
-            asked = f" with partition_size={wanted}" if wanted else ""
-            raise NoKernelError(f"no {backend} kernel for {key}{asked}; built: {built}")
+            built = _built(self.serving(key))
+            raise NoKernelError(f"no {backend} kernel for {key} with partition_size={wanted}; built: {built}")
         if backend == "cuda":
             largest = max(row.partition_size for row in rows)
             rows = [row for row in rows if max_seq_len <= MOST_BLOCKS * row.partition_size]
@@ -206,8 +233,10 @@ class Table:
         return min(rows, key=lambda row: cost(row, num_seqs, max_seq_len, kv_heads))
 
 
-def _backends(row: Row) -> str:
-    return " and ".join(name for name in ("torch", "cuda") if getattr(row, name))
+def _built(rows: Iterable[Row]) -> str:
+    """The partition sizes that are built, or the names of kernels that have none, and their backends."""
+    backends = {row: " and ".join(name for name in ("torch", "cuda") if getattr(row, name)) for row in rows}
+    return ", ".join(f"{row.partition_size or row.symbol} ({names})" for row, names in backends.items())
 
 
 def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
@@ -229,20 +258,24 @@ def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
     return waves * whole + max(end + later * tail, last) + partitions
 
 
-def miss(key: Key, specs: Mapping[Key, str], files: Mapping[str, str]) -> str:
+def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str]) -> str:
     """Why none of the keys in ``specs`` (key: spec) serves ``key``: the axis, what is nearest, and how to add it.
 
     ``files`` are the specs' files; one that is not there is called as its spec is.
     """
     if not specs:
-        return f"no kernel for {key}: the package holds none; pav2gen build specs/NAME.yaml makes some"
+        what = "pav2gen build specs/NAME.yaml makes some"
+        if isinstance(key, CacheKey):
+            what = "write operators: [decode, cache] in a spec, then: pav2gen build specs/NAME.yaml"
+        return f"no kernel for {key}: the package holds none; {what}"
     near = nearest(key, specs)
     spec = specs[near]
-    axes = [axis for axis in Key._fields if getattr(near, axis) != getattr(key, axis)]
+    axes = [axis for axis in key._fields if getattr(near, axis) != getattr(key, axis)]
     alike = [other for other in specs if other._replace(**{axis: getattr(key, axis) for axis in axes}) == key]
     reasons = "; ".join(f"{axis} {_yaml(getattr(key, axis))} (built: {_values(axis, alike)})" for axis in axes)
     against = f"no kernel for {key}: against it stands {reasons}. Nearest: {near} of {spec}."
-    limits = [f"{axis} is {BUILDABLE[axis][1]}" for axis in BUILDABLE if getattr(key, axis) not in BUILDABLE[axis][0]]
+    bounded = [axis for axis in key._fields if axis in BUILDABLE]
+    limits = [f"{axis} is {BUILDABLE[axis][1]}" for axis in bounded if getattr(key, axis) not in BUILDABLE[axis][0]]
     if limits:
         return f"{against} None can be generated: {' and '.join(limits)}"
     file, has = files.get(spec, f"specs/{spec}.yaml"), [other for other in specs if specs[other] == spec]
@@ -253,7 +286,7 @@ def miss(key: Key, specs: Mapping[Key, str], files: Mapping[str, str]) -> str:
     return f"{against} To add it: in {file} write {lines}, then: pav2gen build {file}"
 
 
-def _values(axis: str, keys: Iterable[Key]) -> str:
+def _values(axis: str, keys: Iterable[AnyKey]) -> str:
     """The values of an axis over some keys, in order, as YAML writes them."""
     return ", ".join(map(_yaml, sorted({getattr(key, axis) for key in keys}, key=in_order)))
 
@@ -262,7 +295,7 @@ def _yaml(value: object) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def nearest(key: Key, keys: Iterable[Key]) -> Key:
+def nearest(key: AnyKey, keys: Iterable[Any]) -> Any:
     """The key with the fewest axes that differ from ``key``, then the smallest relative differences, then the first."""
     return min(keys, key=lambda other: (*distance(key._asdict(), other), order_of(other)))
 

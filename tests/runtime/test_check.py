@@ -64,7 +64,7 @@ REFUSED = {
     "values in another dtype": ({"value_cache": v.bfloat16()}, {}, "value_cache must be float16"),
     "codes for an auto cache": ({"key_cache": torch.zeros(9, 2, 16, 16, 16, dtype=torch.uint8)}, {}, "must be float16"),
     "half for an fp8 cache": ({}, {"kv_cache_dtype": "fp8"}, "key_cache must be uint8"),
-    "an unknown cache dtype": ({}, {"kv_cache_dtype": "int8"}, "none of auto, fp8, fp8_e4m3, fp8_e5m2"),
+    "an unknown cache dtype": ({}, {"kv_cache_dtype": "int4"}, "none of auto, fp8, fp8_e4m3, fp8_e5m2, int8"),
     "keys of another head size": ({"key_cache": k[:, :, :16]}, {}, "[blocks, kv heads, 256 / 8, block size, 8]"),
     "keys with another grain": ({"key_cache": k.reshape(*k.shape[:2], 64, 16, 4)}, {}, "256 / 8"),
     "keys in 4 dimensions": ({"key_cache": k.flatten(3)}, {}, "must be [blocks, kv heads, head size / x"),

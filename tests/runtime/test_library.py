@@ -207,13 +207,13 @@ def loaded():
     package = load(GENERATED, "pav2_of_the_library_tests")
     row = package.operator.table.serving(KEY)[0]
     path = library.build(library.kernels_of([row], GENERATED), "host")
-    package.operator.load("host", library=path)
+    package.kernels.load("host", library=path)
     return package, row, path
 
 
 def test_a_loaded_library_lists_its_kernels(loaded):
     package, row, _ = loaded
-    assert package.operator.libraries[False].kernels == {row.symbol}
+    assert package.kernels.libraries[False].kernels == {row.symbol}
 
 
 def run(package, call, **options):
@@ -245,7 +245,7 @@ def test_a_kernel_that_the_library_lacks(loaded):
     other = next(r for r in package.operator.table.rows if r.symbol != row.symbol)
     call = make(Case(other.key, other.partition_size, (5,)))
     with pytest.raises(package.runtime.library.LibraryError, match=f"lacks {other.symbol}: .*load.. again"):
-        package.operator.libraries[False].launch(other, call)
+        package.kernels.libraries[False].launch(other, call)
 
 
 def test_no_library_loaded():
@@ -309,8 +309,8 @@ def test_tiles_of_sequences_give_the_same_bits(loaded):
     package, row, _ = loaded
     call = make(Case(KEY, row.partition_size, (600, 40, 1100, 0)))
     whole, tiled = copy_outputs(call), copy_outputs(call)
-    package.operator.libraries[False].launch(row, whole)
-    package.operator.libraries[False].launch(row._replace(workspace_mib=0), tiled)
+    package.kernels.libraries[False].launch(row, whole)
+    package.kernels.libraries[False].launch(row._replace(workspace_mib=0), tiled)
     assert torch.equal(whole.out, tiled.out)
     assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(whole.scratch, tiled.scratch))
 
@@ -319,14 +319,14 @@ def test_a_sequence_s_bits_do_not_depend_on_its_batch(loaded):
     package, row, _ = loaded
     call = make(Case(KEY, row.partition_size, (600, 40, 1100)))
     whole = copy_outputs(call)
-    package.operator.libraries[False].launch(row, whole)
+    package.kernels.libraries[False].launch(row, whole)
     for s in range(3):
         span = slice(s, s + 1)
         alone = copy_outputs(call)._replace(
             out=torch.empty_like(call.out[span]), query=call.query[span], block_tables=call.block_tables[span],
             seq_lens=call.seq_lens[span], scratch=None,
         )  # fmt: skip
-        package.operator.libraries[False].launch(row, alone)
+        package.kernels.libraries[False].launch(row, alone)
         assert torch.equal(alone.out[0], whole.out[s])
 
 
@@ -341,5 +341,5 @@ def test_offsets_pass_two_to_the_31(loaded):
 
     wide = copy_outputs(small)._replace(key_cache=spread(small.key_cache), value_cache=spread(small.value_cache))
     for call in (small, wide):
-        package.operator.libraries[False].launch(row, call)
+        package.kernels.libraries[False].launch(row, call)
     assert torch.equal(small.out, wide.out) and not wide.out.isnan().any()

@@ -40,7 +40,7 @@ def error_of(package):
 
 def test_a_library_is_filed_by_what_it_is(package, library_for):
     package.load(library=library_for("nvcc"))
-    assert set(package.operator.libraries) == {True}
+    assert set(package.kernels.libraries) == {True}
     with pytest.raises(error_of(package), match="not built with the simt runtime"):
         package.load(library=library_for("host"))  # it says so, and the runtime is not in it
     with pytest.raises(error_of(package), match=r"nvcc\.so is not for host: it is a library of nvcc, sm_75"):
@@ -53,9 +53,9 @@ def test_a_host_library_does_not_serve_a_gpu(package, monkeypatch, caplog):
     row = next(row for row in package.operator.table.rows if row.cuda)
     path = library.build(library.kernels_of([row], GENERATED), "host")
     monkeypatch.setenv("PAV2_LIBRARY", str(path))
-    assert package.load() is None and package.operator.libraries == {}
+    assert package.load() is None and package.kernels.libraries == {}
     assert "is not for the GPU: it is a library of host" in caplog.text
-    assert package.load(library=path) == str(path) and set(package.operator.libraries) == {False}
+    assert package.load(library=path) == str(path) and set(package.kernels.libraries) == {False}
 
 
 def test_a_library_of_older_sources_does_not_serve(package, tmp_path, monkeypatch, caplog):

@@ -1,0 +1,1 @@
+"""The cache writer: checks of its call, encodings, and what its tests need; the kernels themselves are generated."""

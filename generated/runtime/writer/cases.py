@@ -1,0 +1,117 @@
+"""The inputs of writer tests, and what a cache must hold afterwards, token by token.
+
+Made on the CPU, from a seed, in vLLM's layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..check import storage_dtype
+from ..oracle import nearest_codes
+from ..select import CacheKey
+from .call import Write
+
+#: Numbers that an encoding can go wrong at: both zeros, ties, the ends of the subnormals and of each format, no number.
+ODD_NUMBERS = (
+    *(0.0, -0.0, 1.0625, -1.1875, 2.0**-10, -(2.0**-10), 3 * 2.0**-10, 2.0**-17, 3 * 2.0**-17, 2.0**-6, 2.0**-14),
+    *(447.0, 448.0, 463.9, 464.0, 480.0, -1e4, 57344.0, 61439.0, 61440.0, -65504.0, 0.5, 1.5, -2.5, 126.5, 127.49),
+    *(127.5, -128.0, float("inf"), float("-inf"), float("nan")),
+)
+
+
+#: One for all KV heads, or one for each.
+Scale = float | Sequence[float]
+
+
+@dataclass(frozen=True)
+class WriteCase:
+    """One problem for a writer. ``slots`` gives the number of tokens.
+
+    blocks: of the cache. row_gap: elements between the rows of key and value (they are slices of a fused projection).
+    block_gap: pages between the blocks of the cache. scales: (K, V), each a float or one for each KV head.
+    """
+
+    key: CacheKey
+    slots: Sequence[int]
+    blocks: int = 5
+    kv_heads: int = 2
+    seed: int = 0
+    row_gap: int = 0
+    block_gap: int = 0
+    slot_dtype: torch.dtype = torch.int64
+    scales: tuple[Scale, Scale] = (1.0, 1.0)
+    odd: bool = False
+
+
+def make(case: WriteCase) -> Write:
+    """The write of a case, on the CPU: N(0, 1) keys and values, or odd numbers; caches full of random bytes."""
+    generator = torch.Generator().manual_seed(case.seed)
+    key, tokens = case.key, len(case.slots)
+    width, dtype = case.kv_heads * key.head_size, getattr(torch, key.dtype)
+    rows = torch.randn(2, tokens, width + case.row_gap, generator=generator)
+    if case.odd:
+        numbers = torch.tensor(ODD_NUMBERS)
+        rows = numbers[torch.randint(0, len(numbers), rows.shape, generator=generator)]
+    key_rows, value_rows = rows.to(dtype)[..., :width].unflatten(-1, (case.kv_heads, key.head_size))
+    stored = storage_dtype(key.kv_cache_dtype, dtype)
+    item = torch.empty(0, dtype=stored).element_size()
+    size = width * key.block_size
+    shape = (2, case.blocks, (size + case.block_gap * key.head_size * key.block_size) * item)
+    cache = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).view(stored)
+    k, v = cache[:, :, :size]
+    return Write(
+        key=key_rows,
+        value=value_rows,
+        key_cache=k.unflatten(1, (case.kv_heads, key.head_size * item // 16, key.block_size, 16 // item)),
+        value_cache=v.unflatten(1, (case.kv_heads, key.head_size, key.block_size)),
+        slot_mapping=torch.tensor(case.slots, dtype=case.slot_dtype),
+        k_scale=_scale(case.scales[0]),
+        v_scale=_scale(case.scales[1]),
+    )
+
+
+def _scale(scale: Scale) -> float | torch.Tensor:
+    return scale if isinstance(scale, float) else torch.tensor(scale, dtype=torch.float32)
+
+
+def own_caches(write: Write) -> Write:
+    """The same write into caches of its own, gaps included."""
+    copies = {}
+    for name in ("key_cache", "value_cache"):
+        cache = getattr(write, name)
+        whole = torch.empty(0, dtype=cache.dtype).set_(cache.untyped_storage().clone())
+        copies[name] = whole.as_strided(cache.shape, cache.stride(), cache.storage_offset())
+    return write._replace(**copies)
+
+
+def expected(write: Write, kv_cache_dtype: str) -> Write:
+    """The same write with caches of its own that hold what they must hold afterwards."""
+    after = own_caches(write)
+    blocks, _, grains, page, x = write.key_cache.shape
+    stored = [
+        quantized(write.key, write.k_scale, kv_cache_dtype),
+        quantized(write.value, write.v_scale, kv_cache_dtype),
+    ]
+    for token, slot in enumerate(write.slot_mapping.tolist()):
+        if 0 <= slot < blocks * page:
+            block, place = divmod(slot, page)
+            after.key_cache[block, :, :, place] = stored[0][token].view(-1, grains, x)
+            after.value_cache[block, :, :, place] = stored[1][token]
+    return after
+
+
+def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
+    """What a cache must hold of ``rows`` [tokens, kv heads, head size]: for ``auto`` the rows, else their codes."""
+    if kv_cache_dtype == "auto":
+        return rows
+    divided = rows.float() / torch.as_tensor(scale, dtype=torch.float32).view(-1, 1)
+    return nearest_codes(divided.double(), kv_cache_dtype)
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two caches, gaps between their blocks included, hold the same bytes."""
+    return bytes(a.untyped_storage()) == bytes(b.untyped_storage())

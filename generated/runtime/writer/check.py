@@ -1,0 +1,82 @@
+"""The checks of a write: everything that a kernel relies on, refused in one sentence before anything is written."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ..check import DTYPES, check_pages, check_scale, check_tensor, dtype_name, fail, kv_dtype, shape_of, storage_dtype
+from ..select import CacheKey
+from .call import Write
+
+NAME = "reshape_and_cache"
+TENSORS = ("key", "value", "key_cache", "value_cache", "slot_mapping")
+
+_fail = partial(fail, operator=NAME)
+
+
+def check(write: Write, kv_cache_dtype: str) -> CacheKey:
+    """Check all of a write and return its key. Raises ValueError, one sentence, for the first thing that is wrong."""
+    name = kv_dtype(kv_cache_dtype, NAME)
+    for field in TENSORS:
+        check_tensor(field, getattr(write, field), NAME)
+    check_rows("key", write.key, write.key)
+    check_rows("value", write.value, write.key)
+    check_caches(write, name)
+    check_slots(write)
+    for field in ("k_scale", "v_scale"):
+        if isinstance(scale := getattr(write, field), torch.Tensor):
+            check_scale(field, scale, write.key.shape[1], NAME)
+    check_devices(write)
+    return CacheKey(
+        head_size=write.key.shape[2],
+        block_size=write.key_cache.shape[3],
+        dtype=dtype_name(write.key.dtype),
+        kv_cache_dtype=name,
+    )
+
+
+def check_rows(name: str, rows: torch.Tensor, key: torch.Tensor) -> None:
+    """[tokens, kv heads, head size], like ``key``; heads contiguous, any stride between tokens."""
+    if rows.dim() != 3 or rows.dtype not in DTYPES:
+        _fail(f"{name} must be [tokens, kv heads, head size] in {', '.join(DTYPES.values())}, got {shape_of(rows)}")
+    if rows.shape != key.shape or rows.dtype != key.dtype:
+        _fail(f"{name} must be like key, {shape_of(key)}, got {shape_of(rows)}")
+    if rows.numel() and (rows.stride(2) != 1 or (rows.shape[1] > 1 and rows.stride(1) != rows.shape[2])):
+        _fail(f"the heads of a token must be contiguous in {name}, got strides {rows.stride()}")
+
+
+def check_caches(write: Write, kv_cache_dtype: str) -> None:
+    """The caches are those of the key's heads, in vLLM's layout, and pages start at multiples of 16 bytes."""
+    key, key_cache, value_cache = write.key, write.key_cache, write.value_cache
+    stored = storage_dtype(kv_cache_dtype, key.dtype)
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        if cache.dtype != stored:
+            wanted = f"{dtype_name(stored)} for {dtype_name(key.dtype)} keys and kv_cache_dtype {kv_cache_dtype}"
+            _fail(f"{name} must be {wanted}, got {shape_of(cache)}")
+    x, (_, kv_heads, head_size) = 16 // key_cache.element_size(), key.shape
+    heads, grains, width = (*key_cache.shape[1:3], key_cache.shape[4]) if key_cache.dim() == 5 else (0, 0, 0)
+    if (heads, grains * x, width) != (kv_heads, head_size, x):
+        _fail(f"key_cache must be [blocks, {kv_heads}, {head_size} / {x}, block size, {x}], got {shape_of(key_cache)}")
+    blocks, page = key_cache.shape[0], key_cache.shape[3]
+    if value_cache.shape != (blocks, kv_heads, head_size, page):
+        _fail(f"value_cache must be {[blocks, kv_heads, head_size, page]}, got {shape_of(value_cache)}")
+    if not blocks or not kv_heads:
+        _fail(f"the cache has {kv_heads} KV heads in {blocks} blocks")
+    check_pages("key_cache", key_cache, x, NAME)
+    check_pages("value_cache", value_cache, x, NAME)
+
+
+def check_slots(write: Write) -> None:
+    """slot_mapping: [tokens], int64 or int32, contiguous."""
+    slots, tokens = write.slot_mapping, write.key.shape[0]
+    if slots.shape != (tokens,) or slots.dtype not in (torch.int64, torch.int32) or not slots.is_contiguous():
+        _fail(f"slot_mapping must be contiguous int64 or int32 [{tokens}], got {shape_of(slots)}")
+
+
+def check_devices(write: Write) -> None:
+    """All tensors are on the device of the key."""
+    for name, value in write._asdict().items():
+        if isinstance(value, torch.Tensor) and value.device != write.key.device:
+            _fail(f"{name} is on {value.device}, key on {write.key.device}")

@@ -1,0 +1,171 @@
+"""What a cache writer costs: its buffers and calls in PyTorch, its blocks in CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pav2gen.family.axes import title
+from pav2gen.family.spec import Spec
+from pav2gen.family.variant import CacheVariant
+from pav2gen.plan.cuda_plan import SCALARS
+from pav2gen.runtime.select import MIB, Row
+
+#: Bytes of workspace: on a CPU a chunk should stay in its caches; on a GPU a chunk costs launches.
+CPU_BYTES, GPU_BYTES = 8 * MIB, 14 * MIB
+
+#: What a token takes beside its elements: its slot, row and block as int64, and what they are made from.
+TOKEN_BYTES = 96
+
+#: Threads of a CUDA block, and the bytes of a page that tokens with neighbouring slots fill at once: a sector.
+THREADS, SECTOR = 256, 32
+
+#: Elements between the rows of shared memory: lanes that read down a column find each row in the next bank.
+PADDING = 4
+
+#: Unsigned types by their bytes, which copy elements bit by bit; and the encoders of runtime/cuda/pav2_encode.cuh.
+BITS = {2: "uint16_t", 4: "uint32_t"}
+ENCODERS = {"fp8_e4m3": "ToE4M3", "fp8_e5m2": "ToE5M2", "int8": "ToInt8"}
+
+
+@dataclass(frozen=True)
+class TorchCachePlan:
+    """Figures of the PyTorch writer."""
+
+    variant: CacheVariant
+    workspace_bytes: int
+
+    @property
+    def fp8(self) -> bool:
+        """Whether the cache holds 8-bit floating-point codes."""
+        return self.variant.kv_cache_dtype.startswith("fp8")
+
+    @property
+    def storage(self) -> str:
+        """The dtype of the cache's tensors."""
+        return {"auto": self.variant.dtype, "int8": "int8"}.get(self.variant.kv_cache_dtype, "uint8")
+
+    @property
+    def key_grains(self) -> int:
+        """16-byte grains of a key."""
+        return self.variant.head_size // self.variant.grain
+
+    @property
+    def cpu_bytes(self) -> int:
+        """Bytes of workspace on a CPU."""
+        return min(CPU_BYTES, self.workspace_bytes)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Bytes of workspace on a GPU."""
+        return min(GPU_BYTES, self.workspace_bytes)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of workspace for each token, beside those of its heads."""
+        return TOKEN_BYTES
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of workspace for each KV head of a token: K and V in float32, what encodes them, and their codes."""
+        of_k_and_v = {"auto": 0, "int8": 8, "fp8_e5m2": 8 + 8 + 4 + 4, "fp8_e4m3": 8 + 8 + 4 + 4}
+        return self.variant.head_size * (of_k_and_v[self.variant.kv_cache_dtype] + 3 * self.variant.cache_item_bytes)
+
+    def calls(self, chunks: int) -> int:
+        """ATen calls of the writer that are no views, for a call of so many chunks.
+
+        Counted in templates/torch/cache.py.j2 and runtime/writer; the generated tests count them.
+        """
+        encoding = {"auto": 0, "int8": 5, "fp8_e5m2": 12, "fp8_e4m3": 17}[self.variant.kv_cache_dtype]
+        each_chunk = 23 + encoding
+        return 1 + (4 if self.variant.kv_cache_dtype != "auto" else 0) + chunks * each_chunk
+
+
+@dataclass(frozen=True)
+class CudaCachePlan:
+    """Figures of the CUDA writer."""
+
+    variant: CacheVariant
+
+    @property
+    def scalar(self) -> str:
+        """The type of key and value."""
+        return SCALARS[self.variant.dtype]
+
+    @property
+    def bits(self) -> str:
+        """An unsigned type as wide as an element of the cache."""
+        return BITS[self.variant.cache_item_bytes]
+
+    @property
+    def encoder(self) -> str:
+        """What makes codes of numbers: a struct of runtime/cuda/pav2_encode.cuh."""
+        return ENCODERS[self.variant.kv_cache_dtype]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a block: with neighbouring slots they fill a sector of each row of V, or a whole row."""
+        return min(self.variant.block_size, SECTOR // self.variant.cache_item_bytes)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return THREADS
+
+    @property
+    def padding(self) -> int:
+        """Elements between the rows of shared memory."""
+        return PADDING
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a block: rows, padded, and slots; the struct is a multiple of 16."""
+        rows = self.tokens * (self.variant.head_size + PADDING) * self.variant.cache_item_bytes
+        return -(-(-(-rows // 8) * 8 + 8 * self.tokens) // 16) * 16
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """All figures of one cache writer."""
+
+    variant: CacheVariant
+    spec: Spec
+    torch: TorchCachePlan
+
+    @cached_property
+    def cuda(self) -> CudaCachePlan:
+        """The figures of the CUDA writer."""
+        return CudaCachePlan(self.variant)
+
+    @property
+    def title(self) -> str:
+        """The key in words, for the head of a source."""
+        return title(self.variant.key._asdict())
+
+    @cached_property
+    def figures(self) -> dict[str, int | float | str | None]:
+        """What ``pav2gen list`` shows of a writer."""
+        shared = {"shared_kib": round(self.cuda.shared_bytes / 1024, 1)} if "cuda" in self.spec.backends else {}
+        return {"workspace_mib": self.torch.gpu_bytes // MIB, "torch_calls": self.torch.calls(1), **shared}
+
+    def row(self) -> Row:
+        """The writer's row of the dispatch table."""
+        v, backends = self.variant, self.spec.backends
+        return Row(
+            symbol=v.symbol,
+            spec=v.spec,
+            key=v.key,
+            partition_size=0,
+            torch=v.torch_path.removesuffix(".py").replace("/", ".") if "torch" in backends else "",
+            cuda=v.cuda_path if "cuda" in backends else "",
+            min_seq_len=0,
+            fixed_partition=0,
+            multiprocessors=0,
+            workspace_mib=self.spec.limits.workspace_mib,
+            operator=v.operator,
+        )
+
+
+def plan_cache(variant: CacheVariant, spec: Spec) -> CachePlan:
+    """The figures of a writer under the limits of ``spec``."""
+    return CachePlan(variant, spec, TorchCachePlan(variant, spec.limits.workspace_mib * MIB))

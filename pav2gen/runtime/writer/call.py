@@ -1,0 +1,67 @@
+"""The arguments of one write, after the operator has checked them, and where its tokens go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+
+class Write(NamedTuple):
+    """A checked call of ``reshape_and_cache``.
+
+    key, value: [tokens, kv heads, head size], heads contiguous, any stride between tokens. key_cache: [blocks, kv
+    heads, head size / x, block size, x]. value_cache: [blocks, kv heads, head size, block size]. slot_mapping:
+    [tokens] int64 or int32, block * block size + slot; a slot that the cache does not have is skipped. k_scale,
+    v_scale: a float, or float32 of one element or [kv heads].
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    slot_mapping: torch.Tensor
+    k_scale: float | torch.Tensor
+    v_scale: float | torch.Tensor
+
+    def chunks(self, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """(key, value, slot_mapping) of each run of ``tokens`` tokens; the last one may be shorter."""
+        return zip(*(tensor.split(tokens) for tensor in (self.key, self.value, self.slot_mapping)))
+
+
+class Targets(NamedTuple):
+    """Where the tokens of a chunk go: int64 [tokens] each.
+
+    rows: the row that is written; the one past the last token stands for what block 0, slot 0 holds. blocks, slots:
+    where it is written.
+    """
+
+    rows: torch.Tensor
+    blocks: torch.Tensor
+    slots: torch.Tensor
+
+
+def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
+    """The targets of a chunk, found on the device: no shape depends on a slot.
+
+    A token that is skipped repeats the write of one that is not: the same bytes to the same place. Where all are
+    skipped, each writes back what block 0, slot 0 holds.
+    """
+    tokens = slot_mapping.shape[0]
+    slots = slot_mapping.long()
+    kept = (slots >= 0) & (slots < num_blocks * page)
+    some, stand_in = kept.to(torch.int32).max(0, keepdim=True)  # [1]: whether any is kept, and one that is
+    slots = torch.where(kept, slots, slots[stand_in] * some)
+    own = torch.arange(tokens, device=slots.device)
+    rows = torch.where(kept, own, torch.where(some > 0, stand_in, tokens))
+    return Targets(rows, slots // page, slots % page)
+
+
+def scale_rows(write: Write, multiple: float = 1.0) -> torch.Tensor:
+    """The scales of K and V, times ``multiple``, on the device: float32 [2, 1, kv heads, 1]."""
+    kv_heads, device = write.key.shape[1], write.key.device
+    scales = torch.empty(2, kv_heads, dtype=torch.float32, device=device)
+    for row, scale in zip(scales, (write.k_scale, write.v_scale)):
+        row.copy_(scale) if isinstance(scale, torch.Tensor) else row.fill_(scale)
+    return scales.mul_(multiple).view(2, 1, kv_heads, 1)

@@ -1,0 +1,80 @@
+"""From float32 to the codes of a compressed cache, with operations that every PyTorch and every card has.
+
+fp8 (OCP E4M3 and E5M2) rounds to the nearest code, ties to the even one, saturates at the largest finite value, and
+keeps NaN. int8 rounds alike, clamps to -127..127, and stores NaN as 0, because it has no code for it. A card needs no
+fp8 arithmetic: a float32 drops its last bits where a power of two is added that is large enough, and rounds as it does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+#: The largest code of an int8 cache. It is symmetric: -128 is never stored.
+INT8_LARGEST = 127
+
+#: The largest finite values, and the smallest that are not subnormal.
+E4M3_LARGEST, E4M3_SMALLEST = 448.0, 2.0**-6
+E5M2_LARGEST, E5M2_SMALLEST = 57344.0, 2.0**-14
+
+#: Values of E4M3, divided by this, have their exponent and fraction where a float16 has its own.
+E4M3_DIVISOR = 2.0**8
+
+#: float32 as int32: the bits of its exponent, and the number of those of its fraction.
+EXPONENT, FRACTION_BITS = 0x7F800000, 23
+
+#: float16 as int16: its sign, all other bits, and the bits of E4M3's NaN.
+SIGN, MAGNITUDE, E4M3_NAN = -0x8000, 0x7FFF, 0x7F << 7
+
+
+class Fp8Space(NamedTuple):
+    """What encodes ``values``: contiguous, and like them. powers: float32. halves, spare: int16."""
+
+    powers: torch.Tensor
+    halves: torch.Tensor
+    spare: torch.Tensor
+
+
+def encode_int8(values: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor) -> None:
+    """Fill ``codes`` (int8) with values / scales, rounded and clamped. values: float32, overwritten."""
+    values.div_(scales).nan_to_num_(0.0).clamp_(-INT8_LARGEST, INT8_LARGEST)
+    codes.copy_(values.round_())  # ties to even
+
+
+def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
+    """Fill ``codes`` (uint8) with values / scales in E5M2.
+
+    values: float32, contiguous, overwritten. scales: float32, of a shape that broadcasts over the values.
+    """
+    values.div_(scales).clamp_(-E5M2_LARGEST, E5M2_LARGEST)  # NaN stays
+    halves = rounded_halves(values, 2, E5M2_SMALLEST, space)
+    codes.copy_(halves.bitwise_right_shift_(8))  # E5M2 is the upper half of a float16
+
+
+def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
+    """Fill ``codes`` (uint8) with values / scales in E4M3; arguments as of ``encode_e5m2``.
+
+    The scales are those of the cache times ``E4M3_DIVISOR``, which is exact.
+    """
+    largest = E4M3_LARGEST / E4M3_DIVISOR
+    values.div_(scales).clamp_(-largest, largest)  # NaN stays
+    halves = rounded_halves(values, 3, E4M3_SMALLEST / E4M3_DIVISOR, space)
+    magnitudes = torch.bitwise_and(halves, MAGNITUDE, out=space.spare)
+    magnitudes.clamp_max_(E4M3_NAN).bitwise_right_shift_(7)  # a float16's NaN is larger than E4M3's
+    codes.copy_(halves.bitwise_right_shift_(8).bitwise_and_(0x80).bitwise_or_(magnitudes))  # with the sign
+
+
+def rounded_halves(values: torch.Tensor, fraction_bits: int, smallest: float, space: Fp8Space) -> torch.Tensor:
+    """float32 ``values`` rounded to a format with ``fraction_bits``, ties to even: ``space.halves``, float16 as int16.
+
+    Numbers below ``smallest`` are subnormal: they keep its exponent.
+    """
+    space.halves.view(torch.float16).copy_(values)
+    signs = torch.bitwise_and(space.halves, SIGN, out=space.spare)
+    torch.bitwise_and(values.view(torch.int32), EXPONENT, out=space.powers.view(torch.int32))  # 2**exponent of each
+    space.powers.clamp_min_(smallest)
+    shift = 1.5 * 2.0 ** (FRACTION_BITS - fraction_bits)  # a sum with shift * power has just the bits that stay
+    values.add_(space.powers, alpha=shift).sub_(space.powers, alpha=shift)
+    space.halves.view(torch.float16).copy_(values)  # exact
+    return space.halves.bitwise_or_(signs)  # what was rounded to 0 has lost its own

@@ -1,0 +1,233 @@
+"""What a generated test does with a cache writer: make inputs, write, and compare each byte of the cache."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .. import cases as decode_cases
+from .. import oracle, probe
+from ..cuda_harness import extent, loaded
+from ..harness import TorchKernel
+from ..select import CacheKey, Row
+from ..simt import Report
+from . import check
+from .call import Write
+from .cases import WriteCase, expected, make, own_caches, quantized, same_bytes
+from .launch import launch
+
+#: Scales of K and V of the cases that name none.
+SCALES = (0.3, 0.7)
+
+
+class WriterHarness:
+    """A writer under test, whatever its backend: subclasses say how it is launched.
+
+    package: the loaded package. row: the writer's row in its table.
+    """
+
+    backend = "torch"
+
+    def __init__(self, package: ModuleType, row: Row) -> None:
+        self.package = package
+        self.row = row
+        self.key: CacheKey = row.key
+
+    def launch(self, write: Write) -> None:
+        """Run the writer on a checked write of at least one token."""
+        raise NotImplementedError
+
+    def case(self, slots: Sequence[int], **options: Any) -> WriteCase:
+        """A case of this writer's key. Options: fields of ``cases.WriteCase``; a compressed cache has scales."""
+        if self.key.kv_cache_dtype != "auto":
+            options = {"scales": SCALES, **options}
+        return WriteCase(self.key, tuple(slots), **options)
+
+    def case_of_int32(self, slots: Sequence[int], **options: Any) -> WriteCase:
+        """A case with int32 slots, as the BI-V100 fork gives them."""
+        return self.case(slots, slot_dtype=torch.int32, **options)
+
+    def run(self, write: Write) -> Write:
+        """Run the writer itself, past the table, on caches of its own; returns the write with them."""
+        write = own_caches(write)
+        found = check.check(write, self.key.kv_cache_dtype)
+        assert found == self.key, f"the inputs are of {found}, the writer is of {self.key}"
+        self.launch(write)
+        return write
+
+    def check(self, case: WriteCase) -> Write:
+        """Run a case and hold every byte of both caches to what they must be."""
+        write = make(case)
+        done, truth = self.run(write), expected(write, self.key.kv_cache_dtype)
+        for name in ("key_cache", "value_cache"):
+            found, wanted = (self.without_nan(getattr(each, name)) for each in (done, truth))
+            assert torch.equal(found, wanted), f"{name} is wrong in {int((found != wanted).sum())} elements"
+        return done
+
+    def without_nan(self, cache: torch.Tensor) -> torch.Tensor:
+        """All bytes of a cache, its gaps included, with one code for every NaN of an fp8 cache."""
+        whole = torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage())
+        values = [oracle.fp8_value(code, self.key.kv_cache_dtype) for code in range(256)] if self.is_fp8 else []
+        nan = torch.tensor([code for code, value in enumerate(values) if value != value], dtype=torch.uint8)
+        return torch.where(torch.isin(whole, nan), 0x7F, whole) if self.is_fp8 else whole
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the cache holds 8-bit floating-point codes."""
+        return self.key.kv_cache_dtype.startswith("fp8")
+
+    def check_table(self, case: WriteCase) -> None:
+        """The package's operator, called as vLLM calls it, gives this writer's bytes; scales on the device too."""
+        write = make(case)
+        direct = self.run(write)
+        scales = {name: torch.as_tensor(getattr(write, name)).float() for name in ("k_scale", "v_scale")}
+        for variation in (write, write._replace(**scales)):
+            done = own_caches(variation)
+            self.package.reshape_and_cache(
+                *(done.key, done.value, done.key_cache, done.value_cache, done.slot_mapping),
+                *(self.key.kv_cache_dtype, done.k_scale, done.v_scale),
+                backend=self.backend,
+            )
+            assert same_bytes(done.key_cache, direct.key_cache) and same_bytes(done.value_cache, direct.value_cache)
+
+    def check_round_trip(self, lengths: Sequence[int]) -> None:
+        """A decode kernel of the package reads what this writer wrote: the very values that were quantized."""
+        row = next(row for row in self.package.operator.table.rows if self.is_read_by(row))
+        kernel = TorchKernel(self.package, row)
+        call = decode_cases.make(kernel.case(lengths))
+        page, kv_heads = row.key.block_size, call.key_cache.shape[1]
+        slots = [
+            int(call.block_tables[s, token // page]) * page + token % page
+            for s, length in enumerate(lengths)
+            for token in range(length)
+        ]
+        scales = (float(call.k_scale), float(call.v_scale))
+        case = self.case(slots, kv_heads=kv_heads, scales=scales)
+        write = make(case)._replace(key_cache=call.key_cache, value_cache=call.value_cache)
+        done = self.run(write)
+        call = call._replace(key_cache=done.key_cache, value_cache=done.value_cache)
+        for s, rows in enumerate(torch.arange(len(slots)).split(list(lengths))):
+            read = oracle.gather(call, s, self.key.kv_cache_dtype)
+            for each, written, scale in zip(read, (write.key, write.value), scales):
+                codes = quantized(written[rows], scale, self.key.kv_cache_dtype)
+                assert torch.equal(each.transpose(0, 1), oracle.decode(codes, self.key.kv_cache_dtype, scale))
+        kernel.compare(call)
+
+    def is_read_by(self, row: Row) -> bool:
+        """Whether a decode kernel reads the caches of this writer, and runs in PyTorch."""
+        same = all(getattr(row.key, axis) == value for axis, value in self.key._asdict().items())
+        return same and bool(row.torch)
+
+
+class TorchWriter(WriterHarness):
+    """A PyTorch writer under test."""
+
+    def __init__(self, package: ModuleType, row: Row) -> None:
+        super().__init__(package, row)
+        self.module: Any = importlib.import_module(f"{package.__name__}.{row.torch}")
+
+    def launch(self, write: Write) -> None:
+        """Run the writer on a checked write."""
+        self.module.reshape_and_cache(write)
+
+    def in_chunks_of(self, tokens: int, monkeypatch: Any, kv_heads: int = 2) -> None:
+        """Give the writer the workspace for just so many tokens on the CPU, for the duration of a test."""
+        room = tokens * (self.module.TOKEN_BYTES + kv_heads * self.module.HEAD_BYTES)
+        monkeypatch.setattr(self.module, "CPU_BYTES", room)
+
+    def count_calls(self, case: WriteCase) -> int:
+        """ATen calls of the writer that are no views; fails if any reads a device value on the host."""
+        write = make(case)
+        counts = probe.count_calls(lambda: self.module.reshape_and_cache(write))
+        reads = [name for name in probe.HOST_READS if counts[name]]
+        assert not reads, f"the writer reads device values on the host: {reads}"
+        return sum(counts.values())
+
+    def check_workspace(self, case: WriteCase) -> None:
+        """The bytes that a write allocates are no more than the module says."""
+        write = make(case)
+        held = probe.peak_bytes(lambda: self.module.reshape_and_cache(write))
+        assert held <= self.module.CPU_BYTES, f"the writer holds {held} bytes"
+
+
+class CudaWriter(WriterHarness):
+    """A CUDA writer under test, on one machine."""
+
+    backend = "cuda"
+    checked = False
+
+    def __init__(self, package: ModuleType, row: Row, machine: str, rows: Sequence[Row]) -> None:
+        super().__init__(package, row)
+        self.machine = machine
+        self.library = loaded(package, rows, machine, checked=self.checked)
+
+    def launch(self, write: Write) -> None:
+        """Run the writer on a checked write; on the CPU, lanes and blocks in a random order."""
+        if self.library.program is None:
+            self.launch_on_gpu(write)
+            return
+        with self.library.program.session(lane_order="random", block_order="random", seed=len(write.slot_mapping)):
+            launch(self.library.function(self.row), write, self.library.explain)
+
+    def launch_on_gpu(self, write: Write) -> None:
+        """Run the writer on a copy of the write on the GPU, and bring its caches back, gaps included."""
+        moved = Write(*(value.cuda() if isinstance(value, torch.Tensor) else value for value in write))  # type: ignore[arg-type]
+        caches = {}
+        for name in ("key_cache", "value_cache"):
+            cache = getattr(write, name)
+            whole = torch.empty(0, dtype=cache.dtype).set_(cache.untyped_storage()).cuda()
+            caches[name] = whole.as_strided(cache.shape, cache.stride(), cache.storage_offset())
+        launch(self.library.function(self.row), moved._replace(**caches), self.library.explain)
+        for name, cache in caches.items():
+            getattr(write, name).untyped_storage().copy_(cache.untyped_storage())
+
+    def check_table(self, case: WriteCase) -> None:
+        """The package's operator runs this writer, once its library is loaded."""
+        if self.machine == "gpu":
+            return  # the operator takes tensors of the GPU
+        self.package.kernels.libraries[False] = self.library
+        super().check_table(case)
+
+
+class CheckedWriter(CudaWriter):
+    """A CUDA writer in a checked build: each launch must be free of findings, and leaves its counters in ``report``."""
+
+    checked = True
+    report: Report
+
+    def launch(self, write: Write) -> None:
+        """Run the writer with every buffer registered; raises for a finding."""
+        assert self.library.program is not None
+        with self.library.program.session(warp_order="syncthreads") as session:
+            for name, tensor in write._asdict().items():
+                if isinstance(tensor, torch.Tensor):
+                    address, size = extent(tensor)
+                    writable = name.endswith("_cache")
+                    session.buffer(name, address, size, writable=writable, initialised=not writable)
+            try:
+                launch(self.library.function(self.row), write, self.library.explain)
+            finally:  # a finding can stop a launch, which then fails
+                self.report = session.report
+                self.report.raise_for_findings()
+
+    def check_counters(self, pages: int, row_bytes: int, shared_bytes: int) -> None:
+        """A prompt of whole pages reads each byte of its rows once, and writes whole sectors of the cache.
+
+        row_bytes: of a token's key, or value, in one KV head, as it is stored.
+        """
+        case = self.case(range(pages * self.key.block_size), blocks=pages)
+        write = self.run(make(case))
+        buffers, rows = self.report.buffers, len(case.slots) * case.kv_heads
+        for name in ("key", "value"):
+            loads = buffers[name].loads
+            assert loads.bytes == rows * self.key.head_size * write.key.element_size(), f"bytes of {name} requested"
+            assert buffers[name].bytes_read == loads.bytes, f"each byte of {name} once"
+            stores = buffers[f"{name}_cache"].stores
+            assert stores.bytes == rows * row_bytes, f"bytes of {name}_cache written"
+            assert 32 * stores.sectors_32 == stores.bytes, f"whole sectors of {name}_cache"
+        (kernel,) = self.report.kernels
+        assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
