@@ -22,7 +22,7 @@ def arguments(call):
     return (
         *(call.out, *call.scratch, call.query, call.key_cache, call.value_cache, call.scale),
         *(call.block_tables, call.seq_lens, call.max_seq_len, call.alibi_slopes, "auto", 1.0, 1.0, None, None),
-        *(0, 0, 0, 64, 0, "", 0),
+        *(0, 0, 0, 64, 0, None, None, None, "", [], None, "", 0),
     )
 
 
