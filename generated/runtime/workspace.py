@@ -1,18 +1,27 @@
-"""One allocation for each call, from which a kernel takes its buffers.
+"""The memory of a call: one allocation, from which a kernel takes its buffers.
 
-A single block keeps the workspace exact, and on a CPU it keeps the memory warm: an allocator returns large freed blocks
-to the system, and faulting them in anew costs more than the arithmetic.
+A single block keeps the workspace exact. On a CPU, each thread keeps its block for the next call: an allocator returns
+a large block to the system when it is freed, and faulting it in anew costs more than the arithmetic of a short call. On
+a GPU torch's own allocator keeps the memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
-from typing import Generic, TypeVar
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 import torch
 
 ALIGNMENT = 256
+
+#: Shapes of tiles of which a workspace keeps the views.
+MOST_SPACES = 64
+
+#: A CPU's block is at least this large, so that a short call that grows needs no new one for a while.
+LEAST_BYTES = 1 << 20
 
 S = TypeVar("S")
 
@@ -50,24 +59,54 @@ def carve(block: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, Buffer]:
     return {name: Buffer(piece) for name, piece in zip(sizes, pieces)}
 
 
-class Workspace(Generic[S]):
-    """One allocation that serves several shapes of tiles, one after the other.
+class Workspace:
+    """A block of memory that serves tiles of several shapes, one after the other, with views that are made once."""
 
-    ``space`` makes the buffers of a shape, given by name. ``sizes`` are their bytes, for each shape.
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        with torch.inference_mode(False):  # the memory of an inference tensor could not be used outside that mode
+            self._block = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self._spaces: dict[Hashable, Any] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the block."""
+        return self._block.shape[0]
+
+    def space(self, space: Callable[..., S], sizes: Mapping[str, int]) -> S:
+        """The buffers of ``sizes`` bytes, as arguments of ``space`` by name. They share memory with all others."""
+        key = space, *sizes.values()
+        found = self._spaces.get(key)
+        if found is None:
+            if len(self._spaces) >= MOST_SPACES:
+                self._spaces.clear()
+            found = self._spaces[key] = space(**carve(self._block, sizes))
+        return cast(S, found)
+
+
+_kept = threading.local()
+
+
+@contextmanager
+def workspace(num_bytes: int, device: torch.device) -> Iterator[Workspace]:
+    """At least ``num_bytes`` of memory on ``device`` for one call.
+
+    On a CPU it is what the thread used last, where that is large enough. A call inside a call has memory of its own.
     """
+    if device.type != "cpu":
+        yield Workspace(num_bytes, device)
+        return
+    found: Workspace | None = getattr(_kept, "workspace", None)
+    _kept.workspace = None
+    if found is None or found.num_bytes < num_bytes:
+        found = None  # freed before the new one is allocated
+        found = Workspace(max(num_bytes, LEAST_BYTES), device)
+    yield found
+    _kept.workspace = found
 
-    def __init__(
-        self, space: Callable[..., S], sizes: Mapping[Hashable, Mapping[str, int]], device: torch.device
-    ) -> None:
-        self._space, self._sizes = space, sizes
-        self._block = torch.empty(max(map(total, sizes.values())), dtype=torch.uint8, device=device)
-        self._spaces: dict[Hashable, S] = {}
 
-    def space(self, shape: Hashable) -> S:
-        """The buffers of a shape. They share memory with those of every other shape."""
-        if shape not in self._spaces:
-            self._spaces[shape] = self._space(**carve(self._block, self._sizes[shape]))
-        return self._spaces[shape]
+def forget() -> None:
+    """Free the memory that this thread keeps."""
+    _kept.workspace = None
 
 
 def grain_dtype(device: torch.device) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
@@ -24,7 +25,8 @@ from pav2gen.runtime.select import MIB, Row
 class Contestant:
     """One way to solve a problem. ``row`` and ``backend`` say which kernel it is; a baseline has neither.
 
-    run: the whole call, checks included. bare: the kernel alone, whose calls and memory can be counted.
+    run: the whole call, checks included. bare: the kernel alone, as in the first call of a thread, so that its calls
+    and its memory can be counted.
     """
 
     name: str
@@ -48,7 +50,10 @@ def _kernel(package: ModuleType, row: Row, backend: str) -> Contestant:
     def run(call: Call) -> None:
         operate(package, call, row, backend)
 
+    memory = importlib.import_module(f"{package.__name__}.runtime.workspace")
+
     def bare(call: Call) -> None:
+        memory.forget()
         op.launch(package.operator.kernel(row, backend, call.query.is_cuda), call, row.partition_size)
 
     return Contestant(f"{backend} p{row.partition_size}", run, bare, backend, row)

@@ -1,4 +1,7 @@
-"""What a call costs, as PyTorch sees it: the ATen calls that are no views, and the bytes allocated at the peak."""
+"""What a call costs, as PyTorch sees it: the ATen calls that are no views, and the bytes allocated at the peak.
+
+Both are those of a thread's first call: later ones find the workspace of the one before, and allocate less.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import workspace
 
 #: The ATen calls that read a device value on the host.
 HOST_READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "_unique2", "masked_select")
@@ -31,6 +36,7 @@ class CallCounter(TorchDispatchMode):
 def count_calls(run: Callable[[], Any]) -> Counter[str]:
     """The ATen calls of ``run`` that are no views, by name."""
     counter = CallCounter()
+    workspace.forget()
     with counter:
         run()
     return counter.counts
@@ -39,6 +45,7 @@ def count_calls(run: Callable[[], Any]) -> Counter[str]:
 def peak_bytes(run: Callable[[], Any]) -> int:
     """The most bytes that ``run`` holds at once of what it allocates itself, on the CPU; a first run warms it up."""
     run()
+    workspace.forget()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     assert recorded.profiler is not None

@@ -84,20 +84,17 @@ class Tiling(NamedTuple):
     """The cut of one call.
 
     ordered: whether the sequences are taken in the order of their lengths, longest first. covered: partitions that the
-    tiles reach in every sequence.
+    tiles reach in every sequence. shapes: a tile of each shape.
     """
 
     row_tiles: tuple[RowTile, ...]
     ordered: bool
     covered: int
+    shapes: tuple[Tile, ...]
 
     def tiles(self) -> Iterator[Tile]:
         """All tiles."""
         return (tile for row_tile in self.row_tiles for tile in row_tile.tiles)
-
-    def shapes(self) -> dict[tuple[int, int, int], Tile]:
-        """A tile of each shape, by the shape."""
-        return {tile.shape: tile for tile in self.tiles()}
 
     def counts(self) -> Counts:
         """The figures of the call's number of launches."""
@@ -178,7 +175,8 @@ def _fit(
         extents = [longest] * len(extents)
     cut = _Cut(budget, lengths, extents, kv_heads, partition_size // page, page, known)
     row_tiles = tuple(RowTile(rows, tuple(cut.tiles(rows))) for rows in cut.row_tiles())
-    return Tiling(row_tiles, ordered, _covered(row_tiles[-1]))
+    shapes = {tile.shape: tile for row_tile in row_tiles for tile in row_tile.tiles}
+    return Tiling(row_tiles, ordered, _covered(row_tiles[-1]), tuple(shapes.values()))
 
 
 def _covered(shortest: RowTile) -> int:

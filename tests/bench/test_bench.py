@@ -21,8 +21,7 @@ from pav2gen.runtime.select import Key, Row
 
 from .conftest import options
 
-FLOAT16 = {"head_size": 64, "gqa_ratio": 2, "block_size": 16, "dtype": "float16"}
-FLOAT16 |= {"kv_cache_dtype": "auto", "alibi": False, "blocksparse": False}
+FLOAT16 = Key(64, 2, 16, "float16", "auto", False, False)._asdict()
 
 
 def entries(point):

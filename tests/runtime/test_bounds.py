@@ -6,7 +6,6 @@ import pytest
 
 from pav2gen.plan import kernel as plan
 from pav2gen.reading import spec_file as spec
-from pav2gen.runtime import probe
 from pav2gen.runtime.cases import Case, make
 from pav2gen.runtime.select import Key
 
@@ -18,6 +17,12 @@ PLANS = {
     for v in spec.variants(QWEN)
     if v.gqa_ratio == 6 and v.block_size == 16
 }
+
+
+@pytest.fixture(scope="module")
+def probe(package):
+    """The package's own: it knows the memory that the package's kernels keep."""
+    return importlib.import_module(f"{package.__name__}.runtime.probe")
 
 
 def call_of(variant, seqs, length):
@@ -46,7 +51,7 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.mark.parametrize("seqs, length", SHAPES)
-def test_workspace_on_a_cpu(package, key, seqs, length):
+def test_workspace_on_a_cpu(package, probe, key, seqs, length):
     held = PLANS[key]
     call, module = call_of(held.variant, seqs, length), kernel_of(package, held.variant)
     peak = probe.peak_bytes(lambda: module.paged_attention(call))
@@ -55,7 +60,7 @@ def test_workspace_on_a_cpu(package, key, seqs, length):
 
 @pytest.mark.parametrize("lengths", RAGGED, ids=["one-long", "all-lengths"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_ragged_batches_on_a_cpu(package, dtype, lengths):
+def test_ragged_batches_on_a_cpu(package, probe, dtype, lengths):
     held = PLANS[dtype, "auto", 512]
     call, module = ragged_call(held.variant, lengths), kernel_of(package, held.variant)
     tiling = held.torch.cpu.fit(lengths, 4, 512, 16, known=True)
@@ -68,7 +73,7 @@ def test_ragged_batches_on_a_cpu(package, dtype, lengths):
 
 
 @pytest.mark.parametrize("seqs, length", SHAPES)
-def test_workspace_with_the_share_of_a_gpu(package, monkeypatch, seqs, length):
+def test_workspace_with_the_share_of_a_gpu(package, probe, monkeypatch, seqs, length):
     held = PLANS["float16", "auto", 512]
     call, module = call_of(held.variant, seqs, length), kernel_of(package, held.variant)
     monkeypatch.setattr(module, "CPU", module.GPU)
@@ -76,7 +81,7 @@ def test_workspace_with_the_share_of_a_gpu(package, monkeypatch, seqs, length):
     assert peak <= QWEN.limits.workspace_mib * MIB
 
 
-def test_calls_of_a_long_context_on_a_cpu(package):
+def test_calls_of_a_long_context_on_a_cpu(package, probe):
     held = PLANS["float16", "auto", 512]
     call, module = call_of(held.variant, 1, 100_000), kernel_of(package, held.variant)
     counts = probe.count_calls(lambda: module.paged_attention(call))
@@ -86,7 +91,7 @@ def test_calls_of_a_long_context_on_a_cpu(package):
     assert counts["_local_scalar_dense"] == 0
 
 
-def test_calls_of_a_long_context_on_a_gpu(package, monkeypatch):
+def test_calls_of_a_long_context_on_a_gpu(package, probe, monkeypatch):
     held = PLANS["float16", "auto", 512]
     call, module = call_of(held.variant, 1, 100_000), kernel_of(package, held.variant)
     monkeypatch.setattr(module, "CPU", module.GPU)
@@ -95,7 +100,7 @@ def test_calls_of_a_long_context_on_a_gpu(package, monkeypatch):
 
 
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (5000, 16, 16), (5000, 5000, 5000)])
-def test_calls_do_not_depend_on_lengths_that_the_host_does_not_read(package, lengths):
+def test_calls_do_not_depend_on_lengths_that_the_host_does_not_read(package, probe, lengths):
     held = PLANS["float16", "auto", 512]
     case = Case(Key(*held.variant.key), 512, lengths, kv_heads=4, shared_blocks=512, max_seq_len=5000)
     call, module = make(case)._replace(read_lengths=False), kernel_of(package, held.variant)
@@ -103,7 +108,7 @@ def test_calls_do_not_depend_on_lengths_that_the_host_does_not_read(package, len
     assert sum(counts.values()) == held.torch_calls(3, 5000, held.torch.cpu)
 
 
-def test_a_short_call_is_a_few_dozen_calls(package):
+def test_a_short_call_is_a_few_dozen_calls(package, probe):
     held = PLANS["float16", "auto", 512]
     call, module = call_of(held.variant, 1, 16), kernel_of(package, held.variant)
     assert sum(probe.count_calls(lambda: module.paged_attention(call)).values()) <= 30

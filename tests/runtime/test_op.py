@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from pav2gen.runtime import models, probe
+from pav2gen.runtime import models
 from pav2gen.runtime.cases import Case, copy_outputs, make
 from pav2gen.runtime.oracle import excess, reference
 from pav2gen.runtime.select import Key
@@ -106,6 +106,7 @@ def test_lengths_of_uninitialised_metadata_are_clamped(package):
 def test_work_is_bounded_by_what_the_block_table_holds(package):
     call = make(Case(KEY, 512, (600, 20)))
     wide = copy_outputs(call)._replace(max_seq_len=2**31 - 1)
+    probe = importlib.import_module(f"{package.__name__}.runtime.probe")
     calls, again = (
         probe.count_calls(lambda each=each: package.operator.run(*arguments(each)[:-1], 512)) for each in (call, wide)
     )
