@@ -18,9 +18,8 @@ from typing import NamedTuple
 import torch
 
 from .call import Call, longest_length
+from .select import HOST_LENGTHS
 from .tiling import Budget, Tiling
-
-POLICIES = ("auto", "never")
 
 
 class _Reading(NamedTuple):
@@ -42,7 +41,7 @@ def may_read(device: torch.device, policy: str) -> bool:
     if device.type == "cpu":
         return True
     wanted = os.environ.get("PAV2_HOST_LENGTHS") or policy
-    if wanted not in POLICIES:
+    if wanted not in HOST_LENGTHS:
         raise ValueError(f"paged_attention_v2: PAV2_HOST_LENGTHS is {wanted!r}; it must be auto or never")
     return wanted == "auto" and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
 

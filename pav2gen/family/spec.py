@@ -61,10 +61,14 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How a call is routed: above ``min_seq_len`` tokens V2 serves; ``partition`` fixes the partition size, or None."""
+    """How a call is routed: above ``min_seq_len`` tokens V2 serves; ``partition`` fixes the partition size, or None.
+
+    host_lengths: whether a PyTorch kernel may read the lengths of a call on a GPU, ``auto`` or ``never``.
+    """
 
     min_seq_len: int
     partition: int | None
+    host_lengths: str
 
 
 @dataclass(frozen=True)

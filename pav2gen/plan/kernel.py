@@ -96,6 +96,7 @@ class Plan:
             fixed_partition=dispatch.partition or 0,
             multiprocessors=target.multiprocessors or 0,
             workspace_mib=self.spec.limits.workspace_mib,
+            host_lengths=dispatch.host_lengths,
             modification=self.modification.for_table() if self.modification else None,
         )
 

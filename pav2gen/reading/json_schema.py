@@ -30,6 +30,7 @@ from pav2gen.reading.spec_file import (
     NAME_FORM,
     SCHEMA,
 )
+from pav2gen.runtime.select import HOST_LENGTHS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -193,6 +194,10 @@ FIELDS: Mapping[str, JsonSchema] = {
     "dispatch.partition": {
         "description": "The partition size of every call, or auto: chosen for each call.",
         "anyOf": [{"const": "auto"}, {"type": "integer"}],
+    },
+    "dispatch.host_lengths": {
+        "description": "Whether a PyTorch kernel may read the lengths of a call on a GPU, once per decode step.",
+        "enum": list(HOST_LENGTHS),
     },
     "limits.max_variants": {"description": "The most kernels of the family.", **_whole(1, MOST_VARIANTS)},
     "limits.workspace_mib": {

@@ -19,6 +19,7 @@ from pav2gen.reading.axis_value import reader_of
 from pav2gen.reading.modification_section import read_modifications
 from pav2gen.reading.yaml_file import parse_yaml, read_file
 from pav2gen.reading.yaml_node import Node
+from pav2gen.runtime.select import HOST_LENGTHS
 from pav2gen.wording import one_of, quoted, spelled
 
 __all__ = ["Dispatch", "Exclusion", "Limits", "Model", "RankShape", "Spec", "load", "parse", "variants"]
@@ -43,7 +44,7 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     AXES_SECTION: _keys_of(AXES_SECTION),
     FEATURES_SECTION: _keys_of(FEATURES_SECTION),
     "cuda": ((), tuple(CHOICES)),
-    "dispatch": ((), ("min_seq_len", "partition")),
+    "dispatch": ((), ("min_seq_len", "partition", "host_lengths")),
     "limits": ((), ("max_variants", "workspace_mib")),
 }
 
@@ -57,6 +58,7 @@ DEFAULTS: Mapping[str, object] = {
     "backends": ("torch",),
     "dispatch.min_seq_len": 8192,  # up to here vLLM may choose V1
     "dispatch.partition": None,  # auto: chosen for each call
+    "dispatch.host_lengths": "auto",  # read at most once per decode step, where that saves work
     "limits.max_variants": 256,
     "limits.workspace_mib": 64,
 }
@@ -168,6 +170,7 @@ def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
         dispatch=Dispatch(
             min_seq_len=fields.one("dispatch.min_seq_len", lambda node: node.integer(0, LARGEST_INT32)),
             partition=fields.one("dispatch.partition", _partition),
+            host_lengths=fields.one("dispatch.host_lengths", lambda node: node.choice(HOST_LENGTHS)),
         ),
         limits=Limits(
             max_variants=fields.one("limits.max_variants", lambda node: node.integer(1, MOST_VARIANTS)),

@@ -110,16 +110,14 @@ class Operator:
         arguments = Arguments(*args)
         call = arguments.call()
         key = check.check(call, arguments.kv_cache_dtype)
-        call = call._replace(
-            max_seq_len=min(call.max_seq_len, call.block_tables.shape[1] * key.block_size),
-            read_lengths=may_read(call.query.device, "auto"),
-        )
+        call = call._replace(max_seq_len=min(call.max_seq_len, call.block_tables.shape[1] * key.block_size))
         on_gpu = call.query.is_cuda
         backend = self.kernels.backend(arguments.backend, self.table.serving(key), on_gpu)
         num_seqs, kv_heads = call.query.shape[0], call.key_cache.shape[1]
         device = device_name(call.query.device)
         row = self.table.choose(key, backend, num_seqs, call.max_seq_len, kv_heads, arguments.partition_size, device)
         check.check_tensors(call, row.modification)
+        call = call._replace(read_lengths=may_read(call.query.device, row.host_lengths))
         launch(self.kernel(row, backend, on_gpu), call, row.partition_size)
 
     def ordered_tensors(

@@ -101,13 +101,18 @@ class Modification(NamedTuple):
 AnyKey = Key | CacheKey
 
 
+#: Whether the host may read the lengths of a call on a GPU (runtime/lengths.py).
+HOST_LENGTHS = ("auto", "never")
+
+
 class Row(NamedTuple):
     """One kernel of the table: its key, its partition size, where it lives, and what its plan says of it.
 
     torch, cuda: the PyTorch kernel's module and the CUDA source's path, below the package; empty if not built.
     min_seq_len: longer calls prefer V2. fixed_partition: the spec's partition size for every call, 0 where free.
     multiprocessors: of the spec's target, 0 where unknown. workspace_mib: the spec's bound. modification: what the
-    modification of the key calculates. operator: one of ``KEYS``, which says what the key is; partition sizes and
+    modification of the key calculates. host_lengths: whether a GPU call may read its lengths on the host: one of
+    ``HOST_LENGTHS``. operator: one of ``KEYS``, which says what the key is; partition sizes and
     lengths are 0 for a cache writer.
     """
 
@@ -123,6 +128,7 @@ class Row(NamedTuple):
     workspace_mib: int
     modification: Modification | None = None
     operator: str = "decode"
+    host_lengths: str = "auto"
 
 
 class Tuned(NamedTuple):

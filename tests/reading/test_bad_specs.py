@@ -141,6 +141,7 @@ CASES = {
     "negative number": bad("num_heads: 32", "num_heads: -32", 6, "model.num_heads must be from 1 to 4096, not -32"),
     "no heads": bad("num_heads: 32", "num_heads: 0", 6, "must be from 1 to 4096, not 0"),
     "length over int32": bad("131072", "2147483648", 8, "must be from 1 to 2147483647"),
+    "unknown policy": bad("partition: auto", "host_lengths: nevr", 24, "cannot be 'nevr'; did you mean never?"),
     "unknown partition": bad("partition: auto", "partition: aut", 24, "cannot be 'aut'; did you mean auto?"),
     # Names and texts.
     "name of a folder above": bad("llama3_8b", "../llama3", 2, "must be lower-case words, digits and single '_'"),

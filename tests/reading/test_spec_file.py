@@ -68,7 +68,7 @@ exclude:
       two lines
   - {when: {alibi: true, gqa_ratio: [3]}, because: another}
 backends: [torch, cuda]
-dispatch: {min_seq_len: 0, partition: 512}
+dispatch: {min_seq_len: 0, partition: 512, host_lengths: never}
 limits: {max_variants: 32, workspace_mib: 128}
 """.replace('"quoted"', "'quoted'")
 
@@ -97,7 +97,7 @@ def test_every_value_of_a_full_spec() -> None:
         Exclusion({"alibi": (True,), "gqa_ratio": (3,)}, "another", 27),
     )
     assert spec.backends == ("torch", "cuda")
-    assert spec.dispatch == Dispatch(0, 512)
+    assert spec.dispatch == Dispatch(0, 512, "never")
     assert spec.limits == Limits(32, 128)
     assert (spec.file_name, spec.canonical_path) == ("full.yaml", "specs/full.yaml")
     assert spec.sha256 == hashlib.sha256(FULL.encode()).hexdigest()
@@ -123,7 +123,7 @@ def test_defaults() -> None:
         "partition_size": (512,),
     }
     assert (spec.exclude, spec.backends) == ((), ("torch",))
-    assert spec.dispatch == Dispatch(8192, None)
+    assert spec.dispatch == Dispatch(8192, None, "auto")
     assert spec.limits == Limits(256, 64)
 
 

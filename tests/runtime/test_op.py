@@ -145,6 +145,18 @@ def test_backend_of_the_environment(package, monkeypatch):
         package.operator.op(*arguments(make(Case(KEY, 512, (5,)))))
 
 
+def test_the_spec_s_policy_of_host_lengths_reaches_the_kernel(package, monkeypatch):
+    operator = importlib.import_module(f"{package.__name__}.runtime.op")
+    asked = []
+    monkeypatch.setattr(operator, "may_read", lambda device, policy: asked.append((device.type, policy)) or False)
+    call = make(Case(KEY, 512, (5, 600)))
+    kernel = importlib.import_module(f"{package.__name__}.{package.operator.table.serving(KEY)[0].torch}")
+    given = []
+    monkeypatch.setattr(kernel, "paged_attention", given.append)
+    package.operator.op(*arguments(call)[:-1], package.operator.table.serving(KEY)[0].partition_size)
+    assert asked == [("cpu", "auto")] and [each.read_lengths for each in given] == [False]
+
+
 def test_supports(package):
     assert package.supports(**MODEL)
     assert package.supports(**{**MODEL, "dtype": "float16"}, kv_cache_dtype="fp8")
