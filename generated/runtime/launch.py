@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Hashable, Iterator
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
@@ -39,9 +40,36 @@ class Args(ctypes.Structure):
     )
 
 
-def allocate(count: int, device: torch.device) -> torch.Tensor:
-    """``count`` float32, uninitialised: the workspace of a launch."""
-    return torch.empty(count, dtype=torch.float32, device=device)
+#: The structs of this many layouts are kept, then all are made anew.
+MOST_LAYOUTS = 1024
+
+_shapes: dict[Hashable, Args] = {}  # the structs without addresses, by layout of the call
+
+
+class _Held(threading.local):
+    """The workspaces of a thread, by device and stream."""
+
+    def __init__(self) -> None:
+        self.by_stream: dict[tuple[torch.device, int | None], torch.Tensor] = {}
+
+
+_held = _Held()
+
+
+def workspace(count: int, device: torch.device, stream: int | None) -> torch.Tensor:
+    """``count`` or more float32, uninitialised, that no other launch uses until this one is done.
+
+    A thread reuses one workspace for all its launches on a stream, which run one after the other. Another thread might
+    launch in between, so each has its own. While a CUDA graph is captured the workspace is a new one, which the graph
+    keeps: a held one could be replaced by a larger one before the graph is replayed.
+    """
+    if stream is not None and torch.cuda.is_current_stream_capturing():
+        return torch.empty(count, dtype=torch.float32, device=device)
+    held = _held.by_stream
+    found = held.get((device, stream))
+    if found is None or found.shape[0] < count:
+        found = held[device, stream] = torch.empty(count, dtype=torch.float32, device=device)
+    return found
 
 
 def launch(
@@ -50,20 +78,23 @@ def launch(
     partition_size: int,
     workspace_bytes: int,
     explain: Callable[[int], str],
-    allocate: Callable[[int, torch.device], torch.Tensor] = allocate,
+    workspace: Callable[[int, torch.device, int | None], torch.Tensor] = workspace,
+    layout: Hashable | None = None,
 ) -> None:
     """Run an entry function on a checked call, on the current stream of the call's device.
 
     The partials of as many sequences as fit ``workspace_bytes`` are held at once. ``explain`` makes a sentence of an
-    error code. Raises RuntimeError with it if a launch fails.
+    error code. layout: of the call (``check.layout_of``); the arguments are prepared once for each. Raises RuntimeError
+    if a launch fails.
     """
     partitions = -(-call.max_seq_len // partition_size)
     for part in tiles(call, partitions, workspace_bytes):
         seqs, heads, head_size = part.query.shape
-        count = seqs * heads * partitions if partitions > 1 else 0
-        partials = allocate(count * (head_size + 2), call.query.device)
-        args = arguments(part, partitions, partials)
+        count = seqs * heads * partitions * (head_size + 2) if partitions > 1 else 0
+        args = shape_arguments(part, layout if part is call else None)
         with device_of(call.query) as stream:
+            partials = workspace(count, call.query.device, stream) if count else None
+            set_addresses(args, part, partitions, partials)
             code = function(ctypes.byref(args), c_void_p(stream))
         if code:
             raise RuntimeError(f"paged_attention_v2: {CODES.get(code) or explain(code)}")
@@ -74,6 +105,9 @@ def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
     seqs, heads, head_size = call.query.shape
     each = 4 * heads * partitions * (head_size + 2) if partitions > 1 else 1
     rows = max(1, min(seqs, workspace_bytes // each, MOST_BLOCKS))
+    if rows >= seqs:
+        yield call
+        return
     for first in range(0, seqs, rows):
         span = slice(first, first + rows)
         yield call._replace(
@@ -85,42 +119,60 @@ def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
         )
 
 
-def arguments(call: Call, partitions: int, partials: torch.Tensor) -> Args:
-    """The C struct of a call. ``partials`` holds, one after the other, o, m and z of every head and partition."""
-    seqs, heads, head_size = call.query.shape
-    args = Args(version=VERSION, size=ctypes.sizeof(Args), num_seqs=seqs, num_heads=heads, partitions=partitions)
+def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
+    """The C struct of a call, with all that its layout determines: numbers and strides. A copy of a struct made before
+    if there is one for ``layout``.
+    """
+    shape = None if layout is None else (layout, call.scratch is None)  # a scratch without room is left out
+    if shape is not None and (made := _shapes.get(shape)) is not None:
+        return Args.from_buffer_copy(made)
+    args = Args(version=VERSION, size=ctypes.sizeof(Args))
+    args.num_seqs, args.num_heads = call.query.shape[:2]
     args.num_kv_heads, args.max_pages = call.key_cache.shape[1], call.block_tables.shape[1]
-    args.max_seq_len, args.scale = call.max_seq_len, call.scale
-    for name in ("out", "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes"):
-        setattr(args, name, pointer(getattr(call, name)))
     args.query_stride, args.table_stride = call.query.stride(0), call.block_tables.stride(0)
     args.key_page_stride, args.key_head_stride = call.key_cache.stride()[:2]
     args.value_page_stride, args.value_head_stride = call.value_cache.stride()[:2]
-    for name in ("k_scale", "v_scale"):
-        scale = getattr(call, name)
-        on_device = isinstance(scale, torch.Tensor)
-        setattr(args, f"{name}_ptr" if on_device else name, pointer(scale) if on_device else scale)
-    if partials.numel():
-        rows = seqs * heads * partitions
-        o, m, z = partials.split([rows * head_size, rows, rows])
-        args.partial_out, args.partial_m, args.partial_z = pointer(o), pointer(m), pointer(z)
-    set_scratch(args, call.scratch)
+    for name, short in (("exp_sums", "sums"), ("max_logits", "maxima"), ("tmp_out", "tmp")) if call.scratch else ():
+        for axis, stride in zip(("seq", "head", "part", "dim"), getattr(call.scratch, name).stride()):
+            setattr(args, f"{short}_{axis}_stride", stride)
     if call.sparse is not None:
         args.tp_rank, args.sparse_block_size = call.sparse.tp_rank, call.sparse.block_size
         args.local_blocks, args.vert_stride = call.sparse.local_blocks, call.sparse.vert_stride
         args.head_sliding_step = call.sparse.head_sliding_step
+    if shape is not None:
+        if len(_shapes) >= MOST_LAYOUTS:
+            _shapes.clear()
+        _shapes[shape] = Args.from_buffer_copy(args)
     return args
 
 
-def set_scratch(args: Args, scratch: Scratch | None) -> None:
-    """Pointers and strides of the caller's scratch; null pointers where there is none."""
-    if scratch is None:
-        return
-    for name, short in (("exp_sums", "sums"), ("max_logits", "maxima"), ("tmp_out", "tmp")):
-        tensor = getattr(scratch, name)
-        setattr(args, name, pointer(tensor))
-        for axis, stride in zip(("seq", "head", "part", "dim"), tensor.stride()):
-            setattr(args, f"{short}_{axis}_stride", stride)
+def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tensor | None) -> None:
+    """Put into ``args`` what differs between calls of one layout: addresses, the length, the scales.
+
+    partials: o, m and z of every head and partition, one after the other; None if there is one partition.
+    """
+    args.max_seq_len, args.partitions, args.scale = call.max_seq_len, partitions, call.scale
+    args.out, args.query = call.out.data_ptr(), call.query.data_ptr()
+    args.key_cache, args.value_cache = call.key_cache.data_ptr(), call.value_cache.data_ptr()
+    args.block_tables, args.seq_lens = call.block_tables.data_ptr(), call.seq_lens.data_ptr()
+    args.alibi_slopes = pointer(call.alibi_slopes)
+    if isinstance(call.k_scale, torch.Tensor):
+        args.k_scale_ptr = call.k_scale.data_ptr()
+    else:
+        args.k_scale = call.k_scale
+    if isinstance(call.v_scale, torch.Tensor):
+        args.v_scale_ptr = call.v_scale.data_ptr()
+    else:
+        args.v_scale = call.v_scale
+    if partials is not None:
+        seqs, heads, head_size = call.query.shape
+        rows, start = 4 * seqs * heads * partitions, partials.data_ptr()
+        args.partial_out, args.partial_m = start, start + rows * head_size
+        args.partial_z = start + rows * (head_size + 1)
+    if call.scratch is not None:
+        exp_sums, max_logits, tmp_out = call.scratch
+        args.exp_sums, args.max_logits = exp_sums.data_ptr(), max_logits.data_ptr()
+        args.tmp_out = tmp_out.data_ptr()
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:

@@ -54,6 +54,7 @@ class Library:
         self.record = identify(self.path, kernels)
         self.kernels = frozenset(self.record.kernels)
         self.on_gpu = self.record.on_gpu
+        self._functions: dict[str, Any] = {}  # by the symbol of the kernel
         try:
             self.handle = ctypes.CDLL(str(self.path))
             self.program = None if self.on_gpu else simt.attach(self.handle)
@@ -71,9 +72,13 @@ class Library:
 
     def function(self, row: Row) -> Any:
         """The entry function of the kernel of a row. Raises LibraryError if the library does not have it."""
-        if row.symbol not in self.kernels:
-            raise LibraryError(f"{self.path.name} lacks {row.symbol}: it was built from another package; load() again")
-        return self.handle[row.symbol]
+        function = self._functions.get(row.symbol)
+        if function is None:
+            if row.symbol not in self.kernels:
+                what = "it was built from another package; load() again"
+                raise LibraryError(f"{self.path.name} lacks {row.symbol}: {what}")
+            function = self._functions[row.symbol] = self.handle[row.symbol]
+        return function
 
     def explain(self, code: int) -> str:
         """What a launch's error code means."""

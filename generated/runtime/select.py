@@ -162,6 +162,10 @@ MOST_BLOCKS = 65535
 PARTITION_OVERHEAD = 32
 
 
+#: A table remembers its choices for this many different calls, then starts again.
+MOST_CHOICES = 4096
+
+
 class Table:
     """The rows of one operator of a package by key, and what was measured of them.
 
@@ -175,6 +179,7 @@ class Table:
         self._files = files or {}
         #: The definition of each modification by its name.
         self.modifications = {row.key.modification: row.modification for row in self.rows if row.modification}
+        self._chosen: dict[tuple[object, ...], Row] = {}
         self._by_key: dict[AnyKey, list[Row]] = {}
         for row in sorted(self.rows, key=lambda row: (row.spec, order_of(row.key), row.partition_size)):
             served = self._by_key.setdefault(row.key, [])
@@ -210,6 +215,26 @@ class Table:
         kv_heads: int,
         partition_size: int | None = None,
         device: str = "",
+    ) -> Row:
+        """The row for a call, which is the same for the same arguments; see ``_choose``."""
+        asked = (key, backend, num_seqs, max_seq_len, kv_heads, partition_size, device)
+        row = self._chosen.get(asked)
+        if row is None:
+            row = self._choose(*asked)
+            if len(self._chosen) >= MOST_CHOICES:
+                self._chosen.clear()
+            self._chosen[asked] = row
+        return row
+
+    def _choose(
+        self,
+        key: Key,
+        backend: str,
+        num_seqs: int,
+        max_seq_len: int,
+        kv_heads: int,
+        partition_size: int | None,
+        device: str,
     ) -> Row:
         """The row for a call: of ``partition_size`` if given, else the spec's fixed one, else what was measured.
 

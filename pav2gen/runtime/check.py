@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NoReturn
 
 import torch
@@ -71,6 +72,32 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
         sinks=call.sinks is not None,
         modification=call.modification,
     )
+
+
+def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
+    """All that the checks of a call look at. A call with the layout of one that passed ``check`` passes too.
+
+    None where something stands for a tensor that is none; ``check`` then says what.
+    """
+    try:
+        return (
+            *map(_layout, (call.query, call.out, call.key_cache, call.value_cache, call.block_tables, call.seq_lens)),
+            *map(_layout, call.scratch or ()),
+            *[_optional(tensor) for tensor in (call.alibi_slopes, call.sinks, call.lse, *call.tensors)],
+            *[_optional(scale) if isinstance(scale, torch.Tensor) else True for scale in (call.k_scale, call.v_scale)],
+            (call.key_cache.data_ptr() | call.value_cache.data_ptr()) % 16,
+            *(call.max_seq_len < 0, call.sparse, call.softcap, call.sliding_window, call.modification, kv_cache_dtype),
+        )
+    except AttributeError:
+        return None
+
+
+def _layout(tensor: torch.Tensor) -> Hashable:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _optional(tensor: torch.Tensor | None) -> Hashable:
+    return None if tensor is None else _layout(tensor)
 
 
 def check_presence(call: Call) -> None:

@@ -107,7 +107,7 @@ class CheckedKernel(CudaKernel):
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
 
-            def allocate(count: int, device: torch.device) -> torch.Tensor:
+            def workspace(count: int, device: torch.device, stream: int | None) -> torch.Tensor:
                 partials = torch.empty(count, dtype=torch.float32)
                 session.buffer("partials", partials, initialised=False)
                 return partials
@@ -117,7 +117,7 @@ class CheckedKernel(CudaKernel):
                     address, size = extent(piece)
                     session.buffer(name + indices, address, size, writable=writable, initialised=not writable)
             try:
-                self.library.launch(self.row, call, allocate=allocate)
+                self.library.launch(self.row, call, workspace=workspace)
             finally:  # a finding can stop the launch, which then fails for it
                 self.report = session.report
                 self.report.raise_for_findings()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from .call import BlockSparse, Call, Scratch, clear_scratch
 from .lengths import may_read
 from .operators.loaded import Kernels
 from .operators.registration import register
-from .select import Row, Table, Tuned
+from .select import Key, Row, Table, Tuned
 
 NAME = "paged_attention_v2"
 SCHEMA = f"""{NAME}(
@@ -23,6 +23,10 @@ SCHEMA = f"""{NAME}(
     int blocksparse_local_blocks, int blocksparse_vert_stride, int blocksparse_block_size,
     int blocksparse_head_sliding_step, float? softcap, int? sliding_window, Tensor? sinks, str modification,
     Tensor[] modification_tensors, Tensor(e!)? lse, str backend, int partition_size) -> ()"""
+
+
+#: The operator remembers the layouts of this many calls that passed their checks, then starts again.
+MOST_LAYOUTS = 1024
 
 
 class Arguments(NamedTuple):
@@ -102,14 +106,22 @@ class Operator:
     ) -> None:
         self.kernels = kernels
         self.table = Table((row for row in kernels.rows if row.operator == "decode"), tuned, files)
+        self._checked: dict[Hashable, tuple[Key, object]] = {}  # by the layout of calls that passed their checks
         self._library, self.op = register(kernels.package, NAME, SCHEMA, self.run)
 
-    @torch.no_grad()
     def run(self, *args: Any) -> None:
-        """The operator behind the dispatcher: check, choose, launch."""
+        """The operator behind the dispatcher, without gradients."""
+        if not torch.is_grad_enabled():
+            self._run(*args)
+            return
+        with torch.no_grad():
+            self._run(*args)
+
+    def _run(self, *args: Any) -> None:
+        """Check a call, choose its kernel, and launch it."""
         arguments = Arguments(*args)
         call = arguments.call()
-        key = check.check(call, arguments.kv_cache_dtype)
+        key, layout = self.check(call, arguments.kv_cache_dtype)
         call = call._replace(max_seq_len=min(call.max_seq_len, call.block_tables.shape[1] * key.block_size))
         on_gpu = call.query.is_cuda
         backend = self.kernels.backend(arguments.backend, self.table.serving(key), on_gpu)
@@ -117,8 +129,24 @@ class Operator:
         device = device_name(call.query.device)
         row = self.table.choose(key, backend, num_seqs, call.max_seq_len, kv_heads, arguments.partition_size, device)
         check.check_tensors(call, row.modification)
-        call = call._replace(read_lengths=may_read(call.query.device, row.host_lengths))
-        launch(self.kernel(row, backend, on_gpu), call, row.partition_size)
+        if backend == "torch":  # a CUDA kernel reads them on the device
+            call = call._replace(read_lengths=may_read(call.query.device, row.host_lengths))
+        launch(self.kernel(row, backend, on_gpu, layout), call, row.partition_size)
+
+    def check(self, call: Call, kv_cache_dtype: str) -> tuple[Key, object]:
+        """The key of a call, and an object that stands for its layout: the same one for all calls of that layout.
+
+        A layout that passed its checks before is not checked again. Raises ValueError for a call that does not pass.
+        """
+        layout = check.layout_of(call, kv_cache_dtype)
+        if layout is not None and (found := self._checked.get(layout)):
+            return found
+        found = check.check(call, kv_cache_dtype), object()
+        if len(self._checked) >= MOST_LAYOUTS:
+            self._checked.clear()
+        if layout is not None:
+            self._checked[layout] = found
+        return found
 
     def ordered_tensors(
         self, modification: str | None, given: Mapping[str, torch.Tensor] | None
@@ -137,10 +165,13 @@ class Operator:
             check.fail(f"{what} has no tensor {', '.join(unknown)}")
         return tuple(given[name] for name in names)
 
-    def kernel(self, row: Row, backend: str, on_gpu: bool) -> Callable[[Call], None]:
-        """The kernel of a row. Raises LibraryError if no library is loaded for a CUDA kernel."""
+    def kernel(self, row: Row, backend: str, on_gpu: bool, layout: Hashable | None = None) -> Callable[[Call], None]:
+        """The kernel of a row. A CUDA kernel prepares its arguments once for each ``layout``, which ``check`` gives.
+
+        Raises LibraryError if no library is loaded for a CUDA kernel.
+        """
         if backend == "cuda":
-            return functools.partial(self.kernels.library(on_gpu).launch, row)
+            return functools.partial(self.kernels.library(on_gpu).launch, row, layout=layout)
         return self.kernels.module(row).paged_attention  # type: ignore[no-any-return]
 
 
