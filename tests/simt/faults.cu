@@ -1,5 +1,7 @@
 // Kernels with one fault each; `clean` variants have none. A comment "// @name" marks the lines a finding must name.
+#include <unistd.h>
 #include <cassert>
+#include <cstdlib>
 #include "common.h"
 
 #define RUN(KERNEL, BLOCKS, THREADS, ...)         \
@@ -333,3 +335,104 @@ __global__ void leaked(int* out) {
     __syncthreads();
 }
 EXPORT int leaked_local(int* out) { RUN(leaked, 1, 32, out) }
+
+// ---- locks: 0 as it should be, 1 without fences, 2 two locks for one word, 3 a store outside
+__global__ void locked(int* out, int kind) {
+    __shared__ int lock[2], count;
+    if (threadIdx.x == 0) lock[0] = lock[1] = count = 0;
+    __syncthreads();
+    int* const mine = &lock[kind == 2 ? threadIdx.x % 2 : 0];
+    while (atomicCAS(mine, 0, 1) != 0) {
+    }
+    if (kind != 1) __threadfence_block();
+    count = count + 1;  // @inside
+    if (kind != 1) __threadfence_block();
+    atomicExch(mine, 0);
+    if (kind == 3 && threadIdx.x == 70) count = 5;  // @notheld
+    __syncthreads();
+    if (threadIdx.x == 0) *out = count;
+}
+EXPORT int spin_lock(int* out, int kind) { RUN(locked, 1, 160, out, kind) }
+
+// The lock is in global memory, and of each thread of the grid.
+__device__ int global_lock;
+__global__ void counted_by_all(int* count) {
+    while (atomicExch(&global_lock, 1) != 0) {
+    }
+    __threadfence();
+    *count = *count + 1;
+    __threadfence();
+    atomicExch(&global_lock, 0);
+}
+EXPORT int global_spin_lock(int* count) { RUN(counted_by_all, 3, 160, count) }
+
+// A warp takes a lock by its first lane, and meets while it holds it: others wait, whoever comes first.
+__global__ void warp_locked(int* out, int barrier) {
+    __shared__ int lock, data[W];
+    if (threadIdx.x == 0) lock = 0;
+    if (threadIdx.x < W) data[threadIdx.x] = 0;
+    __syncthreads();
+    const int lane = threadIdx.x % W;
+    if (lane == 0) {
+        while (atomicExch(&lock, 1) != 0) {
+        }
+        __threadfence_block();
+    }
+    __syncwarp();
+    data[(lane + 1) % W] += 1;  // @first
+    if (barrier) __syncwarp();
+    data[lane] += 1;  // @second
+    __syncwarp();
+    if (lane == 0) {
+        __threadfence_block();
+        atomicExch(&lock, 0);
+    }
+    __syncthreads();
+    if (threadIdx.x < W) out[threadIdx.x] = data[threadIdx.x];
+}
+EXPORT int warp_lock(int* out, int barrier) { RUN(warp_locked, 1, 3 * W, out, barrier) }
+
+// A flag from the last thread to the first, which waits for it.
+__global__ void flagged(int* out) {
+    __shared__ int flag, word;
+    if (threadIdx.x == 0) flag = 0;
+    __syncthreads();
+    if (threadIdx.x == blockDim.x - 1) {
+        word = 9;
+        __threadfence_block();
+        atomicExch(&flag, 1);
+    }
+    if (threadIdx.x == 0) {
+        while (atomicAdd(&flag, 0) == 0) {
+        }
+        *out = word;
+    }
+}
+EXPORT int wait_for_flag(int* out) { RUN(flagged, 1, 160, out) }
+
+// ---- leaving the process
+__global__ void leaving(int how) {
+    if (threadIdx.x == 3) {
+        if (how == 0) exit(0);  // @exit0
+        if (how == 1) _exit(0);  // @exit1
+        if (how == 2) std::_Exit(0);  // @exit2
+        if (how == 3) std::quick_exit(0);  // @exit3
+        if (how == 4) abort();  // @exit4
+    }
+}
+EXPORT int leave_process(int how) { RUN(leaving, 1, 32, how) }
+
+// ---- local arrays that are larger than the stack and its guard
+template <int bytes>
+__global__ void large_local(int* out, int spread) {
+    volatile char local[bytes];
+    for (int i = 0; i < 8; i++) local[(long)i * spread % bytes] = threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = local[(long)3 * spread % bytes];  // all threads have their own
+}
+EXPORT int large_locals(int* out, int kilobytes) {
+    if (kilobytes == 160) large_local<160 << 10><<<1, 64>>>(out, 5000);
+    if (kilobytes == 300) large_local<300 << 10><<<1, 64>>>(out, 9000);
+    if (kilobytes == 65536) large_local<64 << 20><<<1, 64>>>(out, 8000000);
+    return cudaGetLastError();
+}

@@ -28,6 +28,11 @@ def only(report: simt.Report, kind: str) -> simt.Finding:
     return report.findings[0]
 
 
+@pytest.fixture(params=[False, True], ids=["fast", "checked"])
+def either(library, warp, request):
+    return library(warp, request.param)
+
+
 # ---- global memory
 
 
@@ -240,12 +245,59 @@ def test_a_pointer_to_anothers_local_variable(checked):
     assert (code, marks(finding)) == (700, {"leaked"}) and "local memory of thread 0" in finding.what
 
 
+# ---- locks and flags
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_lock_with_fences_orders_the_threads_of_a_block(checked, order):
+    out = ints(1)
+    code, report = run(checked, "spin_lock", out, 0, lane_order=order)
+    assert (code, kinds(report), out[0]) == (0, [], 160)
+    count = ints(1)
+    code, report = run(checked, "global_spin_lock", count, lane_order=order, block_order=order)
+    assert (code, kinds(report), count[0]) == (0, [], 480)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind, places", [(1, {"inside"}), (2, {"inside"}), (3, {"inside", "notheld"})])
+def test_a_lock_that_orders_nothing(checked, order, kind, places):
+    """The advice for a lock is a fence: a barrier in it would wait for ever."""
+    _, report = run(checked, "spin_lock", ints(1), kind, lane_order=order)
+    assert set(kinds(report)) == {"race"}
+    assert set().union(*(marks(f) for f in report.findings)) == places
+    assert kind == 2 or all(f.expected.startswith("__threadfence_block()") for f in report.findings)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_warp_holds_a_lock(checked, warp, order):
+    """Its lanes meet while it does: what they did before is handed over too, and who waits lets them go on."""
+    out = ints(warp)
+    code, report = run(checked, "warp_lock", out, 1, lane_order=order, time_limit=20)
+    assert (code, kinds(report), out.tolist()) == (0, [], [6] * warp)
+    _, report = run(checked, "warp_lock", out, 0, lane_order=order, time_limit=20)
+    assert {f.kind for f in report.findings} == {"race"}
+    assert all(marks(f) == {"first", "second"} for f in report.findings)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_thread_waits_for_a_flag(either, order):
+    out = ints(1)
+    code, report = run(either, "wait_for_flag", out, lane_order=order, time_limit=20)
+    assert (code, kinds(report), out[0]) == (0, [], 9)
+
+
+def test_the_advice_is_the_least_that_orders_all(checked, warp):
+    """Lanes of one warp need __syncwarp only; where threads of others meet there too, it is __syncthreads."""
+    _, report = run(checked, "warp_tree", floats(warp), floats(warp), 2)
+    races = [f for f in report.findings if f.kind == "race"]
+    assert {f.expected for f in races} == {"__syncwarp() between the two"}
+    _, report = run(checked, "warp_tree", floats(warp), floats(warp), 2, warp_order="syncthreads")
+    assert {f.expected for f in report.findings if f.kind == "race"} == {"__syncthreads() between the two"}
+    _, report = run(checked, "missing_barrier", floats(128), floats(128), 0)
+    assert {f.expected for f in report.findings if f.kind == "race"} == {"__syncthreads() between the two"}
+
+
 # ---- barriers and collectives: found by both builds
-
-
-@pytest.fixture(params=[False, True], ids=["fast", "checked"])
-def either(library, warp, request):
-    return library(warp, request.param)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -372,6 +424,32 @@ def test_a_stack_that_is_too_small(either):
     assert code == 719 and "131072 bytes" in finding.what
     code, report = run(either, "deep_stack", out, 500, stack_bytes=1 << 20)
     assert (code, kinds(report)) == (0, [])
+
+
+@pytest.mark.parametrize("kilobytes", [160, 300, 65536])
+def test_a_local_array_larger_than_a_stack(either, kilobytes):
+    """It never reaches into another thread's stack, however far beyond its own it goes."""
+    out = ints(64)
+    code, report = run(either, "large_locals", out, kilobytes)
+    assert (code, kinds(report), out.any()) == (719, ["stack-overflow"], False)
+    if kilobytes < 1000:
+        code, report = run(either, "large_locals", out, kilobytes, stack_bytes=400 << 10)
+        assert (code, kinds(report), out.tolist()) == (0, [], list(range(64)))
+
+
+@pytest.mark.parametrize("how, name", enumerate(["exit", "_exit", "_Exit", "quick_exit", "abort"]))
+def test_a_kernel_that_leaves_the_process(either, how, name):
+    code, report = run(either, "leave_process", how)
+    finding = only(report, "exit")
+    assert (code, finding.stopped, finding.places[0].threads) == (719, True, "thread 3")
+    assert marks(finding) == {f"exit{how}"} and f"called {name}()" in finding.what
+    assert run(either, "launch_size", 1, 32, 0)[0] == 0
+
+
+def test_stacks_that_cannot_be_mapped(either):
+    code, report = run(either, "launch_size", 1, 1024, 0, stack_bytes=1 << 30)
+    assert (code, kinds(report)) in [(0, []), (2, ["launch"])]  # a terabyte of addresses: the system decides
+    assert run(either, "launch_size", 1, 32, 0)[0] == 0
 
 
 @pytest.mark.parametrize("name", ["hang", "spin"])

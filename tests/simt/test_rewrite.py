@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pav2gen.runtime.simt.assemble import with_gaps
-from pav2gen.runtime.simt.rewrite import RewriteError, rewrite_launches
+from pav2gen.runtime.simt.rewrite import RewriteError, rewrite_launches, rewrite_unfolded
 
 
 def body(text: str) -> str:
@@ -23,6 +23,9 @@ def body(text: str) -> str:
         ("ns::k<T><<<g, b>>>();", "SIMT_LAUNCH((ns::k<T>), g, b)();"),
         ("::ns::k<T<U<int>>><<<g, b>>>();", "SIMT_LAUNCH((::ns::k<T<U<int>>>), g, b)();"),
         ("k<(N > 2), f(a<b)><<<g, b>>>();", "SIMT_LAUNCH((k<(N > 2), f(a<b)>), g, b)();"),
+        ("k<160 << 10><<<g, b>>>();", "SIMT_LAUNCH((k<160 << 10>), g, b)();"),
+        ("k<T<U>, (1 << N)><<<g, b>>>();", "SIMT_LAUNCH((k<T<U>, (1 << N)>), g, b)();"),
+        ("k<1'000><<<1'0, 'a'>>>(1'0);", "SIMT_LAUNCH((k<1'000>), 1'0, 'a')(1'0);"),
         ("(pick(i))<<<g, b>>>();", "SIMT_LAUNCH(((pick(i))), g, b)();"),
         ("table[i + 1]<<<g, b>>>();", "SIMT_LAUNCH((table[i + 1]), g, b)();"),
         ("self.k<<<g, b>>>();", "SIMT_LAUNCH((self.k), g, b)();"),
@@ -48,6 +51,35 @@ const char* s = "k<<<1>>>";  /* x<<<2>>>
     assert result.count("\n") == source.count("\n")
     assert result.split("\n")[0] == "// k<<<1, 2>>>(a)" and '"k<<<1>>>"' in result
     assert result.count("SIMT_LAUNCH") == 1 and result.split("\n")[6] == "  b);"
+
+
+def test_a_raw_string_is_left_alone():
+    source = 'f(R"x(k<<<1, 2>>>(a) " )" )x"); k<<<1, 2>>>(a);'
+    assert body(source) == source.replace("; k<<<1, 2>>>", "; SIMT_LAUNCH((k), 1, 2)")
+
+
+UNFOLDED = """# 1 "a.cu"
+# 1 "/usr/include/c++/12/ostream" 1 3
+x <<< 3;
+# 1 "/simt/launch.h" 1
+// <<<
+# 7 "inc/k \\"q\\".cuh" 1
+#define RUN(K) K<<<1, 2>>>()
+void f() { k<<<3, 4>>>(); }
+# 2 "a.cu" 2
+  k<<<5, 6>>>();
+"""
+
+
+def test_launches_after_the_includes_are_rewritten_in_the_program_s_files_only():
+    result = rewrite_unfolded(UNFOLDED, "/simt/")
+    expected = UNFOLDED
+    for numbers in ("1, 2", "3, 4", "5, 6"):
+        name = "K" if numbers == "1, 2" else "k"
+        expected = expected.replace(f"{name}<<<{numbers}>>>", f"SIMT_LAUNCH(({name}), {numbers})")
+    assert result == expected and result.count("<<<") == 2
+    with pytest.raises(RewriteError, match=r'^inc/k "q"\.cuh:8: <<< without >>>'):
+        rewrite_unfolded(UNFOLDED.replace("3, 4>>>", "3, 4"), "/simt/")
 
 
 @pytest.mark.parametrize("source, line", [("\n\nk<<<1, 2;\n", 3), ("\n= <<<1>>>(a)", 2)])

@@ -108,12 +108,13 @@ def test_the_switch_for_aarch64(tmp_path: Path, cache: Path):
             out[threadIdx.x] = v;
         }
         int main() {
-            float in[128], *device, *out;
+            float in[128], result[128], *device, *out;
             for (int i = 0; i < 128; i++) in[i] = i;
             cudaMalloc(&device, sizeof in), cudaMalloc(&out, sizeof in);
             cudaMemcpy(device, in, sizeof in, cudaMemcpyHostToDevice);
             sum<<<3, 128>>>(out, device);
-            printf("%g %g %d\\n", out[0], out[127], cudaGetLastError());
+            cudaMemcpy(result, out, sizeof in, cudaMemcpyDeviceToHost);
+            printf("%g %g %d\\n", result[0], result[127], cudaGetLastError());
         }
     """)
     plan = simt.compile_commands([source], tmp_path / "arm", warp_size=64, cache_dir=cache, compiler=ARM[0],

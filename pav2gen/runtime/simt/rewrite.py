@@ -104,7 +104,10 @@ def _skip_back(code: str, i: int, floor: int) -> int:
 
 
 def _matching_open(code: str, close: int, floor: int) -> int:
-    """The position of the bracket that `code[close]` closes; angle brackets count only where they enclose it."""
+    """The position of the bracket that `code[close]` closes; angle brackets count only where they enclose it.
+
+    Two of them side by side, as in `k<1 << 10>`, are a shift: templates are never opened so.
+    """
     pairs = {">": "<", ")": "(", "]": "["}
     opening, depth = pairs[code[close]], 0
     nested = 0
@@ -116,7 +119,7 @@ def _matching_open(code: str, close: int, floor: int) -> int:
             nested -= 1
         elif nested == 0 and c == code[close]:
             depth += 1
-        elif nested == 0 and c == opening:
+        elif nested == 0 and c == opening and "<<" not in (code[i - 1 : i + 1], code[i : i + 2]):
             depth -= 1
             if depth == 0:
                 return i

@@ -1,6 +1,8 @@
 // libstdc++ 13 and later write __attribute__((__noinline__)) in this header, and __noinline__ is a macro in CUDA.
+// Without #pragma push_macro: a source whose launches are rewritten goes through the preprocessor twice.
 #pragma GCC system_header
-#pragma push_macro("__noinline__")
 #undef __noinline__
 #include_next <bits/basic_string.h>
-#pragma pop_macro("__noinline__")
+#ifdef __CUDACC_SIMT__
+#define __noinline__ __attribute__((noinline))
+#endif

@@ -20,15 +20,17 @@ inline namespace SIMT_ABI {
 }  // namespace SIMT_ABI
 }  // namespace simt
 
-#define SIMT_LEAVE(FUNCTION, PARAMETER, ARGUMENT, EXCEPTIONS)                                               \
-    extern "C" __attribute__((visibility("hidden"), noreturn)) void FUNCTION(PARAMETER) EXCEPTIONS {        \
-        if (simt::in_kernel()) simt::refuse_to_leave(#FUNCTION, (uintptr_t)__builtin_return_address(0));    \
-        reinterpret_cast<void (*)(PARAMETER)>(dlsym(RTLD_NEXT, #FUNCTION))(ARGUMENT);                       \
-        __builtin_unreachable();                                                                            \
+// Named by their assembler names: declared as such, they would be visible outside of the library, as the system's are.
+#define SIMT_LEAVE(FUNCTION, PARAMETER, ARGUMENT)                                                                     \
+    extern "C" __attribute__((visibility("hidden"), noreturn)) void simt_leave_##FUNCTION(PARAMETER) asm(#FUNCTION); \
+    extern "C" void simt_leave_##FUNCTION(PARAMETER) {                                                                \
+        if (simt::in_kernel()) simt::refuse_to_leave(#FUNCTION, (uintptr_t)__builtin_return_address(0));              \
+        reinterpret_cast<void (*)(PARAMETER)>(dlsym(RTLD_NEXT, #FUNCTION))(ARGUMENT);                                 \
+        __builtin_unreachable();                                                                                      \
     }
-SIMT_LEAVE(exit, int code, code, noexcept)
-SIMT_LEAVE(_exit, int code, code, )
-SIMT_LEAVE(_Exit, int code, code, noexcept)
-SIMT_LEAVE(quick_exit, int code, code, noexcept)
-SIMT_LEAVE(abort, , , noexcept)
+SIMT_LEAVE(exit, int code, code)
+SIMT_LEAVE(_exit, int code, code)
+SIMT_LEAVE(_Exit, int code, code)
+SIMT_LEAVE(quick_exit, int code, code)
+SIMT_LEAVE(abort, , )
 #undef SIMT_LEAVE
