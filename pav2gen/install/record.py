@@ -69,7 +69,7 @@ class Record:
 def parse_record(content: bytes, where: str) -> Record:
     """The record in a file. Raises UserError for a file that no install can have written."""
     try:
-        return _record(json_data.fields(_RECORD)(json_data.parse_json(content)))
+        return _record(_RECORD(json_data.parse_json(content)))
     except ValueError as error:
         raise UserError(
             f"is not as pav2gen install wrote it ({error}); restore the tree from version control", where
@@ -77,11 +77,7 @@ def parse_record(content: bytes, where: str) -> Record:
 
 
 def _record(data: dict[str, Any]) -> Record:
-    replaces = data["replaces"]
-    if replaces is not None:
-        if isinstance(replaces, dict) and replaces.get("replaces") is not None:
-            raise ValueError("replaces: it replaces a record itself")
-        replaces = _record(json_data.fields(_FIELDS)(replaces))
+    replaces = data["replaces"] and _record(data["replaces"])
     return Record(**{**{name: value for name, value in data.items() if name != "schema"}, "replaces": replaces})
 
 
@@ -105,7 +101,7 @@ def _lines(value: Any) -> str:
 
 _EDIT = json_data.fields({"before": json_data.digest, "after": json_data.digest, "hunks": json_data.items(_hunk)})
 
-#: Reads the fields of a record.
+#: Reads the fields of a record, but for those that depend on where it stands.
 _FIELDS: Mapping[str, json_data.Reader] = {
     "generator": json_data.text,
     "specs": json_data.mapping(
@@ -119,6 +115,6 @@ _FIELDS: Mapping[str, json_data.Reader] = {
     "files": json_data.mapping(json_data.path, json_data.digest),
     "edits": json_data.mapping(json_data.path, lambda value: RecordedEdit(**_EDIT(value))),
     "complete": json_data.boolean,
-    "replaces": json_data.anything,
 }
-_RECORD = {"schema": json_data.constant(SCHEMA), **_FIELDS}
+_REPLACED = json_data.fields({**_FIELDS, "replaces": json_data.constant(None)})
+_RECORD = json_data.fields({"schema": json_data.constant(SCHEMA), **_FIELDS, "replaces": json_data.optional(_REPLACED)})
