@@ -17,7 +17,7 @@ from pav2gen.bench.tune import MEASUREMENT
 from pav2gen.cli import main
 from pav2gen.errors import UserError
 
-#: Every tag and every name of an attribute that a page has. Nothing that a document says adds one.
+#: What must be shown as text.
 TAG = "<meta http-equiv=refresh content=0>"
 
 
@@ -75,7 +75,7 @@ def test_mutants_of_a_document(request, document, selection, tmp_path):
             assert "\n" not in str(error)
             seen["refused"] += 1
             continue
-        assert "http-equiv=refresh" not in page and "\n1/0\n" not in page.partition("<main")[0]
+        assert TAG not in page
         page.encode()
         seen["shown"] += 1
     assert min(seen.values()) > count // 20
@@ -93,7 +93,7 @@ def test_mutants_of_a_run_that_was_cut_short(request, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--seq-len", "--num-seqs"])
-@pytest.mark.parametrize("value", ["9" * 5000, "1,,2", "", "0", "1e3", "２", "2147483648"])
+@pytest.mark.parametrize("value", ["9" * 5000, "1,,2", "", "0", "1e3", "\uff12", "2147483648"])
 def test_numbers_that_are_none(spec_path, option, value):
     done = CliRunner().invoke(main, ["bench", str(spec_path), option, value])
     assert done.exit_code == 2 and len(done.output.splitlines()) == 1

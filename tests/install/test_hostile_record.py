@@ -46,12 +46,7 @@ def read(content: bytes) -> str:
 
 def test_a_record_as_it_is_written() -> None:
     assert read(json.dumps(RECORD).encode()) == read(json.dumps(UNDER_WAY).encode()) == ""
-    assert (
-        parse(json.dumps(UNDER_WAY).encode(), "").content()
-        == (json.dumps(UNDER_WAY, indent=1, sort_keys=True) + "\n")
-        .replace('  "schema": 1,\n', "", 1 if False else 0)
-        .encode()
-    )
+    assert json.loads(parse(json.dumps(UNDER_WAY).encode(), "").content()) == UNDER_WAY
 
 
 @pytest.mark.parametrize(
