@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         spec = Path(folder, "peers.yaml")
-        spec.write_text(SPEC)
+        spec.write_text(SPEC, "utf-8")
         kept = show("What a call costs beside time", list(costs(load([spec])[0])))
         if not options.costs_only:
             found = measure(spec, options.dtype or dtypes, options.rounds)

@@ -76,7 +76,9 @@ class Run(NamedTuple):
 def run(*command: str | Path) -> Run:
     """Run Python with ``command`` to its end, and measure the process."""
     start = time.perf_counter()
-    with subprocess.Popen([sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as process:
         output = process.stdout.read() if process.stdout else ""
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -93,8 +95,8 @@ def measure(work: Path, runs: int) -> dict[str, list[Run]]:
     does not.
     """
     spec, loop = work / "large.yaml", work / "plain_loop.py"
-    spec.write_text(LARGE_SPEC)
-    loop.write_text(PLAIN_LOOPS)
+    spec.write_text(LARGE_SPEC, "utf-8")
+    loop.write_text(PLAIN_LOOPS, "utf-8")
     results: dict[str, list[Run]] = {name: [] for name in ("loop", *LABELS)}
     for turn in range(runs):
         built = work / f"built_{turn}"
@@ -121,7 +123,7 @@ def main() -> None:
     parser.add_argument("--spec", type=Path, help="write the spec to this file, and stop")
     options = parser.parse_args()
     if options.spec:
-        options.spec.write_text(LARGE_SPEC)
+        options.spec.write_text(LARGE_SPEC, "utf-8")
         return
     with tempfile.TemporaryDirectory() as work:
         results = measure(Path(work), options.runs)

@@ -47,7 +47,7 @@ def disassemble(source: Path, warp_size: int, arch: str) -> str:
         subprocess.run([nvcc, *flags, str(source), "-o", cubin], check=True, env=environment)
         tool = shutil.which("cuobjdump", path=PATH) or "cuobjdump"
         return subprocess.run(
-            [tool, "-sass", cubin], capture_output=True, text=True, check=True, env=environment
+            [tool, "-sass", cubin], capture_output=True, encoding="utf-8", check=True, env=environment
         ).stdout
 
 
