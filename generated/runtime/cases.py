@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .call import BlockSparse, Call, Scratch
-from .oracle import fp8_value
+from .oracle import nearest_codes
 from .select import Key
 
 #: What stands in a block table past a sequence's last page: following it is an error that shows.
@@ -27,6 +27,10 @@ EXCESS = (1, 101, 10_007)
 
 #: Linux's flag of a mapping that reserves no memory. Python names it from 3.13 on.
 MAP_NORESERVE = 0x4000
+
+
+#: The scale of a compressed cache: one for all KV heads, or one for each.
+Scale = float | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class Case:
     spare_partitions: int = 0
     poison: bool = True
     shared_blocks: int = 0
-    k_scale: float = 1.0
-    v_scale: float = 1.0
+    k_scale: Scale = 1.0
+    v_scale: Scale = 1.0
     sparse: BlockSparse | None = None
 
 
@@ -85,8 +89,8 @@ def make(case: Case) -> Call:
         seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32),
         max_seq_len=longest,
         alibi_slopes=slopes,
-        k_scale=case.k_scale,
-        v_scale=case.v_scale,
+        k_scale=scale_of(case.k_scale),
+        v_scale=scale_of(case.v_scale),
         sparse=case.sparse,
     )
 
@@ -117,8 +121,8 @@ def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.T
     if key.kv_cache_dtype == "auto":
         cache = rows.to(getattr(torch, key.dtype))
     else:
-        rows[0].div_(case.k_scale), rows[1].div_(case.v_scale)
-        cache = fp8_codes(rows, key.kv_cache_dtype)
+        largest = torch.tensor([torch.as_tensor(scale).max() for scale in (case.k_scale, case.v_scale)])
+        cache = nearest_codes((rows / largest.view(2, 1, 1)).double(), key.kv_cache_dtype)
     x = 16 // cache.element_size()
     k, v = cache[:, :, :size]
     return (
@@ -127,18 +131,18 @@ def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.T
     )
 
 
-def fp8_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """The nearest finite code of each value, uint8; what vLLM's ``reshape_and_cache`` stores of value / scale."""
-    codes = range(0x7F if kv_cache_dtype == "fp8_e4m3" else 0x7C)  # the finite, non-negative ones, in rising order
-    magnitudes = torch.tensor([fp8_value(code, kv_cache_dtype) for code in codes])
-    nearest = torch.bucketize(values.abs(), (magnitudes[1:] + magnitudes[:-1]) / 2)
-    return torch.where(values < 0, nearest + 128, nearest).to(torch.uint8)
+def scale_of(scale: Scale) -> float | torch.Tensor:
+    """A scale as a call has it: a number, or float32 [kv heads]."""
+    return scale if isinstance(scale, float) else torch.tensor(scale, dtype=torch.float32)
 
 
 def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, tables: torch.Tensor) -> None:
-    """NaN in every slot that holds no token: the rest of each last page, and all blocks that no sequence owns."""
+    """NaN in every slot that holds no token: the rest of each last page, and all blocks that no sequence owns.
+
+    An int8 cache, which has no NaN, holds its largest code there.
+    """
     page = case.key.block_size
-    nan = float("nan") if case.key.kv_cache_dtype == "auto" else 0x7F  # a NaN in both fp8 formats
+    nan = float("nan") if case.key.kv_cache_dtype == "auto" else 0x7F  # a NaN in both fp8 formats, 127 in int8
     owned = set()
     for s, length in enumerate(case.seq_lens):
         pages = max(0, min(-(-length // page), tables.shape[1]))

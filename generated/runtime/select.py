@@ -82,7 +82,7 @@ BUILDABLE: Mapping[str, tuple[Collection[object], str]] = {
     "gqa_ratio": (GQA_RATIOS, "from 1 to 128"),
     "block_size": (BLOCK_SIZES, "8, 16, 32, 64 or 128"),
     "dtype": (("float16", "bfloat16", "float32"), "float16, bfloat16 or float32"),
-    "kv_cache_dtype": (("auto", "fp8_e4m3", "fp8_e5m2"), "auto, fp8_e4m3 or fp8_e5m2"),
+    "kv_cache_dtype": (("auto", "fp8_e4m3", "fp8_e5m2", "int8"), "auto, fp8_e4m3, fp8_e5m2 or int8"),
 }
 
 

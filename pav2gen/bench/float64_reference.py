@@ -59,7 +59,9 @@ def _dense(call: Call, kv_cache_dtype: str, s: int, start: int, count: int) -> t
     blocks = call.block_tables[s, start // page : -(-(start + count) // page)]
     keys = call.key_cache[blocks].permute(1, 0, 3, 2, 4).reshape(kv_heads, -1, size)[:, :count]
     values = call.value_cache[blocks].permute(1, 0, 3, 2).reshape(kv_heads, -1, size)[:, :count]
-    k_scale, v_scale = float(call.k_scale), float(call.v_scale)
+    k_scale, v_scale = (
+        torch.as_tensor(scale, dtype=torch.float64).view(-1, 1, 1) for scale in (call.k_scale, call.v_scale)
+    )
     return decode(keys, kv_cache_dtype, k_scale), decode(values, kv_cache_dtype, v_scale)
 
 

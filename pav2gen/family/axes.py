@@ -16,7 +16,7 @@ from pav2gen.family.modifications.tree import MOST_TOKENS
 from pav2gen.runtime.select import BUILDABLE, KV_ALIASES, Key
 
 DTYPE_TAGS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-KV_TAGS = {"auto": "", "fp8_e4m3": "_e4m3", "fp8_e5m2": "_e5m2"}
+KV_TAGS = {"auto": "", "fp8_e4m3": "_e4m3", "fp8_e5m2": "_e5m2", "int8": "_int8"}
 
 PARTITION_SIZES = (64, 128, 256, 512, 1024, 2048)
 

@@ -46,6 +46,11 @@ class Point(ABC):
         return ITEM_BYTES[self.dtype] if self.kv_cache_dtype == "auto" else 1
 
     @property
+    def storage(self) -> str:
+        """The dtype of the cache's tensors: codes are uint8 for fp8 and int8 for int8."""
+        return {"auto": self.dtype, "int8": "int8"}.get(self.kv_cache_dtype, "uint8")
+
+    @property
     def grain(self) -> int:
         """Elements in 16 bytes of the cache: the ``x`` of vLLM's key layout [blocks, kv heads, head/x, block, x]."""
         return 16 // self.cache_item_bytes

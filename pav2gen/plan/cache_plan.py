@@ -43,7 +43,7 @@ class TorchCachePlan:
     @property
     def storage(self) -> str:
         """The dtype of the cache's tensors."""
-        return {"auto": self.variant.dtype, "int8": "int8"}.get(self.variant.kv_cache_dtype, "uint8")
+        return self.variant.storage
 
     @property
     def key_grains(self) -> int:

@@ -51,7 +51,14 @@ CHOICES: Mapping[str, tuple[int, ...]] = {
 REGISTER_FILE = 64 << 10
 
 #: Dtype -> the struct of runtime/cuda/pav2_device.cuh that decodes it, and the type of query and out.
-STORED = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "fp8_e4m3": "E4M3", "fp8_e5m2": "E5M2"}
+STORED = {
+    "float16": "Float16",
+    "bfloat16": "BFloat16",
+    "float32": "Float32",
+    "fp8_e4m3": "E4M3",
+    "fp8_e5m2": "E5M2",
+    "int8": "Int8",
+}
 SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 
 

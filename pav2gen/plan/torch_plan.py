@@ -31,13 +31,23 @@ class TorchPlan:
 
     @property
     def fp8(self) -> bool:
-        """Whether the cache holds 8-bit floating-point codes."""
+        """Whether the cache holds 8-bit floating-point codes, which a table decodes."""
+        return self.variant.kv_cache_dtype.startswith("fp8")
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the cache holds codes of values over a scale."""
         return self.variant.kv_cache_dtype != "auto"
+
+    @property
+    def storage(self) -> str:
+        """The dtype of the cache's tensors."""
+        return self.variant.storage
 
     @property
     def converts(self) -> bool:
         """Whether the cache holds another type than float32."""
-        return self.fp8 or self.variant.dtype != "float32"
+        return self.storage != "float32"
 
     @property
     def key_grains(self) -> int:
@@ -138,8 +148,8 @@ class TorchPlan:
         """
         v, counts = self.variant, tiling.counts()
         ordered, rounds = tiling.ordered, tiling.ordered and v.dtype != "float32"
-        each_row_tile = 4 + self.fp8 + 2 * ordered + rounds
-        each_tile = 10 + self.fp8 + 4 * v.alibi + 16 * v.blocksparse + 2 * ordered + rounds
+        each_row_tile = 4 + self.scaled + 2 * ordered + rounds
+        each_tile = 10 + self.scaled + 4 * v.alibi + 16 * v.blocksparse + 2 * ordered + rounds
         each_chunk = 6 + 2 * self.converts + 2 * self.fp8
         return (
             2  # lengths, workspace

@@ -57,6 +57,11 @@ class Call(NamedTuple):
     read_lengths: bool = True
 
 
+def by_head(scale: float | torch.Tensor, dims: int) -> float | torch.Tensor:
+    """A scale, or those of the KV heads, to multiply a tensor with: [..., kv heads, and ``dims`` more dimensions]."""
+    return scale.view(-1, *(1,) * dims) if isinstance(scale, torch.Tensor) else scale
+
+
 class Segment(NamedTuple):
     """The tokens of a tile. Its items are flattened, sequence by sequence.
 

@@ -57,7 +57,7 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
     check_features(call)
     for field in ("k_scale", "v_scale"):
         if isinstance(scale := getattr(call, field), torch.Tensor):
-            check_scale(field, scale)
+            check_scale(field, scale, call.key_cache.shape[1])
     check_devices(call)
     return Key(
         head_size=call.query.shape[2],

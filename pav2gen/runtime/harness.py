@@ -13,7 +13,7 @@ import torch
 from . import check, op, probe
 from .call import BlockSparse, Call
 from .cases import Case, copy_outputs, make
-from .oracle import NOISE, Reference, excess, reference
+from .oracle import NOISE, Reference, decode, excess, reference
 from .select import Key, Row
 from .tiling import Budget
 
@@ -112,11 +112,11 @@ class Harness:
         return call
 
     def check_codes(self) -> None:
-        """Every finite fp8 code, in K and in V, is decoded to its value."""
+        """Every finite code, in K and in V, is decoded to its value."""
         page, head_size = self.key.block_size, self.key.head_size
         call = make(self.case([-(-256 // page) * page], poison=False))
-        codes = torch.arange(256, dtype=torch.uint8)
-        finite = codes[(codes & 0x7F) < (0x7F if self.key.kv_cache_dtype == "fp8_e4m3" else 0x7C)]
+        codes = torch.arange(256, dtype=torch.uint8).view(call.key_cache.dtype)
+        finite = codes[decode(codes, self.key.kv_cache_dtype, 1.0).isfinite()]
         for cache in (call.key_cache, call.value_cache):
             flat = torch.arange(cache.numel()) * 7 % len(finite)
             cache.copy_(finite[flat].view(cache.shape))

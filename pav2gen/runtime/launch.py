@@ -35,6 +35,7 @@ class Args(ctypes.Structure):
         *((name, c_int32) for name in ("num_seqs", "num_heads", "num_kv_heads", "max_pages", "max_seq_len")),
         ("partitions", c_int32),
         *((name, c_float) for name in ("scale", "k_scale", "v_scale")),
+        *((name, c_int32) for name in ("k_scale_stride", "v_scale_stride")),
         *((name, c_int32) for name in ("tp_rank", "local_blocks", "vert_stride")),
         *((name, c_int32) for name in ("sparse_block_size", "head_sliding_step")),
     )
@@ -157,11 +158,11 @@ def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tenso
     args.block_tables, args.seq_lens = call.block_tables.data_ptr(), call.seq_lens.data_ptr()
     args.alibi_slopes = pointer(call.alibi_slopes)
     if isinstance(call.k_scale, torch.Tensor):
-        args.k_scale_ptr = call.k_scale.data_ptr()
+        args.k_scale_ptr, args.k_scale_stride = call.k_scale.data_ptr(), int(call.k_scale.numel() > 1)
     else:
         args.k_scale = call.k_scale
     if isinstance(call.v_scale, torch.Tensor):
-        args.v_scale_ptr = call.v_scale.data_ptr()
+        args.v_scale_ptr, args.v_scale_stride = call.v_scale.data_ptr(), int(call.v_scale.numel() > 1)
     else:
         args.v_scale = call.v_scale
     if partials is not None:

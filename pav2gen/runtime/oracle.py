@@ -103,11 +103,13 @@ def gather(call: Call, s: int, kv_cache_dtype: str) -> tuple[torch.Tensor, torch
     head_size = call.query.shape[2]
     limit = min(call.max_seq_len, call.block_tables.shape[1] * page)
     length = max(0, min(int(call.seq_lens[s]), limit))
-    k_scale, v_scale = float(call.k_scale), float(call.v_scale)
+    k_scale, v_scale = (torch.as_tensor(scale, dtype=torch.float64) for scale in (call.k_scale, call.v_scale))
     count = -(-length // page)
     pages = call.block_tables[s, :count].long()
-    k = decode(call.key_cache[pages], kv_cache_dtype, k_scale)  # [count, kv heads, head size / x, page, x]
-    v = decode(call.value_cache[pages], kv_cache_dtype, v_scale)  # [count, kv heads, head size, page]
+    k = decode(
+        call.key_cache[pages], kv_cache_dtype, k_scale.view(-1, 1, 1, 1)
+    )  # [count, kv heads, head size / x, page, x]
+    v = decode(call.value_cache[pages], kv_cache_dtype, v_scale.view(-1, 1, 1))  # [count, kv heads, head size, page]
     keys = k.permute(1, 0, 3, 2, 4).reshape(kv_heads, count * page, head_size)[:, :length]
     values = v.permute(1, 0, 3, 2).reshape(kv_heads, count * page, head_size)[:, :length]
     return keys, values

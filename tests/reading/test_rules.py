@@ -52,7 +52,7 @@ BREAKS = {
     "partition-size": ("[64, 512]", "[64, 4096]"),
     "block-size": ("[16, 32]", "[16, 32, 48]"),
     "dtype": ("[float16]", "[half]"),
-    "kv-cache-dtype": ("fp8_e5m2]", "int8]"),
+    "kv-cache-dtype": ("fp8_e5m2]", "int4]"),
     "feature-built": ("softcap: null", "sliding_window: 4096"),
     "softcap-positive": ("softcap: null", "softcap: 0.0"),
     "window-positive": ("softcap: null", "sliding_window: 0"),
@@ -211,7 +211,7 @@ VALUES: dict[str, tuple[list[Any], list[Any]]] = {
     "partition_size": ([64, 128, 2048], [32, 65, 96, 4096, 0]),
     "block_size": ([8, 16, 32, 64, 128], [0, 1, 4, 12, 24, 256]),
     "dtype": (["float16", "bfloat16", "float32"], ["float64", "half", ""]),
-    "kv_cache_dtype": (["auto", "fp8_e4m3", "fp8_e5m2"], ["fp8", "int8"]),
+    "kv_cache_dtype": (["auto", "fp8_e4m3", "fp8_e5m2", "int8"], ["fp8", "int4"]),
 }
 
 

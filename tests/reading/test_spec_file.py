@@ -358,7 +358,7 @@ def test_the_committed_specs_are_small_and_serve_their_ranks_by_default() -> Non
 def test_the_committed_specs_cover_every_branch_of_the_templates() -> None:
     family = [variant for path in COMMITTED for variant in variants(load(path))]
     assert {variant.dtype for variant in family} == {"float16", "bfloat16", "float32"}
-    assert {variant.kv_cache_dtype for variant in family} == {"auto", "fp8_e4m3", "fp8_e5m2"}
+    assert {variant.kv_cache_dtype for variant in family} == {"auto", "fp8_e4m3", "fp8_e5m2", "int8"}
     assert {variant.alibi for variant in family} == {variant.blocksparse for variant in family} == {False, True}
     assert {variant.block_size for variant in family} == {16, 32}
     assert {variant.partition_size for variant in family} == {256, 512, 1024}

@@ -90,8 +90,12 @@ REFUSED = {
     "partials of another head size": ({"tmp_out": torch.zeros(2, 12, 2, 128).half()}, {}, "tmp_out must be float16"),
     "slopes in half": ({"alibi_slopes": torch.ones(12).half()}, {}, "alibi_slopes must be contiguous float32 [12]"),
     "slopes of too few heads": ({"alibi_slopes": torch.ones(6)}, {}, "alibi_slopes must be"),
-    "a scale of two elements": ({}, {"k_scale": torch.ones(2)}, "k_scale must be a float or one float32 element"),
-    "a scale in half": ({}, {"v_scale": torch.ones(1).half()}, "v_scale must be a float or one float32 element"),
+    "a scale for too many heads": ({}, {"k_scale": torch.ones(3)}, "k_scale must be a float, one float32 element or"),
+    "a scale in half": (
+        {},
+        {"v_scale": torch.ones(1).half()},
+        "v_scale must be a float, one float32 element or contig",
+    ),
     "a sparse block of half a page": (
         {},
         {"blocksparse_vert_stride": 2, "blocksparse_block_size": 24},

@@ -102,7 +102,7 @@ FAULTS = [
     Fault("sum of weights of earlier steps lost", "", "states[i].z * rescale + z", "z", "stepped"),
     Fault("slopes one token off", "", "- at.length + 1);", "- at.length);", "biased"),
     Fault("codes taken as they are", "", "* Stored::kCodeScale;\n    const int64_t first", ";\n    const int64_t first", "stored8"),
-    Fault("scale of values forgotten", "", "scale_of(a.v_scale_ptr, a.v_scale)", "1.0f", "stored8"),
+    Fault("scale of values forgotten", "", "scale_of(a.v_scale_ptr, a.v_scale, at.kv_head * a.v_scale_stride)", "1.0f", "stored8"),
     Fault("skipped blocks attended", "", "if (!attends(a, at.first_head + h, at.kv_head, at.start + first + token, at.length)) sum = -INFINITY;", "", "sparse"),
     Fault("rank ignored", "", "a.tp_rank * a.num_heads", "0 * a.num_heads", "sparse", "pav2_sparse.cuh"),
 ]  # fmt: skip

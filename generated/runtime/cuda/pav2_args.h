@@ -24,7 +24,7 @@ typedef struct Pav2Args {
     const int32_t* block_tables;  // [seqs, max pages]: where each page of a sequence lies in the caches
     const int32_t* seq_lens;  // [seqs]
     const float* alibi_slopes;  // [heads], or null
-    const float* k_scale_ptr;  // one element; where null, k_scale holds it
+    const float* k_scale_ptr;  // one element, or one for each KV head; where null, k_scale holds it
     const float* v_scale_ptr;
 
     float* partial_out;  // workspace: [seqs, heads, partitions, head size], not divided by z
@@ -48,6 +48,7 @@ typedef struct Pav2Args {
     int32_t max_seq_len;  // positive
     int32_t partitions;  // ceil(max_seq_len / partition size)
     float scale, k_scale, v_scale;
+    int32_t k_scale_stride, v_scale_stride;  // 0 where all heads share one
 
     int32_t tp_rank, local_blocks, vert_stride, sparse_block_size, head_sliding_step;
 } Pav2Args;

@@ -147,6 +147,16 @@ struct E4M3 {
     }
 };
 
+// Symmetric int8.
+struct Int8 {
+    static constexpr int kPerWord = 4;
+    static constexpr float kCodeScale = 1.0f;
+    static __device__ __forceinline__ void unpack(unsigned word, float* x) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = static_cast<float>(static_cast<int>(word << (24 - 8 * i)) >> 24);
+    }
+};
+
 template <class Stored, int N>
 __device__ __forceinline__ void unpack(const Words<N>& loaded, float* x) {
 #pragma unroll

@@ -22,9 +22,9 @@ __device__ __forceinline__ int clamped_length(const Pav2Args& a, int seq, int pa
     return max(0, min(a.seq_lens[seq], limit));
 }
 
-// A scale of the cache: a number, or one element on the device.
-__device__ __forceinline__ float scale_of(const float* pointer, float number) {
-    return pointer != nullptr ? *pointer : number;
+// A scale of the cache: a number, or an element on the device.
+__device__ __forceinline__ float scale_of(const float* pointer, float number, int element) {
+    return pointer != nullptr ? pointer[element] : number;
 }
 
 // Writes m and z of a head's partition to the caller's scratch, if there is one.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..cases import Scale, scale_of
 from ..check import storage_dtype
 from ..oracle import nearest_codes
 from ..select import CacheKey
@@ -21,10 +22,6 @@ ODD_NUMBERS = (
     *(447.0, 448.0, 463.9, 464.0, 480.0, -1e4, 57344.0, 61439.0, 61440.0, -65504.0, 0.5, 1.5, -2.5, 126.5, 127.49),
     *(127.5, -128.0, float("inf"), float("-inf"), float("nan")),
 )
-
-
-#: One for all KV heads, or one for each.
-Scale = float | Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -69,13 +66,9 @@ def make(case: WriteCase) -> Write:
         key_cache=k.unflatten(1, (case.kv_heads, key.head_size * item // 16, key.block_size, 16 // item)),
         value_cache=v.unflatten(1, (case.kv_heads, key.head_size, key.block_size)),
         slot_mapping=torch.tensor(case.slots, dtype=case.slot_dtype),
-        k_scale=_scale(case.scales[0]),
-        v_scale=_scale(case.scales[1]),
+        k_scale=scale_of(case.scales[0]),
+        v_scale=scale_of(case.scales[1]),
     )
-
-
-def _scale(scale: Scale) -> float | torch.Tensor:
-    return scale if isinstance(scale, float) else torch.tensor(scale, dtype=torch.float32)
 
 
 def own_caches(write: Write) -> Write:
