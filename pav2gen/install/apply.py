@@ -28,7 +28,7 @@ from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.render.kernels import GENERATOR
 
 #: Our own modules that go into a tree beside the generated package.
-MODULES = ("hooks",)
+MODULES = ("hooks", "cache_hooks", "prefix_hooks", "features", "serving")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class InstallOptions:
     """What an install may be told.
 
     generated: the folder of the generated package. python: the interpreter that will run the tree, which imports the
-    package before it is installed; empty leaves that out. on_wait is called when another command holds the tree.
+    package before it is installed; empty leaves that out. writer: "auto" calls the generated writer of the cache where
+    the tree's own cannot write every cache, "always" everywhere. on_wait is called when another command holds the tree.
     """
 
     generated: Path = DEFAULT_FOLDER
@@ -44,6 +45,7 @@ class InstallOptions:
     dry_run: bool = False
     commit: bool = False
     force: bool = False
+    writer: str = "auto"
     python: str = sys.executable
     on_wait: OnWait = no_wait
 
@@ -106,7 +108,8 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
     """The changes of one tree."""
     check_ours(found, options.force, chosen.files)
     tree = found.tree
-    edited = patch_sources({path: source.original for path, source in found.sources.items()}, tree.shown)
+    originals = {path: source.original for path, source in found.sources.items()}
+    edited = patch_sources(originals, tree.shown, options.writer)
     record = _record(found, chosen, edited, options)
     sources = {path: edited.sources.get(path, source.original) for path, source in found.sources.items()}
     return PlannedInstall(
@@ -150,6 +153,8 @@ def _record(found: TreeState, chosen: PackageContents, edited: PatchedSources, o
         prebuilt=options.choice.prebuilt.name if options.choice.prebuilt else "",
         digest=chosen.digest,
         files={path: sha256(content) for path, content in chosen.files.items()},
+        writer=options.writer,
+        operators=chosen.operators(),
         edits={path: _edit(originals[path], content) for path, content in edited.sources.items()},
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from pav2gen.install.apply import Outcome, PlannedInstall
+    from pav2gen.install.apply import InstallOptions, Outcome, PlannedInstall
     from pav2gen.install.package_contents import PackageContents
     from pav2gen.install.status import Status
     from pav2gen.install.undo import Undone
@@ -47,13 +47,20 @@ def choice_options(command: Command) -> Command:
 @tree_argument
 @choice_options
 @click.option("--with-tests", is_flag=True, help="Also install the tests of the kernels.")
+@click.option(
+    "--writer",
+    type=click.Choice(["auto", "always"]),
+    default="auto",
+    show_default=True,
+    help="Fill the cache by the generated writer: where the tree's own cannot, or always.",
+)
 @dry_run_option
 @click.option("--commit", is_flag=True, help="Make one git commit of it; the work tree must be clean.")
 @force_option
 @click.option("--python", default=sys.executable, help="The Python that runs the tree; it tries the import first.")
 @out_option
 def install(
-    tree: Path, specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool,
+    tree: Path, specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool, writer: str,
     dry_run: bool, commit: bool, force: bool, python: str, out: Path,
 ) -> None:  # fmt: skip
     """Put the generated kernels into the vLLM at TREE, behind paged_attention_v2, and have V2 chosen where it pays.
@@ -72,8 +79,8 @@ def install(
     from pav2gen.install.package_contents import Choice
 
     choice = Choice(specs, min_seq_len, with_tests, prebuilt)
-    options = InstallOptions(out, choice, dry_run, commit, force, python, on_wait=_say_waiting)
-    _print_install(install(tree, options), options.dry_run)
+    options = InstallOptions(out, choice, dry_run, commit, force, writer, python, on_wait=_say_waiting)
+    _print_install(install(tree, options), options)
 
 
 @click.command()
@@ -145,9 +152,9 @@ def _say_waiting(holder: str) -> None:
     click.echo(f"waiting for {holder}, which holds the tree", err=True)
 
 
-def _print_install(outcome: Outcome, dry_run: bool) -> None:
+def _print_install(outcome: Outcome, options: InstallOptions) -> None:
     for planned in outcome.trees:
-        _print_planned(planned, outcome, dry_run)
+        _print_planned(planned, outcome, options)
     if outcome.changed and not outcome.imported:
         click.echo(
             "note: the import was not tried: that Python has no torch; --python names the one that runs the tree"
@@ -156,7 +163,10 @@ def _print_install(outcome: Outcome, dry_run: bool) -> None:
         click.echo(f"committed {outcome.commit}")
 
 
-def _print_planned(planned: PlannedInstall, outcome: Outcome, dry_run: bool) -> None:
+def _print_planned(planned: PlannedInstall, outcome: Outcome, options: InstallOptions) -> None:
+    from pav2gen.install.served import served
+
+    dry_run = options.dry_run
     click.echo(f"{planned.tree.shown}: {planned.fork}")
     for note in planned.notes:
         click.echo(f"note: {note}")
@@ -173,9 +183,13 @@ def _print_planned(planned: PlannedInstall, outcome: Outcome, dry_run: bool) -> 
     else:
         click.echo(f"  the calls in {edited} stay as they are")
     click.echo(f"  V2 serves decodes above {' or '.join(map(str, outcome.contents.thresholds()))} tokens")
+    for sentence in served(planned.fork, outcome.contents.operators(), options.writer):
+        click.echo(f"  {sentence}")
 
 
 def _print_status(found: Status, out: Path) -> None:
+    from pav2gen.install.served import served
+
     click.echo(f"{found.tree.shown}: {found.fork}")
     record = found.record
     if record is None:
@@ -185,6 +199,8 @@ def _print_status(found: Status, out: Path) -> None:
     extras = [f"min_seq_len {record.min_seq_len}"] * (record.min_seq_len is not None)
     extras += ["with tests"] * record.tests + [f"prebuilt {record.prebuilt}"] * bool(record.prebuilt)
     click.echo(f"  installed by {record.generator}: {'; '.join([specs, *extras])}")
+    for sentence in served(found.fork, record.operators, record.writer):
+        click.echo(f"  {sentence}")
     if found.library:
         click.echo(f"  the library is {found.library}")
     if not record.complete:

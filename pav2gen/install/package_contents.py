@@ -55,6 +55,11 @@ class PackageContents:
         """A sha256 over all paths and contents."""
         return sha256("".join(f"{sha256(content)} {path}\n" for path, content in self.files.items()).encode())
 
+    def operators(self) -> dict[str, int]:
+        """The number of kernels of each operator, by its name in a spec."""
+        names = [row.get("operator", "decode") for entry in self.specs.values() for row in entry.rows]
+        return {name: names.count(name) for name in sorted(set(names))}
+
     def thresholds(self) -> list[int]:
         """The lengths above which V2 is preferred, each once, sorted."""
         return sorted({row["min_seq_len"] for entry in self.specs.values() for row in entry.rows})

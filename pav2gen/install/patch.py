@@ -7,12 +7,13 @@ PAV2_DISABLE=1.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pav2gen.errors import UserError
 from pav2gen.install.decode_callers import foreign_note
+from pav2gen.install.payload.cache_structure import Prefix, Writer, find_prefixes, find_writers
 from pav2gen.install.payload.structure import (
     DECODE,
     LAYER,
@@ -32,7 +33,8 @@ from pav2gen.install.trees import PAV2
 
 Found = TypeVar("Found")
 
-HOOKS = f"vllm.{PAV2.replace('/', '.')}.hooks"
+#: The package in a tree, as its sources import it.
+HOOKS = f"vllm.{PAV2.replace('/', '.')}"
 
 #: The trees that are known, by what the operator takes for a scale.
 FAMILIES = {
@@ -49,13 +51,24 @@ V1_KINDS = {
 }
 
 
+#: What a tree's own writer of the cache can do, and what its own path for a cached prefix does; the best comes first.
+WRITER_KINDS = ("whole", "plain", "none")
+PREFIX_KINDS = ("works", "hangs", "none")
+
+
 @dataclass(frozen=True)
 class Fork:
-    """What a tree is: the family of its operator, its V1 (a key of ``V1_KINDS``), and whether its own V2 works."""
+    """What a tree is: the family of its operator, its V1 (a key of ``V1_KINDS``), and whether its own V2 works.
+
+    writer: what its ``reshape_and_cache`` can do, one of ``WRITER_KINDS``. prefix: what its ``forward_prefix`` does,
+    one of ``PREFIX_KINDS``. Both are empty where the tree has no place for our call.
+    """
 
     scales: str
     v1: str
     v2_works: bool
+    writer: str = ""
+    prefix: str = ""
 
     def __str__(self) -> str:
         v2 = "V2 works and stays as the fallback" if self.v2_works else "V2 is a stub"
@@ -71,10 +84,11 @@ class PatchedSources:
     notes: tuple[str, ...] = ()
 
 
-def patch_sources(sources: Mapping[str, bytes], shown: str) -> PatchedSources:
+def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto") -> PatchedSources:
     """Put the calls into ``sources``, the files of the tree called ``shown`` by path; LAYER may be absent.
 
-    Raises UserError for a file that differs from every known vLLM, or has the calls already.
+    writer: "auto" calls the generated writer where the tree's own cannot write every cache, "always" everywhere. Raises
+    UserError for a file that differs from every known vLLM, or has the calls already.
     """
     parsed = {path: SourceFile.parse(content, f"{shown}/{path}") for path, content in sources.items()}
     for source in parsed.values():
@@ -85,18 +99,47 @@ def patch_sources(sources: Mapping[str, bytes], shown: str) -> PatchedSources:
     operators, works = _found(parsed[OPS], find_v2), _found(parsed[OPS], v1_works)
     decodes = _found(parsed[DECODE], find_decode)
     layers = find_layers(parsed[LAYER].tree) if LAYER in parsed else []
+    writers, prefixes, missing = _optional(parsed[OPS], parsed[DECODE])
     fork = Fork(
         scales=operators[-1].scales,
         v1=v1_kind(works, any(decode.plain for decode in decodes.choices)),
         v2_works=any(operator.works for operator in operators),
+        writer=least(WRITER_KINDS, (found.kind for found in writers)),
+        prefix=least(PREFIX_KINDS, (found.own for found in prefixes)),
     )
+    always = writer == "always"
+    writes = [_write_call(found, always) for found in writers if found.kind != "whole" or always]
+    choices = [_choice(decode, works, fork.v2_works) for decode in decodes.choices]
+    tests = {decode.choice.lineno: "use_v1" for decode in decodes.choices}
     patched = {
-        OPS: insert_lines(parsed[OPS], [_v2_call(operator) for operator in operators]),
-        DECODE: _choices(parsed[DECODE], decodes, works, fork.v2_works),
+        OPS: insert_lines(parsed[OPS], [*map(_v2_call, operators), *writes]),
+        DECODE: insert_lines(parsed[DECODE], [*choices, *map(_prefix_call, prefixes)], tests),
     }
     if layers:
-        patched[LAYER] = insert_lines(parsed[LAYER], [_layer_check(layer) for layer in layers])
-    return PatchedSources(fork, patched, tuple(_notes(decodes)))
+        patched[LAYER] = insert_lines(parsed[LAYER], [_layer_check(layer, fork) for layer in layers])
+    return PatchedSources(fork, patched, (*_notes(decodes), *missing))
+
+
+def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[Prefix], list[str]]:
+    """The places for the calls of the writer and of the extend operator, and a note for each that is missing."""
+    writers: list[Writer] = []
+    prefixes: list[Prefix] = []
+    missing = []
+    try:
+        writers = find_writers(ops.tree)
+    except Unfit as reason:
+        missing.append(f"{OPS} {reason}: the tree's own writer fills every cache")
+    try:
+        prefixes = find_prefixes(decode.tree, ops.tree)
+    except Unfit as reason:
+        missing.append(f"{DECODE} {reason}: prefills with a cached prefix stay on the tree's own path")
+    return writers, prefixes, missing
+
+
+def least(kinds: Sequence[str], found: Iterable[str]) -> str:
+    """The last of ``kinds`` that is among ``found``: the definition that can do least. Empty if there is none."""
+    there = set(found)
+    return next((kind for kind in reversed(kinds) if kind in there), "")
 
 
 def v1_kind(works: bool, plain: bool) -> str:
@@ -114,20 +157,35 @@ def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
 
 def _v2_call(operator: Operator) -> Insertion:
     """The call of the kernels at the start of ``paged_attention_v2``; the tree's own body follows it."""
-    at_default = [
-        f"{name} {'is' if default == 'None' else '=='} {default}" for name, default in operator.extras.items()
-    ]
-    arguments = [f"fallback={operator.works}", *(f"{ours}={theirs}" for ours, theirs in operator.arguments.items())]
-    test = " and ".join([*at_default, _call("serve_v2", arguments).rstrip("\n")])
-    lines = f"{_import('serve_v2')}if {test}:\n    return\n"
+    lines = _served("hooks", "serve_v2", operator, [f"fallback={operator.works}"])
     comment = "pav2gen: the generated kernels first; PAV2_DISABLE=1 skips them."
     return Insertion(operator.function.lineno, "start", comment, lines)
 
 
-def _choices(source: SourceFile, decodes: Decodes, v1_runs: bool, v2_runs: bool) -> bytes:
-    """The choice between V1 and V2, before each ``if`` that acts on it."""
-    insertions = [_choice(decode, v1_runs, v2_runs) for decode in decodes.choices]
-    return insert_lines(source, insertions, {decode.choice.lineno: "use_v1" for decode in decodes.choices})
+def _write_call(writer: Writer, always: bool) -> Insertion:
+    """The call of the generated writer at the start of ``reshape_and_cache``."""
+    lines = _served("cache_hooks", "serve_write", writer, [f'writer="{writer.kind}"', f"always={always}"])
+    comment = "pav2gen: the generated writer, for what the code below cannot write."
+    return Insertion(writer.function.lineno, "start", comment, lines)
+
+
+def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[str]) -> str:
+    """The lines that call a hook with the parameters of an operator, and return if it served the call."""
+    at_default = [f"{name} {'is' if default == 'None' else '=='} {default}" for name, default in found.extras.items()]
+    arguments = [*first, *(f"{ours}={theirs}" for ours, theirs in found.arguments.items())]
+    test = " and ".join([*at_default, _call(hook, arguments).rstrip("\n")])
+    return f"{_import(hook, module)}if {test}:\n    return\n"
+
+
+def _prefix_call(prefix: Prefix) -> Insertion:
+    """The call of the extend kernels at the start of ``forward_prefix``."""
+    arguments = [f'own="{prefix.own}"', *(f"{ours}={theirs}" for ours, theirs in prefix.arguments.items())]
+    lines = (
+        f"{_import('serve_prefix', 'prefix_hooks')}served = {_call('serve_prefix', arguments)}"
+        "if served is not None:\n    return served\n"
+    )
+    comment = "pav2gen: the generated extend kernels; PAV2_DISABLE=1 skips them."
+    return Insertion(prefix.function.lineno, "start", comment, lines)
 
 
 def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
@@ -139,9 +197,11 @@ def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
     return Insertion(decode.first.lineno, "before", comment, f"{_import('choose_v1')}use_v1 = {call}")
 
 
-def _layer_check(layer: Layer) -> Insertion:
+def _layer_check(layer: Layer, fork: Fork) -> Insertion:
     """The call of ``check_layer`` at the end of an attention layer's constructor."""
-    lines = _call("check_layer", ("self.impl", *(f"{ours}={theirs}" for ours, theirs in layer.arguments.items())))
+    told = [f'writer="{fork.writer}"', f'prefix="{fork.prefix}"']
+    arguments = [f"{ours}={theirs}" for ours, theirs in layer.arguments.items()]
+    lines = _call("check_layer", ("self.impl", *told, *arguments))
     comment = "pav2gen: a shape without a kernel is reported when the model loads."
     return Insertion(layer.function.lineno, "end", comment, _import("check_layer") + lines)
 
@@ -158,9 +218,9 @@ def _notes(decodes: Decodes) -> Iterator[str]:
         yield foreign_note(method, DECODE)
 
 
-def _import(name: str) -> str:
+def _import(name: str, module: str = "hooks") -> str:
     """The import of a hook. It stands in the function: nothing of ours is loaded before it is needed."""
-    return f"from {HOOKS} import {name}\n"
+    return f"from {HOOKS}.{module} import {name}\n"
 
 
 def _call(name: str, arguments: Iterable[str]) -> str:

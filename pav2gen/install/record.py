@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pav2gen import json_data
@@ -33,7 +33,8 @@ class Record:
     """One install.
 
     specs: name -> the sha256 of the spec and the number of its kernels. all_specs: whether every spec of the package
-    was installed. files: path below ``pav2/`` -> sha256. edits: path below vLLM's folder -> edit. replaces: while this
+    was installed. writer: where the generated writer is called, "auto" or "always". operators: the number of kernels of
+    each operator. files: path below ``pav2/`` -> sha256. edits: path below vLLM's folder -> edit. replaces: while this
     install is under way, the record of the install before it.
     """
 
@@ -46,6 +47,8 @@ class Record:
     digest: str
     files: Mapping[str, str]
     edits: Mapping[str, RecordedEdit]
+    writer: str = "auto"
+    operators: Mapping[str, int] = field(default_factory=dict)
     complete: bool = True
     replaces: Record | None = None
 
@@ -74,6 +77,11 @@ def parse_record(content: bytes, where: str) -> Record:
         raise UserError(
             f"is not as pav2gen install wrote it ({error}); restore the tree from version control", where
         ) from error
+
+
+def _with_defaults(read: json_data.Reader) -> json_data.Reader:
+    """Reads a record with ``read``, after giving it the fields that records of version 0.1 lack."""
+    return lambda value: read({"writer": "auto", "operators": {}, **value} if isinstance(value, dict) else value)
 
 
 def _record(data: dict[str, Any]) -> Record:
@@ -114,7 +122,11 @@ _FIELDS: Mapping[str, json_data.Reader] = {
     "digest": json_data.digest,
     "files": json_data.mapping(json_data.path, json_data.digest),
     "edits": json_data.mapping(json_data.path, lambda value: RecordedEdit(**_EDIT(value))),
+    "writer": json_data.word,
+    "operators": json_data.mapping(json_data.word, json_data.whole),
     "complete": json_data.boolean,
 }
-_REPLACED = json_data.fields({**_FIELDS, "replaces": json_data.constant(None)})
-_RECORD = json_data.fields({"schema": json_data.constant(SCHEMA), **_FIELDS, "replaces": json_data.optional(_REPLACED)})
+_REPLACED = _with_defaults(json_data.fields({**_FIELDS, "replaces": json_data.constant(None)}))
+_RECORD = _with_defaults(
+    json_data.fields({"schema": json_data.constant(SCHEMA), **_FIELDS, "replaces": json_data.optional(_REPLACED)})
+)

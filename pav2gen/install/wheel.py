@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pav2gen
 from pav2gen.errors import UserError
+from pav2gen.install.apply import MODULES as HOOK_MODULES
 from pav2gen.install.package_contents import PAYLOAD, Choice, PackageContents, package_contents
 from pav2gen.output.lock import no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
@@ -31,7 +32,7 @@ NAME = "pav2_kernels"
 PREFIX = "pav2_"
 
 #: Our own modules that go into the wheel beside the generated package.
-MODULES = ("hooks", "plugin", "structure", "syntax")
+MODULES = (*HOOK_MODULES, "plugin", "structure", "cache_structure", "syntax")
 
 #: The earliest time that a zip file can hold: the files of a wheel have no date.
 NO_DATE = (1980, 1, 1, 0, 0, 0)

@@ -28,6 +28,12 @@ def paged_attention_v1(
 """
 STUB = "    raise NotImplementedError()\n"
 
+#: The writer of that fork: the vendor's, which is not told the dtype of the cache.
+BI_WRITER = """\
+    slot_mapping = slot_mapping.to(torch.int32)
+    ixf_F.vllm_cache_ops_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
+"""
+
 
 def replace(file: Path, pattern: str, new: str, count: int = 1) -> None:
     """Replace what ``pattern`` matches, exactly ``count`` times, keeping the bytes of line ends."""
@@ -43,7 +49,10 @@ def body_of(name: str) -> str:
 
 
 def make_bi(vllm: Path) -> None:
-    """The two documented differences of the BI-V100 fork: V1 is forced and given 11 arguments, V2 is a stub."""
+    """The documented differences of the BI-V100 fork.
+
+    V1 is forced and given 11 arguments, V2 is a stub, and the writer of the cache does not know its dtype.
+    """
     replace(vllm / DECODE, r"num_seqs \* num_heads > 512\)\)\n$", "num_seqs * num_heads > 512))\n        use_v1 = True")
     replace(
         vllm / DECODE,
@@ -51,6 +60,8 @@ def make_bi(vllm: Path) -> None:
         r"\g<h>",
     )
     replace(vllm / OPS, body_of("paged_attention_v1"), f"{BI_V1}\n\n")
+    replace(vllm / OPS, r"^import torch\n", "import ixformer.functions as ixf_F\nimport torch\n")
+    replace(vllm / OPS, body_of("reshape_and_cache"), rf"\g<h>{BI_WRITER}" + "\n\n")
     make_v2_stub(vllm)
 
 

@@ -101,3 +101,4 @@ def stub_vllm(tree: str, kernels: Kernels) -> None:
     vendor = sys.modules["ixformer"] = ModuleType("ixformer")
     vendor.functions = sys.modules["ixformer.functions"] = Stub("ixformer.functions")  # type: ignore[attr-defined]
     vendor.functions.vllm_single_query_cached_kv_attention = kernels.paged_attention_v1
+    vendor.functions.vllm_cache_ops_reshape_and_cache = plain_reshape_and_cache

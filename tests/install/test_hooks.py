@@ -254,6 +254,9 @@ def test_without_a_fallback_the_operator_answers(hooks: ModuleType, answers: Ans
     assert answers.asked == []
 
 
+NO_EXTEND = "the package has no paged_attention_extend: add extend to the operators of the spec, then build and install it again"
+
+
 class Impl:
     """A backend, of this module: whether it decodes by PagedAttention is seen by the module's names."""
 
@@ -292,7 +295,8 @@ def test_a_layer_with_a_kernel_is_told_once_too(
         check(hooks, num_kv_heads=None, cache_config=None, alibi_slopes=[0.5])
     assert [record.getMessage() for record in caplog.records] == [
         "pav2: generated kernels serve num_heads=24 num_kv_heads=24 head_size=256 block_size=16 dtype=torch.float32 "
-        "kv_cache_dtype=auto alibi=True blocksparse=False"
+        "kv_cache_dtype=auto alibi=True blocksparse=False",
+        f"pav2: {NO_EXTEND}; prefills with a cached prefix stay on vLLM's own path",
     ]
 
 
@@ -300,7 +304,7 @@ def test_a_library_that_was_installed_is_taken(
     hooks: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "PagedAttention", object, raising=False)
-    monkeypatch.setattr(hooks, "__file__", str(tmp_path / "hooks.py"))
+    monkeypatch.setattr(sys.modules["pav2_fake.serving"], "__file__", str(tmp_path / "serving.py"))
     monkeypatch.setenv("PAV2_LIBRARY", "")
     monkeypatch.delenv("PAV2_LIBRARY")
     check(hooks)
@@ -320,6 +324,7 @@ def test_a_backend_that_decodes_otherwise_is_not_looked_at(hooks: ModuleType, an
 
 
 def test_the_payload_is_what_travels() -> None:
-    modules = {"hooks.py", "plugin.py", "structure.py", "syntax.py", "entry_point.py"}
+    modules = {"hooks.py", "cache_hooks.py", "prefix_hooks.py", "features.py", "serving.py"}
+    modules |= {"plugin.py", "structure.py", "cache_structure.py", "syntax.py", "entry_point.py"}
     assert {file.name for file in PAYLOAD.glob("*.py*")} == {"__init__.pyi", *modules}
     assert "pav2gen." not in Path(PAYLOAD, "hooks.py").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -48,16 +49,22 @@ def plugin() -> Iterator[ModuleType]:
     package = ModuleType("pav2_small")
     package.__path__ = [str(PAYLOAD)]
     told: list[Any] = []
-    hooks = SimpleNamespace(
-        __name__="pav2_small.hooks",
-        told=told,
-        choose_v1=lambda use_v1, **asked: told.append((use_v1, asked)) or not use_v1,
-        serve_v2=lambda **call: bool(told.append(call)),
-        check_layer=lambda impl, **asked: told.append((impl, asked)),
-        log_once=lambda level, message: None,
-    )
-    package.hooks = hooks  # type: ignore[attr-defined]
-    sys.modules["pav2_small"], sys.modules["pav2_small.hooks"] = package, hooks  # type: ignore[assignment]
+    stand_ins = {
+        "hooks": {
+            "__name__": "pav2_small.hooks",
+            "told": told,
+            "choose_v1": lambda use_v1, **asked: told.append((use_v1, asked)) or not use_v1,
+            "serve_v2": lambda **call: bool(told.append(call)),
+            "check_layer": lambda impl, **asked: told.append((impl, asked)),
+        },
+        "cache_hooks": {"serve_write": lambda **call: bool(told.append(call))},
+        "prefix_hooks": {"serve_prefix": lambda **call: told.append(call)},
+        "serving": {"log_once": lambda level, message: None},
+    }
+    sys.modules["pav2_small"] = package
+    for name, functions in stand_ins.items():
+        sys.modules[f"pav2_small.{name}"] = SimpleNamespace(**functions)  # type: ignore[assignment]
+        setattr(package, name, sys.modules[f"pav2_small.{name}"])
     yield importlib.import_module("pav2_small.plugin")
     for name in [name for name in sys.modules if name.startswith(("pav2_small", "small_"))]:
         del sys.modules[name]
@@ -99,7 +106,10 @@ def test_a_layer_is_checked_when_it_is_made(plugin: ModuleType, modules: list[Mo
     plugin.apply(*modules)
     made = modules[2].Attention(24, head_size=256)
     assert made.impl == "impl"
-    expected = {"num_heads": 24, "num_kv_heads": None, "head_size": 256, "alibi_slopes": None, "cache_config": None}
+    expected = {
+        "writer": "", "prefix": "", "num_heads": 24, "num_kv_heads": None, "head_size": 256, "alibi_slopes": None,
+        "cache_config": None,
+    }  # fmt: skip
     assert plugin.hooks.told == [("impl", expected)]
 
 
@@ -123,3 +133,61 @@ def test_all_or_nothing(plugin: ModuleType, modules: list[ModuleType], module: i
         plugin.apply(*modules)
     after = [dict(vars(modules[0])), dict(vars(modules[1].PagedAttention)), dict(vars(modules[2].Attention))]
     assert before == after
+
+
+WRITER = """
+def reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale):
+    {body}
+"""
+PREFIX = """
+    @staticmethod
+    def forward_prefix(query, key, value, kv_cache_dtype, key_cache, value_cache, block_tables, query_start_loc,
+                       seq_lens_tensor, context_lens, max_query_len, alibi_slopes, sliding_window, k_scale, v_scale):
+        return "own"
+"""
+
+
+def grown(modules: list[ModuleType], number: int, text: str) -> None:
+    """A module of which the source has another ``text`` at its end."""
+    file = Path(str(modules[number].__file__))
+    file.write_text(file.read_text() + text)
+    importlib.invalidate_caches()
+    modules[number] = importlib.reload(modules[number])
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted", "told"),
+    [
+        ("calls.append(kv_cache_dtype)", "", None),
+        ("calls.append(kv_cache_dtype)", "always", {"writer": "whole", "always": True}),
+        ("calls.append(key)", "", {"writer": "plain", "always": False}),
+        ("raise NotImplementedError", "", {"writer": "none", "always": False}),
+    ],
+)
+def test_a_writer_that_cannot_write_all_is_replaced(
+    plugin: ModuleType, modules: list[ModuleType], body: str, wanted: str, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAV2_WRITER", wanted)
+    grown(modules, 0, WRITER.format(body=body))
+    plugin.apply(*modules)
+    write = modules[0].reshape_and_cache
+    assert hasattr(write, plugin.MARK) is (told is not None)
+    if told:
+        names = ("key", "value", "key_cache", "value_cache", "slot_mapping", "kv_cache_dtype", "k_scale", "v_scale")
+        with suppress(NotImplementedError):
+            write(*range(5), kv_cache_dtype=5, k_scale=6, v_scale=7)
+        assert plugin.hooks.told == [{**told, **dict(zip(names, range(8)))}]
+
+
+def test_prefixes_are_served_where_they_are_taken_over(
+    plugin: ModuleType, modules: list[ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown(modules, 1, PREFIX)
+    plugin.apply(*modules)
+    attention = modules[1].PagedAttention
+    assert attention.forward_prefix(*range(15)) == "own"
+    (told,) = plugin.hooks.told
+    assert told["own"] == "works"
+    assert (told["query"], told["key_cache"], told["seq_lens"], told["max_query_len"]) == (0, 4, 8, 10)
+    monkeypatch.setattr(plugin.prefix_hooks, "serve_prefix", lambda **call: "ours")
+    assert attention.forward_prefix(*range(15)) == "ours"

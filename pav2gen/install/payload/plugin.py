@@ -10,19 +10,22 @@ import ast
 import functools
 import inspect
 import logging
+import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeVar
 
-from . import hooks
+from . import cache_hooks, hooks, prefix_hooks
+from .cache_structure import Prefix, Writer, find_prefixes, find_writers
+from .serving import log_once
 from .structure import Decode, Layer, Operator, Unfit, find_decode, find_layers, find_v2, v1_works
 
 #: Marks our functions, so that a second call of ``register`` changes nothing.
 MARK = "__pav2__"
 
-Definition = TypeVar("Definition", Operator, Decode, Layer)
+Definition = TypeVar("Definition", Operator, Decode, Layer, Writer, Prefix)
 
 
 def register() -> None:
@@ -31,34 +34,62 @@ def register() -> None:
     Raises Unfit, with nothing applied, where ``structure`` does not know this vLLM. vLLM logs that and goes on.
     """
     if find_spec("vllm.attention.ops.pav2") is not None:
-        hooks.log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin leaves it alone")
+        log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin leaves it alone")
         return
     apply(*map(import_module, ("vllm._custom_ops", "vllm.attention.ops.paged_attn", "vllm.attention.layer")))
 
 
 def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
-    """Replace ``paged_attention_v2``, ``forward_decode`` and ``Attention.__init__`` in these modules.
+    """Replace, in these modules, what ``pav2gen install`` would put calls into.
 
-    ``forward_decode`` is replaced in ``PagedAttention`` and in its subclasses of that module. Applying twice is
+    That is ``paged_attention_v2``; ``forward_decode`` of ``PagedAttention`` and of its subclasses in that module; and,
+    where they are as expected, ``reshape_and_cache``, ``forward_prefix`` and ``Attention.__init__``. Applying twice is
     applying once. Raises Unfit, with nothing replaced, where the definition of one of the first two is not found.
     """
     if hasattr(ops.paged_attention_v2, MARK):
         return
-    tree = parsed(ops)
-    operator = live(find_v2(tree), ops.paged_attention_v2)
-    choices = find_decode(parsed(decode)).choices
-    owners = overriding(decode.PagedAttention)
-    decodes = {decode.PagedAttention: live(choices, decode.PagedAttention.forward_decode)}
-    for owner in owners:
+    trees = parsed(ops), parsed(decode)
+    attention, v1_runs = decode.PagedAttention, v1_works(trees[0])
+    operator = live(find_v2(trees[0]), ops.paged_attention_v2)
+    choices = find_decode(trees[1]).choices
+    decodes = {attention: live(choices, attention.forward_decode)}
+    for owner in overriding(attention):
         decodes.update((owner, choice) for choice in matching(choices, owner.forward_decode))
-    methods = {owner: replaced_decode(found, decode, v1_works(tree), operator) for owner, found in decodes.items()}
+    methods = {owner: replaced_decode(found, decode, v1_runs, operator) for owner, found in decodes.items()}
+    writers = wanted_writers(trees[0], ops)
+    prefixes = optional(find_prefixes, trees[1], trees[0], live_one=getattr(attention, "forward_prefix", None))
     layers = matching(find_layers(parsed(layer)), layer.Attention.__init__)
     ops.paged_attention_v2 = replaced_v2(operator, ops.paged_attention_v2)  # type: ignore[attr-defined]
     for owner, method in methods.items():
         owner.forward_decode = staticmethod(method)
+    for writer in writers:
+        ops.reshape_and_cache = replaced_writer(writer, ops.reshape_and_cache)  # type: ignore[attr-defined]
+    for prefix in prefixes:
+        attention.forward_prefix = staticmethod(replaced_prefix(prefix, attention.forward_prefix))
+    told = {"writer": "".join(found.kind for found in writers), "prefix": "".join(found.own for found in prefixes)}
     for found in layers:
-        layer.Attention.__init__ = replaced_init(found, layer.Attention.__init__)
-    hooks.log_once(logging.INFO, "the plugin applied the generated kernels to this process")
+        layer.Attention.__init__ = replaced_init(found, layer.Attention.__init__, told)
+    log_once(logging.INFO, "the plugin applied the generated kernels to this process")
+
+
+def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
+    """The writer of the cache to replace: one that cannot write every cache; under PAV2_WRITER=always, any."""
+    found: list[Writer] = optional(find_writers, tree, live_one=getattr(ops, "reshape_and_cache", None))
+    return [writer for writer in found if writer.kind != "whole" or always()]
+
+
+def always() -> bool:
+    """Whether PAV2_WRITER=always asks for the generated writer, also where the tree's own works."""
+    return os.environ.get("PAV2_WRITER", "") == "always"
+
+
+def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) -> list[Any]:
+    """What ``find`` finds that made the function ``live_one``; where there is none, nothing and a line in the log."""
+    try:
+        return matching(find(*trees), live_one) if live_one else []
+    except Unfit as reason:
+        log_once(logging.INFO, f"vLLM {reason}; that part of it is left alone")
+        return []
 
 
 def overriding(base: type) -> list[Any]:
@@ -99,21 +130,48 @@ def parsed(module: ModuleType) -> ast.Module:
 
 def replaced_v2(found: Operator, original: Callable[..., Any]) -> Callable[..., Any]:
     """``paged_attention_v2`` with the generated kernels in front of ``original``."""
+    return replaced_operator(found, original, functools.partial(hooks.serve_v2, fallback=found.works))
+
+
+def replaced_writer(found: Writer, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``reshape_and_cache`` with the generated writer in front of ``original``."""
+    serve = functools.partial(cache_hooks.serve_write, writer=found.kind, always=always())
+    return replaced_operator(found, original, serve)
+
+
+def replaced_operator(
+    found: Operator | Writer, original: Callable[..., Any], serve: Callable[..., bool]
+) -> Callable[..., Any]:
+    """An operator that lets ``serve`` take each call first, unless the call gives parameters that are not vLLM's."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def paged_attention_v2(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
         plain = all(_is_default(given[name], signature.parameters[name].default) for name in found.extras)
-        call = {ours: given[theirs] for ours, theirs in found.arguments.items()}
-        if plain and hooks.serve_v2(fallback=found.works, **call):
+        if plain and serve(**{ours: given[theirs] for ours, theirs in found.arguments.items()}):
             return None
         return original(*args, **kwargs)
 
-    setattr(paged_attention_v2, MARK, True)
-    return paged_attention_v2
+    setattr(run, MARK, True)
+    return run
+
+
+def replaced_prefix(found: Prefix, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``forward_prefix`` with the generated extend kernels in front of ``original``."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = {ours: bound.arguments[theirs] for ours, theirs in found.arguments.items()}
+        served = prefix_hooks.serve_prefix(own=found.own, **given)
+        return original(*args, **kwargs) if served is None else served
+
+    return run
 
 
 def _is_default(value: Any, default: Any) -> bool:
@@ -157,7 +215,7 @@ def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
     )
 
 
-def replaced_init(found: Layer, original: Callable[..., None]) -> Callable[..., None]:
+def replaced_init(found: Layer, original: Callable[..., None], told: dict[str, Any]) -> Callable[..., None]:
     """``Attention.__init__`` that reports, when a layer is made, whether a kernel serves it."""
     signature = inspect.signature(original)
 
@@ -166,6 +224,7 @@ def replaced_init(found: Layer, original: Callable[..., None]) -> Callable[..., 
         original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        hooks.check_layer(self.impl, **{ours: bound.arguments[theirs] for ours, theirs in found.arguments.items()})
+        given = {ours: bound.arguments[theirs] for ours, theirs in found.arguments.items()}
+        hooks.check_layer(self.impl, **told, **given)
 
     return __init__

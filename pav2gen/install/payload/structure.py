@@ -75,6 +75,8 @@ CHOICE = (
 )
 #: The arguments of ``check_layer``, which ``Attention.__init__`` must have.
 SHAPE = ("num_heads", "num_kv_heads", "head_size", "alibi_slopes", "cache_config")
+#: Its further arguments, which ``Attention.__init__`` may lack.
+FEATURES = ("blocksparse_params", "logits_soft_cap", "per_layer_sliding_window")
 
 
 class Unfit(Exception):
@@ -135,7 +137,7 @@ def find_v2(tree: ast.Module) -> list[Operator]:
     found = [_operator(function) for function in functions(tree.body, V2)]
     if not found:
         raise Unfit(f"defines no function {V2}; vLLM 0.4.3 to 0.11 have one")
-    _refuse_rebinding(rebinding(tree, V2), V2)
+    refuse_rebinding(rebinding(tree, V2), V2)
     return found
 
 
@@ -154,7 +156,7 @@ def find_decode(tree: ast.Module) -> Decodes:
     defined = methods(tree, "PagedAttention", "forward_decode")
     if not defined:
         raise Unfit("has no PagedAttention.forward_decode; vLLM 0.4.3 to 0.11 have one")
-    _refuse_rebinding(rebinding(tree, "forward_decode", "PagedAttention"), "PagedAttention.forward_decode")
+    refuse_rebinding(rebinding(tree, "forward_decode", "PagedAttention"), "PagedAttention.forward_decode")
     derived = overrides(tree, "PagedAttention", "forward_decode")
     deciding = [method for method in derived if has_call([method.function], V1, V2)]
     foreign = [method for method in derived if method not in deciding and not only_delegates(method)]
@@ -172,12 +174,11 @@ def find_layers(tree: ast.Module) -> list[Layer]:
         function, given = method.function, parameters(method.function)
         made = any(isinstance(node, ast.Attribute) and node.attr == "impl" for node in ast.walk(function))
         if made and set(SHAPE) <= given.keys():
-            optional = {"blocksparse_params"} & given.keys()
-            found.append(Layer(function, {name: name for name in (*SHAPE, *optional)}))
+            found.append(Layer(function, {name: name for name in (*SHAPE, *FEATURES) if name in given}))
     return found
 
 
-def _refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
+def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
     """Raise Unfit if there is such a statement: the definition may not be what runs."""
     if statement is not None:
         raise Unfit(

@@ -123,6 +123,17 @@ def names_in_calls(body: Iterable[ast.AST], name: str) -> set[str]:
     }
 
 
+def imports(tree: ast.Module, package: str) -> bool:
+    """Whether a module imports ``package`` or something of it, anywhere."""
+    names = [
+        alias.name if isinstance(node, ast.Import) else node.module or ""
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    ]
+    return any(name.split(".")[0] == package for name in names)
+
+
 def elif_chain(statement: ast.If) -> Iterator[ast.If]:
     """An ``if`` and the ``elif``s behind it."""
     yield statement

@@ -1,0 +1,58 @@
+"""What a patched vLLM calls to fill the cache: the generated writer, where the tree's own cannot write the dtype."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import sys
+from typing import Any
+
+from . import NoKernelError
+from .serving import disabled, foreign_codes, how_to_build, log_once, stored, stored_dtype
+
+
+def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
+    """Run ``reshape_and_cache`` on ``call``, its arguments by name. False leaves the call to vLLM.
+
+    writer: what the tree's own writer can do. "whole" takes every argument; "plain" ignores kv_cache_dtype, or refuses
+    all but "auto"; "none" only raises. A call that it can do is left to it, unless ``always`` (``pav2gen install
+    --writer always``) asks for ours, and also then where no kernel of ours takes it. For any other call ours is the
+    answer, also if that is an error: the operator's own, or what is missing in the package.
+    """
+    if disabled():
+        return False
+    named = call["kv_cache_dtype"]
+    able = (writer == "whole" or (writer == "plain" and named == "auto")) and not foreign_codes(named)
+    if able and not always:
+        return False
+    write = getattr(importlib.import_module(__package__), "reshape_and_cache", None)
+    given = {
+        **call,
+        "kv_cache_dtype": stored_dtype(named),
+        "key_cache": stored(call["key_cache"], named),
+        "value_cache": stored(call["value_cache"], named),
+    }
+    try:
+        if write is None:
+            raise NoKernelError(f"the package has no writer of {stored_dtype(named)} caches: {how_to_build('cache')}")
+        write(**given)
+    except (ValueError, NoKernelError) as error:  # refused before anything was written
+        if not able:
+            raise
+        log_once(logging.WARNING, f"{error}; vLLM's own writer fills the cache", ("serve_write", named))
+        return False
+    return True
+
+
+def check_writer(kv_cache_dtype: str) -> None:
+    """Raise ValueError if vLLM would fill a cache, whose codes it does not know, by a writer of its own."""
+    write = getattr(sys.modules.get("vllm._custom_ops"), "reshape_and_cache", None)
+    if not foreign_codes(kv_cache_dtype) or write is None or hasattr(write, "__pav2__"):
+        return
+    code = getattr(inspect.unwrap(write), "__code__", None)
+    if code is None or "serve_write" not in code.co_names:
+        raise ValueError(
+            f"PAV2_KV_CACHE_DTYPE={stored_dtype(kv_cache_dtype)}: vLLM's own writer would fill the cache with "
+            f"{kv_cache_dtype}; install the kernels with --writer always, or set PAV2_WRITER=always for the plugin"
+        )

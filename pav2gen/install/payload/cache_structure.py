@@ -1,0 +1,119 @@
+"""Where a vLLM tree fills its cache, and where it attends to several query tokens over it, by structure and by name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .structure import Unfit, named, refuse_rebinding
+from .syntax import block_only_raises, functions, has_call, imports, methods, only_raises, parameters, rebinding
+
+#: The operator that fills the cache, and its parameters; each under the names that vLLM and its forks give it.
+WRITER = "reshape_and_cache"
+WRITE = (
+    ("key",),
+    ("value",),
+    ("key_cache",),
+    ("value_cache",),
+    ("slot_mapping",),
+    ("kv_cache_dtype",),
+    ("k_scale", "kv_scale"),
+    ("v_scale", "kv_scale"),
+)
+#: The parameters of ``forward_prefix`` that ``serve_prefix`` needs, and those that a tree may lack.
+PREFIX = (
+    ("query",),
+    ("key_cache",),
+    ("value_cache",),
+    ("block_tables",),
+    ("query_start_loc",),
+    ("seq_lens", "seq_lens_tensor"),
+    ("max_query_len",),
+    ("alibi_slopes",),
+)
+PREFIX_OPTIONAL = ("kv_cache_dtype", "sliding_window", "k_scale", "v_scale")
+
+#: The vendor's module, and the Triton kernel of vLLM that hangs the vendor's card.
+VENDOR, HANGING = "ixformer", "context_attention_fwd"
+
+
+class Writer(NamedTuple):
+    """A ``reshape_and_cache`` of a tree.
+
+    arguments: our name of each parameter -> the tree's. extras: further parameters -> the source of their defaults.
+    kind: "whole"; "plain" if it ignores kv_cache_dtype, or refuses some of its values; "none" if it only raises.
+    """
+
+    function: ast.FunctionDef
+    arguments: Mapping[str, str]
+    extras: Mapping[str, str]
+    kind: str
+
+
+class Prefix(NamedTuple):
+    """A ``PagedAttention.forward_prefix``: our name of each argument of ``serve_prefix`` -> the tree's.
+
+    own: what its own path does: "works", "hangs" or "none".
+    """
+
+    function: ast.FunctionDef
+    arguments: Mapping[str, str]
+    own: str
+
+
+def find_writers(tree: ast.Module) -> list[Writer]:
+    """Every ``reshape_and_cache`` of a module. Raises Unfit if there is none, or one has unknown parameters."""
+    found = [_writer(function) for function in functions(tree.body, WRITER)]
+    if not found:
+        raise Unfit(f"defines no function {WRITER}")
+    refuse_rebinding(rebinding(tree, WRITER), WRITER)
+    return found
+
+
+def find_prefixes(decode: ast.Module, ops: ast.Module) -> list[Prefix]:
+    """Every ``PagedAttention.forward_prefix`` of a module; ``ops`` is the module of the tree's operators.
+
+    Raises Unfit if there is none, one has unknown parameters, or the method is bound to something else as well.
+    """
+    vendor = imports(ops, VENDOR)
+    found = [_prefix(method.function, vendor) for method in methods(decode, "PagedAttention", "forward_prefix")]
+    if not found:
+        raise Unfit("has no PagedAttention.forward_prefix")
+    refuse_rebinding(rebinding(decode, "forward_prefix", "PagedAttention"), "PagedAttention.forward_prefix")
+    return found
+
+
+def _writer(function: ast.FunctionDef) -> Writer:
+    given = parameters(function)
+    arguments = named(function, WRITE, WRITER)
+    extras = {name: given[name] for name in given if name not in arguments.values()}
+    unknown = [name for name, default in extras.items() if not default]
+    if unknown or function.args.vararg or function.args.kwarg:
+        raise Unfit(f"line {function.lineno}: {WRITER} has parameters that are not vLLM's: {', '.join(unknown)}")
+    return Writer(function, arguments, extras, _kind(function, arguments["kv_cache_dtype"]))
+
+
+def _kind(function: ast.FunctionDef, dtype: str) -> str:
+    """What a writer does with the name of the cache dtype."""
+    if only_raises(function):
+        return "none"
+    nodes = [node for statement in function.body for node in ast.walk(statement)]
+    used = any(isinstance(node, ast.Name) and node.id == dtype for node in nodes)
+    return "whole" if used and not any(_refuses(node, dtype) for node in nodes) else "plain"
+
+
+def _refuses(node: ast.AST, dtype: str) -> bool:
+    """Whether a statement raises for some values of the cache dtype."""
+    if not isinstance(node, ast.If):
+        return False
+    tested = any(isinstance(each, ast.Name) and each.id == dtype for each in ast.walk(node.test))
+    return tested and any(block and block_only_raises(block) for block in (node.body, node.orelse))
+
+
+def _prefix(function: ast.FunctionDef, vendor: bool) -> Prefix:
+    given = parameters(function)
+    arguments = named(function, PREFIX, "forward_prefix")
+    arguments.update({name: name for name in PREFIX_OPTIONAL if name in given})
+    hangs = vendor and has_call([function], HANGING)
+    return Prefix(function, arguments, "none" if only_raises(function) else "hangs" if hangs else "works")

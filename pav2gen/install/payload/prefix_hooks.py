@@ -1,0 +1,87 @@
+"""What a patched vLLM calls for several query tokens per sequence over the cache: prefills with a cached prefix."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+
+import torch
+
+from . import NoKernelError
+from .features import active
+from .serving import disabled, foreign_codes, lacks, log_once, shape_of, stored, stored_dtype
+
+
+def serve_prefix(
+    *,
+    own: str,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    alibi_slopes: torch.Tensor | None,
+    kv_cache_dtype: str = "auto",
+    sliding_window: int | None = None,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
+) -> torch.Tensor | None:
+    """The result of ``forward_prefix``, by the generated extend operator; None leaves the call to vLLM.
+
+    own: what the tree's own path does. "works"; "hangs" where its Triton kernel hangs the card; "none" where it only
+    raises. query: [tokens, heads, head size], packed; rows query_start_loc[s] to query_start_loc[s + 1] are those of
+    sequence s. key_cache, value_cache: of vLLM's layout, with the new tokens' keys and values already in it. seq_lens
+    include the new tokens.
+
+    Where no kernel takes the call, vLLM's own path serves it, told once in the log. Where that path does not work, or
+    would compute without what the layer asks for, NoKernelError says what to build.
+    """
+    if disabled():
+        return None
+    features = active()
+    window = sliding_window if sliding_window and sliding_window > 0 else features.sliding_window
+    features = features._replace(sliding_window=window)
+    shape = shape_of(query, key_cache, kv_cache_dtype, alibi_slopes, 0, features)
+    reason = lacks("paged_attention_extend", **shape)
+    must = own != "works" or features.required or foreign_codes(kv_cache_dtype)
+    try:
+        if not reason:
+            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+            importlib.import_module(__package__).paged_attention_extend(
+                out=out,
+                query=query,
+                key_cache=stored(key_cache, kv_cache_dtype),
+                value_cache=stored(value_cache, kv_cache_dtype),
+                num_kv_heads=key_cache.shape[1],
+                scale=features.scale or query.shape[2] ** -0.5,
+                block_tables=block_tables,
+                query_start_loc=query_start_loc,
+                seq_lens=seq_lens,
+                block_size=key_cache.shape[3],
+                max_query_len=max_query_len,
+                max_seq_len=block_tables.shape[1] * key_cache.shape[3],
+                alibi_slopes=alibi_slopes,
+                kv_cache_dtype=stored_dtype(kv_cache_dtype),
+                k_scale=k_scale,
+                v_scale=v_scale,
+                **features.arguments(),
+            )
+            return out
+    except (ValueError, NoKernelError) as error:  # refused before anything was written
+        if must:
+            raise
+        reason = str(error)
+    if must:
+        raise NoKernelError(f"{reason}. {WHY[own]}")
+    log_once(logging.WARNING, f"{reason}; vLLM's own path serves it", ("serve_prefix", *shape.items()))
+    return None
+
+
+#: Why vLLM's own path is not taken in place of a kernel that is missing.
+WHY = {
+    "works": "vLLM's own path would compute without what the layer asks for",
+    "hangs": "vLLM's own path is a Triton kernel, which hangs this card; PAV2_DISABLE=1 runs it anyway",
+    "none": "vLLM's own path is not implemented here",
+}

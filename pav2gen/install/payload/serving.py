@@ -1,0 +1,161 @@
+"""What the hooks share: the shape of a call, the reasons why no kernel takes it, and the log."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import NoKernelError, check_model, supports
+from .features import Features
+from .runtime.call import Call
+from .runtime.check import check
+
+#: Below vLLM's own logger, so that its handler and its level hold.
+logger = logging.getLogger("vllm.pav2")
+
+#: The operators of a package, and the word for each in a spec's ``operators``.
+OPERATORS = {"paged_attention_v2": "decode", "paged_attention_extend": "extend", "reshape_and_cache": "cache"}
+
+#: PAV2_KV_CACHE_DTYPE: the dtype that an fp8 cache of vLLM holds in truth, for trees that know no such name.
+STORED = ("fp8_e4m3", "fp8_e5m2", "int8")
+
+
+def disabled() -> bool:
+    """Whether PAV2_DISABLE=1 asks for vLLM's own path."""
+    return os.environ.get("PAV2_DISABLE", "") == "1"
+
+
+def stored_dtype(kv_cache_dtype: str) -> str:
+    """The dtype of the codes in a cache that vLLM calls ``kv_cache_dtype``: PAV2_KV_CACHE_DTYPE, for an fp8 cache.
+
+    Raises ValueError for a dtype that no cache of bytes can hold.
+    """
+    wanted = os.environ.get("PAV2_KV_CACHE_DTYPE", "")
+    if not wanted or not kv_cache_dtype.startswith("fp8"):
+        return kv_cache_dtype
+    if wanted not in STORED:
+        raise ValueError(f"PAV2_KV_CACHE_DTYPE is {wanted!r}; it can be {', '.join(STORED)}")
+    return wanted
+
+
+def foreign_codes(kv_cache_dtype: str) -> bool:
+    """Whether a cache holds codes of a dtype that vLLM does not know: only our kernels may touch it."""
+    return stored_dtype(kv_cache_dtype) == "int8" != kv_cache_dtype
+
+
+def stored(cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
+    """A cache with the dtype of its codes: vLLM keeps every compressed cache as uint8."""
+    return cache.view(torch.int8) if foreign_codes(kv_cache_dtype) and cache.dtype == torch.uint8 else cache
+
+
+def shape_of(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    kv_cache_dtype: str,
+    alibi_slopes: torch.Tensor | None,
+    vert_stride: int | None,
+    features: Features,
+) -> dict[str, Any]:
+    """The arguments of ``supports`` for a call, read off its tensors: ``num_kv_heads`` may be a tensor in a fork.
+
+    Tensors with another number of dimensions have no block size, and no kernel supports them.
+    """
+    known = query.dim() == 3 and key_cache.dim() == 5
+    return {
+        "num_heads": query.shape[1] if known else 0,
+        "num_kv_heads": key_cache.shape[1] if known else 0,
+        "head_size": query.shape[2] if known else 0,
+        "block_size": key_cache.shape[3] if known else 0,
+        "dtype": query.dtype,
+        "kv_cache_dtype": stored_dtype(kv_cache_dtype),
+        "alibi": alibi_slopes is not None,
+        "blocksparse": (vert_stride or 0) > 1,
+        **features.key(),
+    }
+
+
+def refusal(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    alibi_slopes: torch.Tensor | None,
+    kv_cache_dtype: str,
+) -> str:
+    """Why the operator would refuse these tensors of a decode, in a sentence; empty where it takes them.
+
+    ``supports`` knows sizes and dtypes of a model. A tree may still keep its tensors in another layout or dtype.
+    """
+    call = Call(
+        out=torch.empty(query.shape, dtype=query.dtype, device=query.device),
+        scratch=None,
+        query=query,
+        key_cache=stored(key_cache, kv_cache_dtype),
+        value_cache=stored(value_cache, kv_cache_dtype),
+        scale=1.0,
+        block_tables=block_tables,
+        seq_lens=seq_lens,
+        max_seq_len=max_seq_len,
+        alibi_slopes=alibi_slopes,
+        k_scale=1.0,
+        v_scale=1.0,
+        sparse=None,
+    )
+    try:
+        check(call, stored_dtype(kv_cache_dtype))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@functools.cache
+def miss(**shape: Any) -> str:
+    """Why no decode kernel serves a rank of ``shape``, in a sentence; empty where one does. Its library is loaded then.
+
+    A library that was installed with the kernels is used, unless PAV2_LIBRARY names another.
+    """
+    if not shape["block_size"]:
+        return "the query or the key cache has another number of dimensions than vLLM's"
+    for library in sorted(Path(__file__).parent.glob("prebuilt/*.so")):
+        os.environ.setdefault("PAV2_LIBRARY", str(library))
+    try:
+        check_model(tp_size=1, **shape)
+    except (ValueError, TypeError, NoKernelError) as error:
+        return str(error)
+    return ""
+
+
+@functools.cache
+def lacks(operator: str, **shape: Any) -> str:
+    """Why the package does not serve a rank of ``shape`` by an operator, in a sentence; empty where it does."""
+    word = OPERATORS[operator]
+    if word == "decode":
+        return miss(**shape)
+    if not hasattr(importlib.import_module(__package__), operator):
+        return f"the package has no {operator}: {how_to_build(word)}"
+    if supports(operator=word, **shape):
+        return ""
+    return f"no {word} kernel for {' '.join(f'{name}={value}' for name, value in shape.items())}: {how_to_build(word)}"
+
+
+def how_to_build(word: str) -> str:
+    """What adds the kernels of an operator."""
+    return f"add {word} to the operators of the spec, then build and install it again"
+
+
+def log_once(level: int, message: str, about: tuple[Any, ...] = ()) -> None:
+    """Log a message the first time that it comes up in this process; with ``about``, the first message about that."""
+    if (about or message) not in _logged:
+        _logged.add(about or message)
+        logger.log(level, "pav2: %s", message)
+
+
+_logged: set[tuple[Any, ...] | str] = set()

@@ -1,0 +1,40 @@
+"""What an install serves in a tree, operator by operator, in sentences: for ``install`` and ``status``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pav2gen.install.patch import Fork
+
+
+def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[str]:
+    """A sentence for each operator.
+
+    operators: the number of installed kernels of each. writer: where the generated writer is called: "auto" or
+    "always".
+    """
+    yield f"cache writes: {_writes(fork.writer, operators.get('cache', 0), writer)}"
+    yield f"prefills with a cached prefix: {_prefixes(fork.prefix, operators.get('extend', 0))}"
+
+
+def _writes(own: str, kernels: int, writer: str) -> str:
+    """Who fills the cache. own: what the tree's own writer can do, a key of ``WRITER_KINDS``; empty if unknown."""
+    if not own or (own == "whole" and writer != "always"):
+        return "the tree's own writer"
+    if not kernels:
+        ours = "no cache kernels are installed: add cache to the spec's operators"
+        return f"the tree's own writer; {ours}" if own == "whole" else f"auto caches by the tree's own writer; {ours}"
+    if writer == "always":
+        return f"the generated writer ({kernels} kernels)"
+    return f"compressed caches by the generated writer ({kernels} kernels), others by the tree's own"
+
+
+def _prefixes(own: str, kernels: int) -> str:
+    """Who computes them. own: what the tree's own path does, a key of ``PREFIX_KINDS``; empty if it has no place."""
+    if own in ("hangs", "none"):
+        why = "its Triton kernel hangs this card" if own == "hangs" else "it is a stub"
+        there = f"the extend kernels ({kernels})" if kernels else "no extend kernels are installed"
+        return f"{there}; the tree's own path is not taken: {why}"
+    if not own or not kernels:
+        return "the tree's own path"
+    return f"the extend kernels ({kernels}), else the tree's own path"
