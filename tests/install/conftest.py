@@ -20,6 +20,7 @@ from pav2gen.render.templates import Templates
 from pav2gen.runtime.compiling import write_index
 from pav2gen.runtime.library_record import Record as LibraryRecord
 
+from .fake_package import answers, hooks  # noqa: F401
 from .forms import make_bi
 from .vllm_files import cached
 

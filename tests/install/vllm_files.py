@@ -6,6 +6,7 @@ it stops there, and nothing of vLLM is ever run. Of what it unpacked, the files 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -26,13 +27,18 @@ KEPT = (
     "vllm/logging/*.py",
     "vllm/logging_utils/*.py",
     "vllm/triton_utils/*.py",
+    "vllm/worker/cache_engine.py",
+    "vllm/engine/arg_utils.py",
     "tests/kernels/*.py",
 )
+#: Names what is kept, so that a change of it fetches the files anew.
+KEY = hashlib.sha256(" ".join(KEPT).encode()).hexdigest()[:8]
 
 
 def cached(version: str) -> Path:
     """The folder with the files of a version of vLLM; skips the test where they cannot be had, and fails it in CI."""
-    folder = Path(os.environ.get("PAV2GEN_VLLM_CACHE") or platformdirs.user_cache_path("pav2gen") / "vllm") / version
+    cache = Path(os.environ.get("PAV2GEN_VLLM_CACHE") or platformdirs.user_cache_path("pav2gen") / "vllm")
+    folder = cache / f"{version}-{KEY}"
     if not folder.is_dir():
         try:
             _fetch(version, folder)

@@ -1,0 +1,141 @@
+"""A whole life of a compressed cache through vLLM 0.6.3's own files: allocate, write, decode, copy and swap blocks.
+
+The kernels are those of one spec with the shape of qwen36; ``life_driver`` runs the trees in one process.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pav2gen.install.apply import InstallOptions, install
+from pav2gen.install.package_contents import Choice
+from pav2gen.install.wheel import build_wheel
+
+from . import forms
+from .conftest import make_package
+from .vllm_files import cached
+
+Result = dict[str, Any]
+
+SPEC = """\
+schema: 1
+name: life
+target: bi-v100
+model: {num_heads: 24, num_kv_heads: 4, max_seq_len: 65536}
+axes: {head_size: 256, gqa_ratio: 6, partition_size: 256, kv_cache_dtype: [auto, fp8_e4m3, fp8_e5m2, int8]}
+operators: [decode, cache]
+backends: [torch]
+"""
+PLUGIN = {"PAV2_PLUGIN": "1"}
+INT8 = {"PAV2_KV_CACHE_DTYPE": "int8"}
+AUTO = {"kv_cache_dtype": "auto", "stored": "auto"}
+FP8 = {"kv_cache_dtype": "fp8", "stored": "fp8_e4m3", "scales": [0.01, 0.02]}
+CODES = {"kv_cache_dtype": "fp8", "stored": "int8", "scales": [0.03, 0.035]}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """What came of each life."""
+    folder = tmp_path_factory.mktemp("life")
+    package = make_package(folder, SPEC)
+    (folder / "small").mkdir()
+    decodes = make_package(folder / "small", SPEC.replace("operators: [decode, cache]\n", ""))
+    jobs: dict[str, Result] = {}
+
+    def add(
+        name: str, form: Callable[[Path], object] | None, job: Result, patch: bool = True, generated: Path = package,
+        writer: str = "auto",
+    ) -> None:  # fmt: skip
+        tree = folder / name
+        shutil.copytree(cached("0.6.3.post1") / "vllm", tree / "vllm")
+        if form:
+            form(tree / "vllm")
+        if patch:
+            install(tree, InstallOptions(generated, Choice(), writer=writer, python=""))
+        jobs[name] = {"tree": str(tree), "scales": [1.0, 1.0], **job}
+
+    site = folder / "site"
+    wheel = build_wheel(folder, Choice(), package)
+    zipfile.ZipFile(folder / wheel.name).extractall(site)
+    plugin = {"plugin": str(site)}
+    bi = forms.make_bi
+    add("auto", bi, AUTO)
+    add("e4m3", bi, FP8)
+    add("e5m2", bi, {**FP8, "kv_cache_dtype": "fp8_e5m2", "stored": "fp8_e5m2"})
+    add("int8", bi, {**CODES, "env": INT8})
+    add("e4m3 plugin", bi, {**FP8, **plugin, "env": PLUGIN}, patch=False)
+    add("int8 plugin", bi, {**CODES, **plugin, "env": {**PLUGIN, **INT8}}, patch=False)
+    add("without a writer", bi, FP8, generated=decodes)
+    add("fresh", None, AUTO)
+    add("fresh int8", None, {**CODES, "env": INT8})
+    add("fresh int8 always", None, {**CODES, "env": INT8}, writer="always")
+    add("fresh auto always", None, AUTO, writer="always")
+    add("not a dtype", bi, {**FP8, "env": {"PAV2_KV_CACHE_DTYPE": "int4"}})
+    file = folder / "jobs.json"
+    file.write_text(json.dumps([*jobs.values()]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [os.environ.get("DECODE_PYTHON", sys.executable), Path(__file__).with_name("life_driver.py"), file]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(jobs, json.loads(done.stdout.splitlines()[-1])))
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2", "int8", "e4m3 plugin", "int8 plugin", "fresh int8 always"])
+def test_a_compressed_cache_lives(name: str, ran: dict[str, Result]) -> None:
+    """vLLM's names for it are those of fp8, its own kernels are never called, and every byte is as it should be."""
+    found = ran[name]
+    assert "error" not in found, found
+    assert found["called"] == []
+    assert found["wrong_codes"] == 0
+    assert found["worst"] <= 1.0
+    assert found["dtype"] == "torch.uint8"
+    assert found["bytes_per_block"] == 2 * 2 * 16 * 4 * 256  # half of float16's
+
+
+@pytest.mark.parametrize("name", ["auto", "fresh", "fresh auto always"])
+def test_an_uncompressed_cache_lives_as_before(name: str, ran: dict[str, Result]) -> None:
+    found = ran[name]
+    assert "error" not in found, found
+    assert found["called"] == ["v1"]  # 73 tokens
+    assert found["wrong_codes"] == 0
+    assert found["worst"] <= 1.0
+
+
+def test_a_package_without_a_writer_says_what_to_build(ran: dict[str, Result]) -> None:
+    said = (
+        "the package has no writer of fp8_e4m3 caches: add cache to the operators of the spec, then build and install"
+    )
+    assert said.replace("fp8_e4m3", "fp8") in ran["without a writer"]["error"]
+    assert any("nothing else can fill the fp8 cache" in line for line in ran["without a writer"]["log"])
+
+
+def test_int8_needs_a_writer_that_knows_it(ran: dict[str, Result]) -> None:
+    assert ran["fresh int8"]["error"] == (
+        "ValueError: PAV2_KV_CACHE_DTYPE=int8: vLLM's own writer would fill the cache with fp8; install the kernels "
+        "with --writer always, or set PAV2_WRITER=always for the plugin"
+    )
+    assert "PAV2_KV_CACHE_DTYPE is 'int4'; it can be fp8_e4m3, fp8_e5m2, int8" in ran["not a dtype"]["error"]
+
+
+def test_the_names_that_vllm_takes_for_a_cache_are_those_of_fp8() -> None:
+    """So int8 needs PAV2_KV_CACHE_DTYPE: neither the command line nor the cache's allocation knows the name."""
+    tree = ast.parse((cached("0.6.3.post1") / "vllm/engine/arg_utils.py").read_text())
+    (choices,) = [
+        ast.literal_eval(keyword.value)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and call.args and ast.unparse(call.args[0]) == "'--kv-cache-dtype'"
+        for keyword in call.keywords
+        if keyword.arg == "choices"
+    ]
+    assert choices == ["auto", "fp8", "fp8_e5m2", "fp8_e4m3"]
