@@ -97,7 +97,7 @@ def swap_blocks(source: torch.Tensor, target: torch.Tensor, mapping: torch.Tenso
 def encoded(values: torch.Tensor, scale: float, dtype: str) -> torch.Tensor:
     """The codes of ``values``: to nearest even, saturating."""
     if dtype == "int8":
-        return torch.clamp(torch.round(values.double() / scale), -127, 127).to(torch.int8).view(torch.uint8)
+        return torch.clamp(torch.round(values.float() / scale), -127, 127).to(torch.int8).view(torch.uint8)
     kind = torch.float8_e5m2 if dtype == "fp8_e5m2" else torch.float8_e4m3fn
     return (values.float() / scale).clamp(-torch.finfo(kind).max, torch.finfo(kind).max).to(kind).view(torch.uint8)
 

@@ -20,6 +20,7 @@ import pytest
 
 from pav2gen.install.apply import InstallOptions, install
 from pav2gen.install.package_contents import Choice
+from pav2gen.install.trees import PAV2
 from pav2gen.install.wheel import build_wheel
 
 from . import forms
@@ -42,6 +43,15 @@ INT8 = {"PAV2_KV_CACHE_DTYPE": "int8"}
 AUTO = {"kv_cache_dtype": "auto", "stored": "auto"}
 FP8 = {"kv_cache_dtype": "fp8", "stored": "fp8_e4m3", "scales": [0.01, 0.02]}
 CODES = {"kv_cache_dtype": "fp8", "stored": "int8", "scales": [0.03, 0.035]}
+
+SCALE_OF_KEYS = "        v_scale=k_scale,\n    ):\n        return\n    slot"
+#: Faults in what an install puts into a tree: the life that sees each, the file, a text, and the text instead.
+FAULTS = (
+    ("e4m3", "_custom_ops.py", "        v_scale=v_scale,\n    ):\n        return\n    slot", SCALE_OF_KEYS),
+    ("e4m3", f"{PAV2}/cache_hooks.py", 'writer == "plain" and named == "auto"', 'writer == "plain"'),
+    ("int8", f"{PAV2}/serving.py", "    return wanted\n", "    return kv_cache_dtype\n"),
+    ("int8", f"{PAV2}/hooks.py", '        "kv_cache_dtype": stored_dtype(named),\n', ""),
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +92,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     add("fresh int8 always", None, {**CODES, "env": INT8}, writer="always")
     add("fresh auto always", None, AUTO, writer="always")
     add("not a dtype", bi, {**FP8, "env": {"PAV2_KV_CACHE_DTYPE": "int4"}})
+    for number, (name, path, old, new) in enumerate(FAULTS):
+        shutil.copytree(folder / name, folder / f"fault {number}")
+        fault = folder / f"fault {number}/vllm" / path
+        assert old in fault.read_text()
+        fault.write_text(fault.read_text().replace(old, new))
+        jobs[f"fault {number}"] = {**jobs[name], "tree": str(folder / f"fault {number}")}
     file = folder / "jobs.json"
     file.write_text(json.dumps([*jobs.values()]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -103,6 +119,12 @@ def test_a_compressed_cache_lives(name: str, ran: dict[str, Result]) -> None:
     assert found["bytes_per_block"] == 2 * 2 * 16 * 4 * 256  # half of float16's
 
 
+@pytest.mark.parametrize("fault", range(len(FAULTS)))
+def test_a_planted_fault_is_seen(fault: int, ran: dict[str, Result]) -> None:
+    found = ran[f"fault {fault}"]
+    assert "error" in found or found["called"] or found["wrong_codes"] or found["worst"] > 1.0
+
+
 @pytest.mark.parametrize("name", ["auto", "fresh", "fresh auto always"])
 def test_an_uncompressed_cache_lives_as_before(name: str, ran: dict[str, Result]) -> None:
     found = ran[name]
@@ -113,10 +135,9 @@ def test_an_uncompressed_cache_lives_as_before(name: str, ran: dict[str, Result]
 
 
 def test_a_package_without_a_writer_says_what_to_build(ran: dict[str, Result]) -> None:
-    said = (
-        "the package has no writer of fp8_e4m3 caches: add cache to the operators of the spec, then build and install"
-    )
-    assert said.replace("fp8_e4m3", "fp8") in ran["without a writer"]["error"]
+    said = "NoKernelError: no kernel for head_size=256 block_size=16 dtype=float16 kv_cache_dtype=fp8_e4m3: "
+    assert ran["without a writer"]["error"].startswith(said)
+    assert "operators: [decode, cache]" in ran["without a writer"]["error"]
     assert any("nothing else can fill the fp8 cache" in line for line in ran["without a writer"]["log"])
 
 
