@@ -130,6 +130,8 @@ def show_document(found: Mapping[str, Any]) -> None:
         print(line)
     for each in table.tables(found):
         Console(width=120).print(each)
+    for line in table.notes(found):
+        print(line)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,6 +32,8 @@ def baseline(name: str, key: Key) -> Callable[[Call], None]:
         return functools.partial(vllm_operator(), kv_cache_dtype=key.kv_cache_dtype)
     if key.kv_cache_dtype != "auto" or not key.is_plain:
         raise NotApplicable("plain attention: no fp8 cache, and no features")
+    if name == "flex":
+        _compiled_flex_attention()
     return BASELINES[name]
 
 
@@ -139,6 +141,29 @@ def sdpa(call: Call) -> None:
         call.out[s] = out.view(heads, size)
 
 
+def flex(call: Call) -> None:
+    """As ``sdpa``, with torch's FlexAttention, compiled. The first call of a dtype compiles for tens of seconds."""
+    kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
+    attention = _compiled_flex_attention()
+    for s, length in enumerate(call.seq_lens.tolist()):
+        if not length:
+            call.out[s].zero_()
+            continue
+        keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in dense(call, s, length))
+        query = call.query[s].view(1, kv_heads, heads // kv_heads, size)
+        call.out[s] = attention(query, keys, values, scale=call.scale).view(heads, size)
+
+
+@functools.cache
+def _compiled_flex_attention() -> Callable[..., Any]:
+    """FlexAttention, compiled for any length. Raises NotApplicable where torch has none."""
+    try:
+        module: Any = importlib.import_module("torch.nn.attention.flex_attention")
+    except ImportError:
+        raise NotApplicable(f"torch {torch.__version__} has no FlexAttention") from None
+    return torch.compile(module.flex_attention, dynamic=True)
+
+
 def dense(call: Call, s: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of one sequence, gathered from its pages: [tokens, kv heads, head size] each."""
     _, kv_heads, _, page, _ = call.key_cache.shape
@@ -149,4 +174,4 @@ def dense(call: Call, s: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return keys[:length], values[:length]
 
 
-BASELINES: Mapping[str, Callable[[Call], None]] = {"sdpa": sdpa, "seed": seed_like}
+BASELINES: Mapping[str, Callable[[Call], None]] = {"sdpa": sdpa, "flex": flex, "seed": seed_like}

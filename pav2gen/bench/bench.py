@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -27,13 +28,17 @@ HOST_NOTE = "the CUDA kernels are not timed on a CPU: the host runtime checks an
 
 GIB = 1 << 30
 
+#: The constant part of a problem's time, in bytes of KV cache that take as long.
+FIXED_BYTES = 64 << 20
+
 
 @dataclass(frozen=True)
 class BenchOptions:
     """What is measured, and how. ``tensor_parallel`` None means the smallest size with a kernel's ratio.
 
-    max_gib: problems whose KV cache is larger are left out. progress: called with the number of samples to come, and
-    gives what is called after each of them.
+    max_gib: problems whose KV cache is larger are left out. seconds: no problem begins later than this, if it is not 0.
+    progress: called with the number of samples to come, and gives what is called after each of them. kept: called after
+    each problem with the document so far and the seconds that the other problems will take, by estimate.
     """
 
     device: torch.device
@@ -44,8 +49,10 @@ class BenchOptions:
     rounds: int = 7
     warmups: int = 2
     max_gib: float = 2.0
+    seconds: float = 0.0
     command: str = "pav2gen bench"
     progress: Callable[[str, int], Callable[[], object]] = lambda what, total: lambda: None
+    kept: Callable[[dict[str, Any], float], object] = lambda document, remaining: None
 
 
 class Setup:
@@ -119,11 +126,59 @@ def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[s
 
 
 def bench(chosen: Selection, options: BenchOptions) -> dict[str, Any]:
-    """Measure the kernels of ``chosen``: a document as docs/bench.md describes it. Raises UserError as ``problems``."""
+    """Measure the kernels of ``chosen``: a document as docs/bench.md describes it. Raises UserError as ``problems``.
+
+    An interrupt ends the measurement: the document then has the problems measured so far, and a note says so.
+    """
     with machine.current(options.device):
         setup = Setup(chosen, options.device)
         every, notes = problems(setup, options)
-        points = [measure(setup, problem, options) for problem in every]
+        document = _empty(setup, options, notes)
+        try:
+            _measure_all(setup, every, options, document)
+        except KeyboardInterrupt:
+            _note_rest(document, every, INTERRUPTED)
+    return document
+
+
+#: How the note of a measurement begins that the user ended.
+INTERRUPTED = "interrupted"
+
+
+def interrupted(document: Mapping[str, Any]) -> bool:
+    """Whether the user ended the measurement before its end."""
+    return any(note.startswith(INTERRUPTED) for note in document["notes"])
+
+
+def _measure_all(setup: Setup, every: Sequence[Problem], options: BenchOptions, document: dict[str, Any]) -> None:
+    """Measure each problem, and add its point to ``document``."""
+    started = time.monotonic()
+    for number, problem in enumerate(every):
+        if number and options.seconds and time.monotonic() - started > options.seconds:
+            _note_rest(document, every, f"out of time after {options.seconds:g} s")
+            break
+        document["points"].append(measure(setup, problem, options))
+        document["date"] = now()
+        options.kept(document, estimate(every, number + 1, time.monotonic() - started))
+
+
+def _note_rest(document: dict[str, Any], every: Sequence[Problem], why: str) -> None:
+    """Say in a document which problems were not measured."""
+    missing = every[len(document["points"]) :]
+    document["notes"].append(f"{why}: {len(missing)} of {len(every)} problems were not measured, from {missing[0]} on")
+
+
+def estimate(every: Sequence[Problem], measured: int, seconds: float) -> float:
+    """Seconds that the problems after the first ``measured`` will take, where those took ``seconds``.
+
+    The time of a problem grows with the bytes that it reads, beside a constant for its inputs and its check.
+    """
+    weights = [problem.kv_bytes + FIXED_BYTES for problem in every]
+    return seconds * sum(weights[measured:]) / sum(weights[:measured])
+
+
+def _empty(setup: Setup, options: BenchOptions, notes: Sequence[str]) -> dict[str, Any]:
+    """A document without points."""
     return {
         "kind": KIND,
         "schema": SCHEMA,
@@ -135,7 +190,7 @@ def bench(chosen: Selection, options: BenchOptions) -> dict[str, Any]:
         "package": setup.digest,
         "settings": {"rounds": options.rounds, "warmups": options.warmups, "cache_bytes": setup.cache_bytes},
         "notes": [*setup.notes, *notes],
-        "points": points,
+        "points": [],
     }
 
 
@@ -155,7 +210,8 @@ def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, 
     racing = {c.name: c.run for c in every if not entries[c.name]["because"]}
     copy, copy_bytes = machine.copy(setup.device, setup.cache_bytes)
     with torch.no_grad():
-        times = interleave({**racing, "copy": copy}, rotation(inputs), setup.device, *rounds, step)
+        slow = [peer.name for peer in peers]
+        times = interleave({**racing, "copy": copy}, rotation(inputs), setup.device, *rounds, step, slow)
     bandwidth = copy_bytes / times.pop("copy").median / 1e6
     for name, taken in times.items():
         entries[name] |= figures(taken, problem, bandwidth)

@@ -6,7 +6,7 @@ import functools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -20,6 +20,10 @@ Run = Callable[[Call], object]
 SAMPLE_SECONDS = {"cpu": 2e-4, "cuda": 2e-3}
 
 MOST_CALLS = 1000
+
+#: A baseline that takes longer is sampled once: it is slower by a factor of tens, and its rounds would take most of the
+#: time.
+SLOW_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -63,21 +67,29 @@ def interleave(
     rounds: int,
     warmups: int,
     step: Callable[[], object] = lambda: None,
+    once: Collection[str] = (),
 ) -> dict[str, Times]:
     """The times of ``contestants``, by name, over ``rounds`` rounds after ``warmups``; ``step`` follows each sample.
 
-    Each call takes the next of ``inputs``. The order of a round is drawn at random, the same in each run.
+    Each call takes the next of ``inputs``. The order of a round is drawn at random, the same in each run. Those of
+    ``once`` are sampled once, in the first round, if their first call takes longer than SLOW_SECONDS.
     """
+    slow: set[str] = set()
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     calls = dict.fromkeys(contestants, 1)
     order, generator = list(contestants), random.Random(0)
     for number in range(warmups + rounds):
         generator.shuffle(order)
         for name in order:
+            if name in slow and number != warmups:
+                step()
+                continue
             given = list(islice(inputs, calls[name]))
             took = seconds(functools.partial(_each, contestants[name], given), device) / calls[name]
             if number < warmups:
                 calls[name] = calls_of_a_sample(took, device)
+                if name in once and took > SLOW_SECONDS:
+                    slow.add(name)
             else:
                 samples[name].append(took * 1e3)
             step()

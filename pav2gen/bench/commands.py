@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from pav2gen.console import print_table
 from pav2gen.errors import UserError
 from pav2gen.files import check_output, check_replaceable
 from pav2gen.wording import quoted
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 #: What each command measures unless it is told.
 BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
 TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
+#: What ``bench --quick`` measures: problems that take a second each, and none that begins after so many seconds.
+QUICK: Mapping[str, Any] = {"seq_lens": (4096,), "num_seqs": (1,), "rounds": 3, "against": ("sdpa",), "seconds": 45.0}
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -79,51 +80,69 @@ max_gib_option = click.option(
     "--num-seqs", type=Numbers(), default=BENCH_BATCHES, help=f"Sequences in a batch.  {_shown(BENCH_BATCHES)}"
 )
 @click.option(
-    "--against", multiple=True, type=click.Choice(["sdpa", "seed", "vllm", "none"]), default=("sdpa", "seed", "vllm"),
-    show_default=True, help="Whom to measure beside the kernels. Repeatable.",
+    "--against", multiple=True, type=click.Choice(["sdpa", "flex", "seed", "vllm", "none"]),
+    default=("sdpa", "seed", "vllm"), show_default=True, help="Whom to measure beside the kernels. Repeatable.",
 )  # fmt: skip
 @click.option("--tensor-parallel", type=click.IntRange(min=1), help="The rank's heads.  [default: the fewest ranks]")
 @click.option("--rounds", type=click.IntRange(min=3), default=7, show_default=True, help="Samples of each contestant.")
 @max_gib_option
+@click.option("--quick", is_flag=True, help="Under a minute: 4096 tokens, one sequence, 3 rounds, against sdpa.")
 @click.option("--json", "json_file", type=PATH, metavar="FILE", help="Also write all figures to FILE.")
 @click.pass_context
 def bench(
-    ctx: click.Context, /, spec: Path, device: str, filters: tuple[str, ...], json_file: Path | None, **options: Any
+    ctx: click.Context,
+    /,
+    spec: Path,
+    device: str,
+    filters: tuple[str, ...],
+    json_file: Path | None,
+    quick: bool,
+    **options: Any,
 ) -> None:
     """Measure the kernels of SPEC against torch's attention, the plain algorithm and vLLM's operator.
 
     Every contestant is checked against float64 before it is timed; one that is wrong is not timed, and the command
-    exits with 1. All take turns, in a new order each round, over inputs larger than the cache.
+    exits with 1. All take turns, in a new order each round, over inputs larger than the cache. A table is printed as
+    soon as its problems are measured. Ctrl-C ends the measurement: what was measured is printed, and kept in FILE.
 
     \b
     Example:
+      pav2gen bench specs/qwen36.yaml --quick
       pav2gen bench specs/qwen36.yaml --filter dtype=float16 --seq-len 8192,100000
       pav2gen bench specs/qwen36.yaml --device cuda --json bench.json
     """
     require_torch("bench")
-    from pav2gen.bench import machine, table
+    from pav2gen.bench import machine
     from pav2gen.bench import measurement_file as document
-    from pav2gen.bench.bench import BenchOptions, wrong
+    from pav2gen.bench.bench import BenchOptions, interrupted, wrong
     from pav2gen.bench.bench import bench as measure
+    from pav2gen.bench.live import Live
 
     if json_file:
         check_output(json_file, spec)
         document.check_writable(json_file)
+    options |= quick_options(ctx) if quick else {}
     against = tuple(name for name in options.pop("against") if name != "none")
+    live = Live(json_file)
     with progress() as bar:
         found = measure(
             selected(spec, filters),
             BenchOptions(
-                machine.device_of(device), against=against, command=command_line(ctx), progress=bar, **options
+                machine.device_of(device), against=against, command=command_line(ctx), progress=bar, kept=live.keep,
+                **options,
             ),
-        )
-    if json_file:
-        document.write(json_file, found)
-    _print_bench(found, table)
+        )  # fmt: skip
+    live.end(found)
     failures = list(wrong(found))
     for failure in failures:
         click.echo(f"error: {failure}", err=True)
-    ctx.exit(1 if failures else 0)
+    ctx.exit(130 if interrupted(found) else 1 if failures else 0)
+
+
+def quick_options(ctx: click.Context) -> dict[str, Any]:
+    """What ``--quick`` measures: its own values for the options that the command line does not give."""
+    given = {name for name in QUICK if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE}
+    return {name: value for name, value in QUICK.items() if name not in given}
 
 
 @click.command()
@@ -244,14 +263,6 @@ def progress() -> Iterator[Callable[[str, int], Callable[[], object]]]:
             return lambda: bar.advance(task)
 
         yield begin
-
-
-def _print_bench(found: dict[str, Any], table: Any) -> None:
-    for line in table.head(found):
-        click.echo(line)
-    for each in table.tables(found):
-        click.echo()
-        print_table(each)
 
 
 COMMANDS = (bench, tune, report)

@@ -34,8 +34,10 @@ KIND, SCHEMA = "pav2gen bench", 1
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` to ``path``, in a folder that is there. Raises OSError."""
-    path.write_text(rendered(document), encoding="utf-8")
+    """Write ``document`` to ``path``, in a folder that is there, whole or not at all. Raises OSError."""
+    beside = path.with_name(f".{path.name}.tmp")
+    beside.write_text(rendered(document), encoding="utf-8")
+    beside.replace(path)
 
 
 def check_writable(path: Path) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pav2gen.runtime.select import MIB, Key
 
-PEERS = ("sdpa", "seed", "vllm")
+PEERS = ("sdpa", "flex", "seed", "vllm")
 FIRST_COLUMNS, LAST_COLUMNS = ("S", "L", "contestant", "ms", "+-"), ("GB/s", "copy", "calls", "MiB")
 
 
@@ -89,14 +89,20 @@ def _ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> str
 
 
 def head(document: Mapping[str, Any]) -> Iterator[str]:
-    """What stands above the tables: the device, the versions, the bandwidth, and what was left out."""
+    """What stands above the tables: the device, the versions, and what the columns mean."""
     device, versions = document["device"], document["versions"]
     yield f"{document['spec']['file']} on {device['name']}: {device['about']}"
     yield f"{', '.join(f'{name} {version}' for name, version in versions.items())}; {document['date']}"
-    rates = [point["copy_gbps"] for point in document["points"]]
     yield (
         f"ms: the median of {document['settings']['rounds']} interleaved rounds; +-: their middle half; "
-        f"x: times as fast; copy: share of what a copy reached beside it ({min(rates):.1f} to {max(rates):.1f} GB/s); "
+        f"x: times as fast; copy: share of what a copy reached beside it; "
         f"calls: ATen calls that are no views, and CUDA launches; MiB: workspace; *: the dispatch table's choice"
     )
+
+
+def notes(document: Mapping[str, Any]) -> Iterator[str]:
+    """What was left out, and why; how fast a copy was."""
+    rates = [point["copy_gbps"] for point in document["points"]]
+    if rates:
+        yield f"a copy reached {min(rates):.1f} to {max(rates):.1f} GB/s, read and written"
     yield from (f"note: {note}" for note in document["notes"])

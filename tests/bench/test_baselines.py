@@ -1,5 +1,6 @@
 """The baselines compute what they should, or say why they have no part in a problem."""
 
+import importlib
 import sys
 import types
 
@@ -12,6 +13,10 @@ from pav2gen.bench.baselines import NotApplicable, baseline
 from pav2gen.bench.problem import Problem
 from pav2gen.runtime.select import Key
 
+try:
+    FLEX = importlib.import_module("torch.nn.attention.flex_attention")
+except ImportError:
+    FLEX = None
 KEY = Key(64, 3, 16, "float32", "auto", False, False)
 
 
@@ -20,11 +25,21 @@ def inputs_of(key, length=600):
     return inputs.first, truth.truth(inputs.small, key.kv_cache_dtype, [0, 1])
 
 
-@pytest.mark.parametrize("name", ["seed", "sdpa"])
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch):
+    """FlexAttention as it is: to compile it takes most of a minute."""
+    if FLEX:
+        monkeypatch.setattr(baselines, "_compiled_flex_attention", lambda: FLEX.flex_attention)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", ["seed", "sdpa", "flex"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("length", [1, 16, 600])
 def test_they_are_right(name, dtype, length):
     call, expected = inputs_of(KEY._replace(dtype=dtype), length)
+    if name == "flex" and not FLEX:
+        pytest.skip("this torch has no FlexAttention")
     baseline(name, KEY)(call)
     assert (call.out.double() - expected).norm() / expected.norm() < baselines.TOLERANCE[dtype]
 
@@ -32,7 +47,7 @@ def test_they_are_right(name, dtype, length):
 def test_an_empty_sequence_gives_zeros():
     call, _ = inputs_of(KEY)
     call.seq_lens[1] = 0
-    for run in baselines.BASELINES.values():
+    for run in (run for name, run in baselines.BASELINES.items() if FLEX or name != "flex"):
         call.out.fill_(float("nan"))
         run(call)
         assert not call.out[0].isnan().any() and (call.out[1] == 0).all()
@@ -43,6 +58,14 @@ def test_plain_attention_has_no_part_in_other_problems(change):
     for name in baselines.BASELINES:
         with pytest.raises(NotApplicable, match="plain attention"):
             baseline(name, KEY._replace(**change))
+
+
+def test_without_flex_attention_it_is_absent(monkeypatch):
+    monkeypatch.undo()
+    baselines._compiled_flex_attention.cache_clear()
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.flex_attention", None)
+    with pytest.raises(NotApplicable, match=r"torch .* has no FlexAttention"):
+        baseline("flex", KEY)
 
 
 def test_without_vllm_its_operator_is_absent():

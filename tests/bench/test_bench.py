@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from pav2gen.bench import bench as benching
-from pav2gen.bench import commands, contestants, machine, table
+from pav2gen.bench import commands, contestants, live, machine, table
 from pav2gen.bench import measurement_file as documents
 from pav2gen.bench.problem import Problem, make
 from pav2gen.errors import UserError
@@ -194,10 +194,100 @@ def test_the_table_for_people(spec_path):
     lines = result.output.splitlines()
     header = next(line for line in lines if "contestant" in line)
     assert " ".join(header.split()) == "S L contestant ms +- x sdpa x seed GB/s copy calls MiB"
-    assert max(map(len, lines[lines.index(header) :])) <= 80, "it fits a terminal"
+    end = next(number for number, line in enumerate(lines) if line.startswith("a copy reached"))
+    assert max(map(len, lines[lines.index(header) : end])) <= 80, "it fits a terminal"
     assert sum("torch p" in line for line in lines) == 2 and sum(" * " in line for line in lines) == 1
     assert any(line.startswith("vllm: vLLM is not installed") for line in lines)
     assert documents.read(Path("out.json"))["command"] == f"pav2gen bench {words}"
+
+
+@pytest.fixture
+def points(monkeypatch, document):
+    """Problems that are measured at once: each gives the point of the small document with its length."""
+
+    def measure(setup, problem, given):
+        point = next(p for p in document["points"] if p["key"] == problem.key._asdict())
+        return {**point, "num_seqs": problem.num_seqs, "seq_len": problem.seq_len}
+
+    monkeypatch.setattr(benching, "measure", measure)
+    return measure
+
+
+def test_each_problem_is_kept_as_it_is_measured(selection, points):
+    kept = []
+    found = benching.bench(selection, options(kept=lambda so_far, left: kept.append((len(so_far["points"]), left > 0))))
+    assert kept == [(1, True), (2, True), (3, True), (4, False)] and len(found["points"]) == 4
+    assert not benching.interrupted(found)
+
+
+def test_the_time_to_come_grows_with_the_bytes(selection):
+    key = Key(**FLOAT16)
+    sizes = [Problem(key, 2, 1, length) for length in (1 << 20, 2 << 20, 1 << 20)]
+    assert all(each.kv_bytes > 10 * benching.FIXED_BYTES / 2 for each in sizes[1:2])
+    assert benching.estimate(sizes, 1, 10.0) == pytest.approx(30.0, rel=0.15)
+    assert benching.estimate(sizes, 3, 10.0) == 0
+
+
+def test_what_was_measured_before_an_interrupt_is_kept(spec_path, points, monkeypatch):
+    def measure(setup, problem, given):
+        if (problem.key.dtype, problem.seq_len) == ("float32", 300):
+            raise KeyboardInterrupt
+        return points(setup, problem, given)
+
+    monkeypatch.setattr(benching, "measure", measure)
+    words = [str(spec_path), "--seq-len", "100,300", "--num-seqs", "2", "--json", "out.json"]
+    result = CliRunner().invoke(commands.bench, words)
+    assert result.exit_code == 130
+    found = documents.read(Path("out.json"))
+    assert [(p["key"]["dtype"], p["seq_len"]) for p in found["points"]] == [
+        ("float16", 100), ("float16", 300), ("float32", 100),
+    ]  # fmt: skip
+    assert found["notes"][-1].startswith("interrupted: 1 of 4 problems were not measured, from S=2 L=300 4/2 heads")
+    assert result.output.count("contestant ") == 2, "both tables are printed"
+    assert "note: interrupted" in result.output
+
+
+def test_a_table_is_printed_when_the_next_begins(spec_path, points, monkeypatch, capsys):
+    seen = []
+
+    def measure(setup, problem, given):
+        seen.append(capsys.readouterr())
+        return points(setup, problem, given)
+
+    monkeypatch.setattr(benching, "measure", measure)
+    with pytest.raises(SystemExit, match="0"):
+        commands.bench.main([str(spec_path), "--seq-len", "100,300", "--num-seqs", "2"])
+    printed = [each.out.count("contestant ") for each in [*seen, capsys.readouterr()]]
+    assert printed == [0, 0, 0, 1, 1]  # when each of four problems begins, and in the end
+    assert "to come, by the time of the problems so far" in seen[1].err
+
+
+def test_quick_measures_little_unless_it_is_told_otherwise(spec_path, monkeypatch):
+    given = []
+
+    def bench(chosen, asked):
+        given.append(asked)
+        raise UserError("enough")
+
+    monkeypatch.setattr(benching, "bench", bench)
+    CliRunner().invoke(commands.bench, [str(spec_path), "--quick"])
+    CliRunner().invoke(commands.bench, [str(spec_path), "--quick", "--rounds", "5", "--against", "seed"])
+    asked = [(each.seq_lens, each.num_seqs, each.rounds, each.against, each.seconds) for each in given]
+    assert asked == [((4096,), (1,), 3, ("sdpa",), 45.0), ((4096,), (1,), 5, ("seed",), 45.0)]
+    assert given[0].command == f"pav2gen bench {spec_path} --quick"
+
+
+def test_no_problem_begins_after_the_time_is_up(selection, points, monkeypatch):
+    clock = iter([0.0, 1.0, 9.0, 50.0])
+    monkeypatch.setattr(benching.time, "monotonic", lambda: next(clock, 50.0))
+    found = benching.bench(selection, options(seconds=45.0))
+    assert 1 <= len(found["points"]) < 4
+    assert found["notes"][-1].startswith("out of time after 45 s: ")
+
+
+@pytest.mark.parametrize("seconds, words", [(5, "5 s"), (99, "99 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_a_duration_in_words(seconds, words):
+    assert live.duration(seconds) == words
 
 
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(spec_path, monkeypatch):

@@ -44,6 +44,18 @@ def test_all_take_part_in_each_round_and_warm_up_first(ticks):
     assert all(each.median == pytest.approx(1.0) for each in times.values())
 
 
+def test_a_slow_baseline_is_sampled_once(ticks, monkeypatch):
+    steps = []
+    monkeypatch.setattr(clock, "SLOW_SECONDS", 5e-4)  # a call of the clock takes 1e-3
+    runs = {name: lambda call, name=name: ticks.append(name) for name in CONTESTANTS}
+    times = interleave(runs, itertools.cycle(range(5)), CPU, 6, 2, lambda: steps.append(1), once=["b"])
+    assert {name: len(each.samples) for name, each in times.items()} == {"a": 6, "b": 1, "c": 6}
+    assert ticks.count("b") == 2 and len(steps) == 24, "it warms up once, and the progress counts on"
+    monkeypatch.setattr(clock, "SLOW_SECONDS", 2e-3)
+    times = interleave(runs, itertools.cycle(range(5)), CPU, 6, 2, once=["b"])
+    assert len(times["b"].samples) == 6
+
+
 def test_each_call_has_the_next_inputs(ticks):
     race(ticks, rounds=4)
     assert [call for _, call in ticks] == [i % 5 for i in range(len(ticks))]
