@@ -411,6 +411,7 @@ __global__ void flagged(int* out) {
 EXPORT int wait_for_flag(int* out) { RUN(flagged, 1, 160, out) }
 
 // ---- leaving the process
+#ifndef __NVCC__  // which refuses it
 __global__ void leaving(int how) {
     if (threadIdx.x == 3) {
         if (how == 0) exit(0);  // @exit0
@@ -421,6 +422,7 @@ __global__ void leaving(int how) {
     }
 }
 EXPORT int leave_process(int how) { RUN(leaving, 1, 32, how) }
+#endif
 
 // ---- local arrays that are larger than the stack and its guard
 template <int bytes>

@@ -19,7 +19,7 @@ nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installe
 
 @nvcc
 @pytest.mark.parametrize(
-    "source, arch", [("patterns", 75), ("faults", 75), ("storage", 75), ("races", 75), ("builtins", 80)]
+    "source, arch", [("patterns", 75), ("faults", 75), ("storage", 75), ("races", 75), ("host", 75), ("builtins", 80)]
 )
 def test_nvcc_compiles_the_same_sources(tmp_path, source, arch):
     """builtins.cu needs sm_80: warp reductions and bfloat16 arithmetic."""
