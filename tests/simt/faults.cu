@@ -410,6 +410,30 @@ __global__ void flagged(int* out) {
 }
 EXPORT int wait_for_flag(int* out) { RUN(flagged, 1, 160, out) }
 
+// A word goes from thread 0 to thread 140 by way of thread 70, with a flag for each step.
+__global__ void relayed(int* out, int fenced) {
+    __shared__ int flags[2], word;
+    if (threadIdx.x == 0) flags[0] = flags[1] = 0;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        word = 4;  // @sent
+        __threadfence_block();
+        atomicExch(&flags[0], 1);
+    }
+    if (threadIdx.x == 70) {
+        while (atomicAdd(&flags[0], 0) == 0) {
+        }
+        if (fenced) __threadfence_block();
+        atomicExch(&flags[1], 1);
+    }
+    if (threadIdx.x == 140) {
+        while (atomicAdd(&flags[1], 0) == 0) {
+        }
+        *out = word;  // @received
+    }
+}
+EXPORT int relay(int* out, int fenced) { RUN(relayed, 1, 160, out, fenced) }
+
 // ---- leaving the process
 #ifndef __NVCC__  // which refuses it
 __global__ void leaving(int how) {

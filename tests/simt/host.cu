@@ -100,6 +100,9 @@ EXPORT int a_pitch_too_long(int* out, int rows) {
 EXPORT int too_much(int* out) {
     void* p = out;
     const int code = cudaMalloc(&p, (size_t)-4);
+    if (cudaMalloc((void**)nullptr, 4) != cudaErrorInvalidValue || cudaGetLastError() != cudaErrorInvalidValue)
+        return -2;
+    if (cudaMalloc(&p, (size_t)-400) != cudaErrorMemoryAllocation) return -3;
     return p ? -1 : code * 1000 + cudaGetLastError();
 }
 EXPORT int memory_left() {

@@ -286,6 +286,15 @@ def test_a_thread_waits_for_a_flag(either, order):
     assert (code, kinds(report), out[0]) == (0, [], 9)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_word_that_is_passed_on(checked, order):
+    out = ints(1)
+    code, report = run(checked, "relay", out, 1, lane_order=order, time_limit=20)
+    assert (code, kinds(report), out[0]) == (0, [], 4)
+    _, report = run(checked, "relay", out, 0, lane_order=order, time_limit=20)
+    assert marks(only(report, "race")) == {"sent", "received"}
+
+
 def test_the_advice_is_the_least_that_orders_all(checked, warp):
     """Lanes of one warp need __syncwarp only; where threads of others meet there too, it is __syncthreads."""
     _, report = run(checked, "warp_tree", floats(warp), floats(warp), 2)

@@ -50,7 +50,10 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     if args.json:
         text = json.dumps(dataclasses.asdict(report), indent=1) + "\n"
         Path(args.json).write_text(text, encoding="utf-8", errors="surrogateescape")
-    print(report)
+    try:
+        print(report, flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code or int(bool(report.findings))
 
 

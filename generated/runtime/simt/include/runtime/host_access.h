@@ -99,8 +99,8 @@ static bool handler_installed = false;
 inline void on_host_fault(int number, siginfo_t* info, void* context) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(info->si_addr);
     {
-        std::lock_guard<std::recursive_timed_mutex> lock(turns.mutex);
-        Region* r = in_kernel() ? nullptr : regions.owned(address);
+        const Turn turn;
+        Region* r = turn.error ? nullptr : regions.owned(address);
         if (r && !r->exposed) {
             report_host_access(*r, address, context);
             return expose(*r);

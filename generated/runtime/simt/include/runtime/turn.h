@@ -5,10 +5,8 @@
 #pragma once
 #include <pthread.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
-#include <chrono>
-#include <mutex>
-#include <new>
 #include "machine.h"
 
 namespace simt {
@@ -17,7 +15,7 @@ inline namespace SIMT_ABI {
 inline pid_t thread_id() { return (pid_t)syscall(SYS_gettid); }
 
 struct Turns {
-    std::recursive_timed_mutex mutex;
+    pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
     volatile pid_t launching = 0;  // the thread that runs a kernel
     bool held_for_fork = false;
     bool orphaned = false;  // forked in the middle of another thread's turn
@@ -28,23 +26,29 @@ static Turns turns;
 inline bool in_kernel() { return current && turns.launching == thread_id(); }
 
 inline void before_fork() {
-    turns.held_for_fork = !in_kernel() && turns.mutex.try_lock_for(std::chrono::seconds(10));
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 10;
+    turns.held_for_fork = !in_kernel() && pthread_mutex_timedlock(&turns.mutex, &until) == 0;
 }
 inline void after_fork_in_parent() {
-    if (turns.held_for_fork) turns.mutex.unlock();
+    if (turns.held_for_fork) pthread_mutex_unlock(&turns.mutex);
 }
 inline void after_fork_in_child() {
     turns.orphaned = turns.orphaned || !turns.held_for_fork;
-    new (&turns.mutex) std::recursive_timed_mutex();  // its owner was the parent's thread
+    turns.mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;  // its owner was the parent's thread
 }
 
 // For a call of the host's API: false in a kernel, which has no such calls, and in an orphaned child.
 struct Turn {
-    std::unique_lock<std::recursive_timed_mutex> lock;
-    int error;
+    const int error;
     Turn() : error(in_kernel() ? cudaErrorNotSupported : turns.orphaned ? cudaErrorInitializationError : cudaSuccess) {
-        if (!error) lock = std::unique_lock<std::recursive_timed_mutex>(turns.mutex);
+        if (!error) pthread_mutex_lock(&turns.mutex);
     }
+    ~Turn() {
+        if (!error) pthread_mutex_unlock(&turns.mutex);
+    }
+    Turn(const Turn&) = delete;
 };
 
 }  // namespace SIMT_ABI

@@ -54,6 +54,7 @@ inline bool name_allocation(void* base, size_t bytes, size_t mapped, MemoryKind 
 int allocate(void** pointer, size_t bytes, MemoryKind kind, const char* file, int line) {
     const Turn turn;
     if (turn.error) return turn.error;
+    if (!pointer) return failed(cudaErrorInvalidValue);
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
     if (bytes > device_bytes - regions.allocated) return failed(cudaErrorMemoryAllocation);
@@ -214,9 +215,25 @@ inline int check_copy(Rows& to, Rows& from, int kind, HostCall at) {
     return cudaSuccess;
 }
 
-inline void open_side(const Rows& side) {
-    if (side.region) expose(*side.region);
-}
+// Opens the pages of one side while it lives, and no others: an allocation may have very many.
+struct Opening {
+    uintptr_t low = 0;
+    size_t bytes = 0;
+
+    explicit Opening(const Rows& side) {
+        if (!side.region || side.region->exposed) return;
+        const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+        size_t extent = 0;
+        side.extent(&extent);
+        low = side.base / page * page;
+        bytes = (side.base + extent + page - 1) / page * page - low;
+        mprotect(reinterpret_cast<void*>(low), bytes, PROT_READ | PROT_WRITE);
+    }
+    ~Opening() {
+        if (bytes) mprotect(reinterpret_cast<void*>(low), bytes, PROT_NONE);
+    }
+    Opening(const Opening&) = delete;
+};
 
 int copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows, int kind,
               const char* file, int line) {
@@ -226,11 +243,10 @@ int copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, si
     const HostCall at{file, line};
     if (const int error = check_copy(target, source, kind, at)) return failed(error);
     if (SIMT_CHECKED) carry_initialised(target, source, at);
-    open_side(target);
-    open_side(source);
+    hide_all();
+    const Opening to_pages(target), from_pages(source);
     for (size_t row = 0; row < rows; row++)
         memmove(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
-    hide_all();
     return cudaSuccess;
 }
 
@@ -240,13 +256,13 @@ int fill_rows(void* to, size_t pitch, int byte, size_t width, size_t rows, const
     if (rows > 1 && width > pitch) return failed(cudaErrorInvalidPitchValue);
     Rows target{(uintptr_t)to, pitch, width, rows, true};
     if (!check_device_side(target, {file, line})) return failed(cudaErrorInvalidValue);
-    open_side(target);
+    hide_all();
+    const Opening pages(target);
     for (size_t row = 0; row < rows; row++) {
         memset(static_cast<char*>(to) + row * pitch, byte, width);
         if (!target.region->initialised.empty())
             memset(&target.region->initialised[target.base - target.region->base + row * pitch], 1, width);
     }
-    hide_all();
     return cudaSuccess;
 }
 
