@@ -1,0 +1,90 @@
+"""The fields of a config.json: what it gives, then the defaults of the model's class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pav2gen.errors import UserError
+from pav2gen.reading.model.defaults import TEXT_TYPES, defaults_of
+from pav2gen.wording import quoted
+
+#: Keys of the language model in a config of several parts, from the outside in.
+PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
+
+
+class Fields:
+    """The fields of a language model: those of its own part, the defaults of its class, then those around the part."""
+
+    def __init__(self, config: Mapping[str, Any], file: str) -> None:
+        outer, own = split(config)
+        self.file = file
+        self.own = own
+        self.outer = outer
+        kind = own.get("model_type") or TEXT_TYPES.get(str(outer.get("model_type")), outer.get("model_type"))
+        self.model_type = str(kind) if kind else ""
+        self.defaults = defaults_of(kind)
+
+    def get(self, *keys: str) -> Any:
+        """The first value of ``keys`` that is given and not null, else the default of one; None if there is none.
+
+        A null in the model's own part stands against a default, but not against a value around the part.
+        """
+        nulls = any(key in self.own for key in keys)
+        for source in (self.own, *([] if nulls else [self.defaults]), self.outer):
+            for key in keys:
+                if source.get(key) is not None:
+                    return source[key]
+        return None
+
+    def given(self, key: str) -> bool:
+        """Whether the config itself gives ``key`` a value."""
+        return self.own.get(key) is not None or self.outer.get(key) is not None
+
+    def count(self, *keys: str) -> int:
+        """The first of ``keys`` that is there. Raises UserError where none is, or it is no positive whole number."""
+        value = self.get(*keys)
+        if value is None:
+            raise self.fail(f"lacks {keys[0]}; {self._hint()}")
+        if not is_count(value):
+            key = next((key for key in keys if self.get(key) is not None), keys[0])
+            raise self.fail(f"{key} must be a positive whole number, not {quoted(value)}")
+        return int(value)
+
+    def part(self, key: str) -> dict[str, Any]:
+        """The mapping at ``key``; empty if there is none."""
+        value = self.get(key)
+        return value if isinstance(value, dict) else {}
+
+    def listed(self, key: str) -> list[Any]:
+        """The list at ``key``; empty if there is none."""
+        value = self.get(key)
+        return value if isinstance(value, list) else []
+
+    def fail(self, message: str) -> UserError:
+        """A UserError that names the file."""
+        return UserError(message, self.file)
+
+    def _hint(self) -> str:
+        """What to do where a key is missing."""
+        if self.model_type and not self.defaults and (self.own or self.outer):
+            return (
+                f"the defaults of model type {quoted(self.model_type)} are not known: write the key into a copy of the "
+                "file, if it is the config.json of a language model"
+            )
+        return "is it the config.json of a language model?"
+
+
+def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A config's fields around the part of the language model, and those of the part itself."""
+    outer: dict[str, Any] = {}
+    own = dict(config)
+    while key := next((key for key in PARTS if isinstance(own.get(key), dict)), ""):
+        outer |= {name: value for name, value in own.items() if name != key}
+        own = dict(own[key])
+    return outer, own
+
+
+def is_count(value: object, most: int | None = None) -> bool:
+    """Whether ``value`` is a whole number from 1, and no more than ``most``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0 and (most is None or value <= most)

@@ -1,0 +1,153 @@
+"""The heads of a model's attention: how many, how many of keys and values, and of which size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pav2gen.reading.model.fields import Fields, is_count
+from pav2gen.wording import one_of, quoted
+
+#: DeepSeek's heads of 192 as vLLM 0.6 keeps them in the cache: padded (deepseek_v2.py).
+PADDED_LATENT = 256
+
+QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+
+#: What models call the number of KV heads.
+KV_HEADS = (
+    "num_global_key_value_heads",  # of the layers without a window, where they have heads of their own
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_head_kv",  # Falcon
+    "n_kv_heads",
+    "num_attention_groups",  # Step
+    "num_query_groups",
+)
+HEAD_SIZES = ("global_head_dim", "head_dim", "kv_channels", "attention_head_dim")
+HIDDEN_SIZES = ("hidden_size", "n_embd", "n_embed", "d_model")
+
+#: A key that may give the number of KV heads, by a name that is not known.
+_LIKE_KV_HEADS = re.compile(
+    r"(kv|key_?value|query|attention|attn).*(head|group)|(head|group).*(kv|key_?value|query)", re.I
+)
+_NOT_KV_HEADS = re.compile(r"dim|size|rank|scale|bias|norm|pattern|layer|window|swa", re.I)
+
+
+def num_heads(fields: Fields) -> int:
+    """The number of query heads. Raises UserError where the config does not say."""
+    return fields.count(*QUERY_HEADS)
+
+
+def num_kv_heads(fields: Fields, heads: int) -> int:
+    """The number of KV heads, by the names that models give it; as many as query heads if none is there."""
+    if is_latent(fields):
+        return heads
+    if each := kv_heads_by_layer(fields, heads):
+        return max(each)
+    if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
+        return 1  # Falcon-7B, StarCoder
+    if "kv_n_heads" in fields.part("attn_config"):
+        return Fields(fields.part("attn_config"), fields.file).count("kv_n_heads")  # MPT, DBRX
+    names = [*KV_HEADS]
+    if fields.get("multi_query_attention") is not False:
+        names.insert(0, "multi_query_group_num")  # ChatGLM
+    return fields.count(*names) if fields.get(*names) is not None else heads
+
+
+def head_size(fields: Fields, heads: int) -> int:
+    """The size of a head of Q and K: given, or the hidden size shared out over the heads."""
+    if is_latent(fields):
+        return _latent_head_size(fields)
+    if fields.get(*HEAD_SIZES) is not None:
+        return fields.count(*HEAD_SIZES)
+    hidden = fields.count(*HIDDEN_SIZES)
+    if hidden % heads:
+        raise fields.fail(f"lacks head_dim, and hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+    return hidden // heads
+
+
+def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
+    """The numbers of KV heads that layers have, where a config gives them by layer.
+
+    Raises UserError where they differ and vLLM has no one number for them.
+    """
+    listed = fields.get("num_key_value_heads_per_layer")
+    if isinstance(listed, list):  # DeciLM: vLLM repeats KV heads until all layers have the most
+        return {count for count in listed if is_count(count, heads)}
+    parts = [block.get("attention") for block in fields.listed("block_configs") if isinstance(block, dict)]
+    found: list[Any] = [part.get("n_heads_in_group") for part in parts if isinstance(part, dict)]
+    groups = {group for group in found if is_count(group, heads)}
+    if len(groups) > 1:
+        raise fields.fail(
+            f"block_configs: the query heads for each KV head differ by layer, {one_of(sorted(groups))}; a spec is of "
+            "one model with one number of KV heads: init from a copy that names one of them as num_key_value_heads"
+        )
+    return {heads // group for group in groups}
+
+
+def is_latent(fields: Fields) -> bool:
+    """Whether attention is latent: keys and values come from one small vector for all heads."""
+    return fields.get("kv_lora_rank") is not None
+
+
+def _latent_head_size(fields: Fields) -> int:
+    """The size of a head as vLLM 0.6 expands it. Raises UserError where the config doesn't say."""
+    size = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
+    return PADDED_LATENT if fields.model_type.startswith("deepseek") else size
+
+
+def head_notes(fields: Fields, heads: int) -> Iterator[str]:
+    """What to know of the heads beside their numbers."""
+    if is_latent(fields):
+        yield (
+            "attention is latent (kv_lora_rank): vLLM 0.6 expands it to a KV head for each query head, as here; vLLM "
+            "from 0.7 on keeps the latent vector instead, which no kernel here reads"
+        )
+        return
+    if len(kv_heads_by_layer(fields, heads)) > 1:
+        yield "layers differ in their KV heads: vLLM 0.6 repeats them until all have the most, as here"
+    yield from _by_kind_of_layer(fields)
+    if num_kv_heads(fields, heads) == heads:
+        for key, value in _unknown_kv_heads(fields, heads):
+            yield (
+                f"the config has {key}: {value}, a name that pav2gen does not know: if it is the number of KV heads, "
+                "write it as num_key_value_heads into a copy, and run init again"
+            )
+
+
+def value_size(fields: Fields, size: int) -> int:
+    """The size of a head of V."""
+    value = fields.get("v_head_dim")
+    return int(value) if is_count(value) and not is_latent(fields) else size
+
+
+def _by_kind_of_layer(fields: Fields) -> Iterator[str]:
+    """Where layers with a window have other heads than the layers without, which the spec is of."""
+    own = {
+        "query heads": (QUERY_HEADS, ("swa_num_attention_heads",)),
+        "KV heads": (KV_HEADS[1:], ("swa_num_key_value_heads",)),
+        "head size": (HEAD_SIZES[1:], ("swa_head_dim",)),
+    }
+    full = {"KV heads": ("num_global_key_value_heads",), "head size": ("global_head_dim",)}
+    said = []
+    for what, (names, windowed) in own.items():
+        if fields.get(*windowed) is not None:
+            said.append(f"{what} {_shown(fields.get(*windowed))}")
+        elif what in full and fields.get(*full[what]) is not None and fields.get(*names) is not None:
+            said.append(f"{what} {_shown(fields.get(*names))}")
+    if said:
+        yield f"the spec is of the layers without a window; those with one have other heads ({', '.join(said)})"
+
+
+def _shown(value: object) -> str:
+    return str(value) if is_count(value, 1 << 31) else quoted(value)
+
+
+def _unknown_kv_heads(fields: Fields, heads: int) -> Iterator[tuple[str, int]]:
+    """Keys of the config that look like a number of KV heads, and their values."""
+    known = {*KV_HEADS, *QUERY_HEADS, "multi_query_group_num", "num_key_value_groups"}
+    for key, value in fields.own.items():
+        looks = _LIKE_KV_HEADS.search(key) and not _NOT_KV_HEADS.search(key) and key.isidentifier() and len(key) < 64
+        if looks and key not in known and is_count(value, heads - 1) and heads % value == 0:
+            yield key, value
