@@ -155,16 +155,23 @@ def quick_options(ctx: click.Context) -> dict[str, Any]:
 @click.option("--runs", type=click.IntRange(min=2), default=3, show_default=True, help="Runs, which must agree.")
 @max_gib_option
 @click.option("--replace", is_flag=True, help="Lose rows of an earlier run that this one does not measure.")
+@click.option("--layouts", is_flag=True, help="Compare layouts of the CUDA kernels instead, and print the best.")
 @click.pass_context
-def tune(ctx: click.Context, /, spec: Path, device: str, filters: tuple[str, ...], **options: Any) -> None:
+def tune(
+    ctx: click.Context, /, spec: Path, device: str, filters: tuple[str, ...], layouts: bool, **options: Any
+) -> None:
     """Find the fastest partition sizes of SPEC on this device, and write specs/tuning/SPEC.DEVICE.yaml.
 
     The next build reads that file into the dispatch table, where its rows override the cost model, on this device, for
     calls of the sizes measured down to half of each. Kernels that are wrong are discarded, and the command exits with
     1; noisy figures are called so, and choose nothing. A run that was cut short goes on where it stopped.
 
+    With --layouts nothing is written: the layouts that the plans rank first are compiled into one library and timed in
+    turn, and the command prints their times and the lines of the spec that would take the best.
+
     \b
     Example:
+      pav2gen tune specs/qwen36.yaml --device cuda --layouts
       pav2gen tune specs/qwen36.yaml --device cuda
       pav2gen tune specs/qwen36.yaml --filter dtype=float16 --num-seqs 1,8 --seq-len 16384,131072
       pav2gen build specs/qwen36.yaml
@@ -174,6 +181,9 @@ def tune(ctx: click.Context, /, spec: Path, device: str, filters: tuple[str, ...
     from pav2gen.bench.tune import TuneOptions
     from pav2gen.bench.tune import tune as measure
 
+    if layouts:
+        _print_layouts(selected(spec, filters, tuned=False), machine.device_of(device), **options)
+        return
     with progress() as bar:
         measured = TuneOptions(machine.device_of(device), command=command_line(ctx), progress=bar, **options)
         outcome = measure(selected(spec, filters, tuned=False), measured)
@@ -184,6 +194,22 @@ def tune(ctx: click.Context, /, spec: Path, device: str, filters: tuple[str, ...
     click.echo(f"{outcome.path}: {outcome.rows} rows, {len(outcome.noisy)} measurements that choose nothing")
     click.echo(f"next: pav2gen build {shlex.quote(str(spec))}")
     ctx.exit(1 if outcome.wrong else 0)
+
+
+def _print_layouts(
+    chosen: Selection, device: Any, num_seqs: tuple[int, ...], seq_lens: tuple[int, ...] | None, rounds: int, **_: Any
+) -> None:
+    """Time the layouts of the CUDA kernels, and print them. Raises UserError for a device that is no GPU."""
+    from pav2gen.bench.layout_search import LayoutOptions, lines, search
+    from pav2gen.bench.tune import lengths_of
+
+    if device.type != "cuda":
+        raise UserError("--layouts times CUDA kernels: it needs a GPU, --device cuda")
+    with progress() as bar:
+        options = LayoutOptions(device, num_seqs, seq_lens or lengths_of(chosen.spec), rounds, progress=bar)
+        found = search(chosen, options)
+    for line in lines(found, chosen.path):
+        click.echo(line)
 
 
 @click.command()

@@ -33,12 +33,8 @@ class Predictor:
         """The predicted time: waves of blocks that share the bandwidth evenly, and two launches."""
         share = self._bandwidth * 1e6 / self._multiprocessors  # bytes a millisecond for each multiprocessor
         launches = 2 * (self.target.launch_us or 0.0) / 1e3
-        tokens = min(cost(plan.row(), num_seqs, seq_len, self._blocks(plan)) for plan in self.plans)
+        tokens = min(cost(plan.row(), num_seqs, seq_len, self.rank.num_kv_heads) for plan in self.plans)
         return launches + tokens * self.token_bytes / share
-
-    def _blocks(self, plan: Plan) -> int:
-        """Thread blocks of one partition of one sequence."""
-        return self.rank.num_kv_heads * plan.cuda.blocks_per_group
 
     @property
     def _bandwidth(self) -> float:

@@ -15,7 +15,7 @@ class Target:
 
     ``bandwidth_gbps`` is what a copy reaches where that was measured, ``peak_bandwidth_gbps`` what the memory's clock
     and width allow. ``shared_memory_bytes`` is what a block may use without asking for more. ``load_bytes`` is the
-    width of a thread's load that is thought fastest.
+    width of a thread's load that is thought fastest. ``latency_ns`` is that of a load from memory, from issue to use.
     """
 
     name: str
@@ -32,6 +32,9 @@ class Target:
     load_bytes: int
     sources: Mapping[str, str]
     peak_bandwidth_gbps: float | None = None
+    registers_per_multiprocessor: int | None = None
+    shared_memory_per_multiprocessor: int | None = None
+    latency_ns: float = 600.0
 
     def with_overrides(self, figures: Mapping[str, object]) -> Target:
         """This card with ``figures`` (names of ``FIGURES``) put in place of its own, as a spec's ``target`` may ask.
@@ -82,15 +85,24 @@ FIGURES: Mapping[str, Figure] = {
     "peak_bandwidth_gbps": Figure(1, 100_000, whole=False),
     "launch_us": Figure(0.1, 10_000, whole=False),
     "load_bytes": Figure(choices=(4, 8, 16)),
+    "registers_per_multiprocessor": Figure(1 << 12, 1 << 20),
+    "shared_memory_per_multiprocessor": Figure(16 << 10, 1 << 20),
+    "latency_ns": Figure(10, 10_000, whole=False),
 }
 
 _GUIDE = "CUDA C++ Programming Guide, technical specifications per compute capability"
 _STATIC_SHARED = f"{_GUIDE}: 48 KiB without opting in to more"
+_LATENCY = "unknown, assumed: 600 ns, the order of a load from HBM or GDDR through two caches"
 _WIDEST_LOAD = "CUDA C++ Programming Guide, device memory accesses: the widest load of a thread"
 
 
 def _nvidia(
-    arch: str, card: str, multiprocessors: int, threads_per_multiprocessor: int, bandwidth_gbps: float
+    arch: str,
+    card: str,
+    multiprocessors: int,
+    threads_per_multiprocessor: int,
+    bandwidth_gbps: float,
+    shared_kib: int,
 ) -> Target:
     """An NVIDIA compute capability, with the figures that vary by card taken from ``card``'s data sheet."""
     sheet = f"NVIDIA {card} data sheet"
@@ -108,6 +120,8 @@ def _nvidia(
         launch_us=None,
         load_bytes=16,
         peak_bandwidth_gbps=bandwidth_gbps,
+        registers_per_multiprocessor=64 << 10,
+        shared_memory_per_multiprocessor=shared_kib << 10,
         sources={
             "arch": _GUIDE,
             "warp_size": _GUIDE,
@@ -120,6 +134,9 @@ def _nvidia(
             "launch_us": "unknown: in no data sheet, and not measured",
             "load_bytes": _WIDEST_LOAD,
             "peak_bandwidth_gbps": sheet,
+            "registers_per_multiprocessor": _GUIDE,
+            "shared_memory_per_multiprocessor": _GUIDE,
+            "latency_ns": _LATENCY,
         },
     )
 
@@ -150,6 +167,9 @@ _BI_V100 = Target(
         "launch_us": "measured on a card by a third party: an empty kernel",
         "load_bytes": "chosen, not measured: of 4 and 16 bytes, one is faster on its sibling, the other in one report",
         "peak_bandwidth_gbps": "4096 bit x 1.2 GHz x 2, announced as 1.2 TB/s",
+        "registers_per_multiprocessor": "unknown: not published",
+        "shared_memory_per_multiprocessor": "unknown: not published",
+        "latency_ns": _LATENCY,
     },
 )
 
@@ -179,6 +199,9 @@ _MR_V100 = Target(
         "launch_us": "unknown: not measured",
         "load_bytes": "measured on the BI-V150 by a third party: 676 GB/s by 4 bytes, 589 by 8, 373 by 16",
         "peak_bandwidth_gbps": "unknown: not published",
+        "registers_per_multiprocessor": "unknown: not published",
+        "shared_memory_per_multiprocessor": "unknown: not published",
+        "latency_ns": _LATENCY,
     },
 )
 
@@ -188,10 +211,10 @@ TARGETS: Mapping[str, Target] = {
     for target in (
         _BI_V100,
         _MR_V100,
-        _nvidia("sm_70", "V100 SXM2", 80, 2048, 900),
-        _nvidia("sm_75", "T4", 40, 1024, 320),
-        _nvidia("sm_80", "A100 80 GB SXM", 108, 2048, 2039),
-        _nvidia("sm_90", "H100 SXM", 132, 2048, 3350),
+        _nvidia("sm_70", "V100 SXM2", 80, 2048, 900, 96),
+        _nvidia("sm_75", "T4", 40, 1024, 320, 64),
+        _nvidia("sm_80", "A100 80 GB SXM", 108, 2048, 2039, 164),
+        _nvidia("sm_90", "H100 SXM", 132, 2048, 3350, 228),
     )
 }
 

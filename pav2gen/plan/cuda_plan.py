@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pav2gen.family.target import Target
 from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_geometry import WIDEST_WARP, Geometry
 from pav2gen.plan.cuda_picture import picture
+from pav2gen.plan.occupancy import Occupancy, accumulators, bytes_needed, occupancy
 
 #: Most shared memory of a thread block. The limit of a BI-V100 is not established; 48 KiB is a bound of this design.
 SHARED_LIMIT = 48 << 10
@@ -17,9 +19,11 @@ SHARED_LIMIT = 48 << 10
 #: Threads that should be resident on a multiprocessor to hide latency: 8 warps of 32 lanes, or 4 of 64.
 RESIDENT_THREADS = 256
 
-#: Accumulators (float32) of a thread. Up to 48 allow several resident blocks; up to 120 fit without spilling.
-#: ptxas for sm_75 reports 154 registers at 48 accumulators, and 252 at 142.
-FEW_ACCUMULATORS, MOST_ACCUMULATORS = 48, 120
+#: Most accumulators (float32) of a thread that fit without spilling. ptxas for sm_75 reports 252 registers at 142.
+MOST_ACCUMULATORS = 120
+
+#: Bytes in flight that a multiprocessor is planned for if its target's bandwidth is not known.
+ASSUMED_BYTES = 24 << 10
 
 #: Registers of a thread beside its accumulators: addresses, loaded words, unpacked floats, loop counters.
 #: ptxas for sm_75 reports 106 at 48 accumulators; the compiler reuses some where accumulators are many.
@@ -39,6 +43,12 @@ SECTOR = 32
 
 #: Tokens that each warp of a thread block should find in a step, for each run that it scores together.
 TOKENS_PER_RUN = 16
+
+#: A step of fewer tokens is planned only if no longer one fits: each step costs the block four barriers.
+SHORT_STEP = 256
+
+#: Grades of bytes in flight for each factor of 2. Plans of one grade are equals: they differ by less than a quarter.
+GRADES = 3
 
 #: The settings of a spec's ``cuda`` and the values that each may have. ``tokens`` sets ``Geometry.runs``.
 CHOICES: Mapping[str, tuple[int, ...]] = {
@@ -68,6 +78,7 @@ class CudaPlan:
 
     variant: Variant
     geometry: Geometry
+    target: Target
 
     @property
     def scalar(self) -> str:
@@ -121,6 +132,11 @@ class CudaPlan:
         """Bytes of static shared memory of the partial kernel."""
         return shared_bytes(self.variant, self.geometry.heads, self.geometry.step)
 
+    @cached_property
+    def occupancy(self) -> Occupancy:
+        """Resident blocks of a multiprocessor, and the bytes that they keep in flight, by the estimated registers."""
+        return occupancy(self.variant, self.geometry, self.shared_bytes, self.target)
+
     @property
     def picture(self) -> list[str]:
         """Lines that show how the threads of a block lie over a page of K and of V, for the head of a source."""
@@ -144,7 +160,13 @@ class CudaPlan:
         """Bytes of the block tables that a call loads for ``pages`` pages."""
         return 4 * pages * kv_heads * self.blocks_per_group
 
-    def figures(self) -> dict[str, int | float | str]:
+    @property
+    def saturating_blocks(self) -> int:
+        """Blocks whose loads in flight reach the bandwidth of a multiprocessor."""
+        needed = self.occupancy.needed or ASSUMED_BYTES
+        return -(-needed * self.occupancy.blocks // max(1, self.occupancy.bytes_in_flight))
+
+    def figures(self) -> dict[str, int | float | str | None]:
         """The figures of the CUDA kernel that ``pav2gen list`` shows."""
         g = self.geometry
         return {
@@ -153,6 +175,9 @@ class CudaPlan:
             "heads_per_block": g.heads,
             "blocks_per_group": self.blocks_per_group,
             "load_bytes": f"{4 * g.key_words}/{4 * g.value_words}",
+            "resident_blocks": self.occupancy.blocks,
+            "kib_in_flight": round(self.occupancy.bytes_in_flight / 1024, 1),
+            "in_flight_share": None if self.occupancy.share is None else round(self.occupancy.share, 2),
         }
 
 
@@ -171,40 +196,58 @@ def shared_bytes(v: Variant, heads: int, step: int) -> int:
 def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPlan:
     """The geometry of a variant: the whole group in one block if it fits, else in the fewest blocks.
 
-    Each further block of a group reads the cache again. ``choices`` sets some of ``CHOICES``: threads of a block; step,
-    which a shorter partition replaces; tokens (runs), halved until their accumulators fit. Raises ValueError if a step
-    is shorter than a page.
+    Each further block of a group reads the cache again. Among the geometries with that many blocks, the plan takes the
+    first that keeps enough bytes in flight, else the one that keeps the most. ``choices`` sets some of ``CHOICES``:
+    threads of a block; step, which a shorter partition replaces; tokens (runs), halved until their accumulators fit.
+    Raises ValueError if a step is shorter than a page.
     """
     for blocks in range(1, v.gqa_ratio + 1):
         heads = -(-v.gqa_ratio // blocks)
-        for few, residence in itertools.product((True, False), repeat=2):
-            accumulators = FEW_ACCUMULATORS if few else MOST_ACCUMULATORS
-            for candidate in _candidates(v, target, heads, choices, accumulators):
-                if _shared_fits(v, target, candidate, residence):
-                    return CudaPlan(v, candidate)
+        if found := layouts(v, target, heads, choices):
+            return found[0]
     raise ValueError(f"no layout of {v.slug} has a step of {choices.get('step')} tokens")
 
 
-def _shared_fits(v: Variant, target: Target, g: Geometry, residence: bool) -> bool:
-    """Whether shared memory suffices: for one block, or with ``residence`` for ``RESIDENT_THREADS``."""
-    blocks = -(-RESIDENT_THREADS // g.threads) if residence else 1
-    return shared_bytes(v, g.heads, g.step) * blocks <= min(SHARED_LIMIT, target.shared_memory_bytes)
+def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> list[CudaPlan]:
+    """Plans with ``heads`` query heads in a block, the best first.
+
+    Loads as wide as the target's come before wider ones, and steps of ``SHORT_STEP`` or more before shorter ones. Then
+    those that keep enough bytes in flight come before those with fewer. Equals stand by longer steps, then by fewer
+    threads.
+    """
+    plans = [CudaPlan(v, g, target) for g in dict.fromkeys(_candidates(v, target, heads, choices))]
+    plans = [p for p in plans if p.shared_bytes <= min(SHARED_LIMIT, target.shared_memory_bytes)]
+    needed = bytes_needed(target) or ASSUMED_BYTES
+
+    def rank(p: CudaPlan) -> tuple[bool, bool, int]:
+        wide = 4 * p.geometry.value_words > target.load_bytes
+        short = p.geometry.step < min(SHORT_STEP, v.partition_size)
+        return wide, short, -_grade(p.occupancy.bytes_in_flight, needed)
+
+    return sorted(plans, key=rank)
 
 
-def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, int], most: int) -> Iterator[Geometry]:
-    """Geometries with at most ``most`` accumulators: longest step first, then fewest threads, then whole pages."""
+def _grade(in_flight: int, needed: int) -> int:
+    """A whole number for the bytes in flight; 0 where they are enough, and GRADES less for each halving."""
+    return round(GRADES * math.log2(min(1.0, max(in_flight, 1) / needed)))
+
+
+def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> Iterator[Geometry]:
+    """Geometries whose accumulators fit: the longest step first, then the fewest threads, then whole pages."""
     key_words = _key_words(v, target.load_bytes)
     for step in _steps(v, choices.get("step")):
         for threads in _threads(v, target, choices.get("threads")):
             for value_words, row_lanes in _rows(v, threads, target.load_bytes):
-                rows = -(-v.head_size * row_lanes // threads)
-                held = rows * heads if step < v.partition_size else 0  # live while keys are scored
-                runs = choices.get("tokens", MOST_RUNS)
-                while runs > 1 and not _runs_fit(v, runs, heads, threads, key_words, step, most - held):
-                    runs //= 2
-                g = Geometry(threads, heads, step, runs, key_words, value_words, row_lanes)
-                if max(rows * heads, held + runs * heads) <= min(most, REGISTER_FILE // threads - OTHER_REGISTERS):
+                g = Geometry(threads, heads, step, choices.get("tokens", MOST_RUNS), key_words, value_words, row_lanes)
+                while g.runs > 1 and not _runs_fit(v, g):
+                    g = replace(g, runs=g.runs // 2)
+                if accumulators(v, g) <= most_accumulators(threads):
                     yield g
+
+
+def most_accumulators(threads: int) -> int:
+    """Most accumulators of a thread that stay in registers, in a block of ``threads``."""
+    return min(MOST_ACCUMULATORS, REGISTER_FILE // threads - OTHER_REGISTERS)
 
 
 def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
@@ -215,11 +258,12 @@ def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
     return tuple(threads for threads in counts if threads <= target.max_threads_per_block)
 
 
-def _runs_fit(v: Variant, runs: int, heads: int, threads: int, key_words: int, step: int, most: int) -> bool:
-    """Whether a warp may score ``runs`` runs together: accumulators and unpacked floats fit, every warp has work."""
-    unpacked = runs * key_words * 4 // v.cache_item_bytes
-    busy = runs * TOKENS_PER_RUN * (threads // WIDEST_WARP) <= step
-    return runs * heads <= min(MOST_SCORES, most) and unpacked <= UNPACKED_FLOATS and busy
+def _runs_fit(v: Variant, g: Geometry) -> bool:
+    """Whether a warp may score its runs together: accumulators and unpacked floats fit, and every warp has work."""
+    unpacked = g.runs * g.key_words * 4 // v.cache_item_bytes
+    busy = g.runs * TOKENS_PER_RUN * (g.threads // WIDEST_WARP) <= g.step
+    fits = g.runs * g.heads <= MOST_SCORES and accumulators(v, g) <= most_accumulators(g.threads)
+    return fits and unpacked <= UNPACKED_FLOATS and busy
 
 
 def _steps(v: Variant, chosen: int | None) -> list[int]:

@@ -85,7 +85,7 @@ class Plan:
     def row(self) -> Row:
         """The kernel's row of the dispatch table."""
         v, dispatch, target = self.variant, self.spec.dispatch, self.spec.target
-        return Row(
+        row = Row(
             symbol=v.symbol,
             spec=v.spec,
             key=v.key,
@@ -98,6 +98,13 @@ class Plan:
             workspace_mib=self.spec.limits.workspace_mib,
             host_lengths=dispatch.host_lengths,
             modification=self.modification.for_table() if self.modification else None,
+        )
+        if not row.cuda:
+            return row
+        return row._replace(
+            resident_blocks=self.cuda.occupancy.blocks,
+            saturating_blocks=self.cuda.saturating_blocks,
+            blocks_per_group=self.cuda.blocks_per_group,
         )
 
 

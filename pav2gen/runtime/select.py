@@ -114,6 +114,9 @@ class Row(NamedTuple):
     modification of the key calculates. host_lengths: whether a GPU call may read its lengths on the host: one of
     ``HOST_LENGTHS``. operator: one of ``KEYS``, which says what the key is; partition sizes and
     lengths are 0 for a cache writer.
+
+    Of the CUDA kernel: resident_blocks that a multiprocessor works on side by side; saturating_blocks whose loads reach
+    its bandwidth; blocks_per_group that share the query heads of a KV head.
     """
 
     symbol: str
@@ -129,6 +132,9 @@ class Row(NamedTuple):
     modification: Modification | None = None
     operator: str = "decode"
     host_lengths: str = "auto"
+    resident_blocks: int = 1
+    saturating_blocks: int = 1
+    blocks_per_group: int = 1
 
 
 class Tuned(NamedTuple):
@@ -158,8 +164,14 @@ class NoKernelError(LookupError):
 #: Blocks in the second and in the third dimension of a CUDA grid, which are a kernel's sequences and partitions.
 MOST_BLOCKS = 65535
 
-#: What a partition costs beside its tokens, in tokens: the start of a block, and its share of the reduction.
+#: What a partition costs beside its tokens, in tokens: the start of a block, and its partial result.
 PARTITION_OVERHEAD = 32
+
+#: A thread block of the reduction loads this many partitions together (runtime/cuda/pav2_reduce.cuh, head size 64 up).
+REDUCTION_PARTITIONS = 64
+
+#: The time of the reduction, in tokens of one multiprocessor: its launch and end, and the latency of a round of loads.
+REDUCTION_START, REDUCTION_ROUND = 64, 16
 
 
 #: A table remembers its choices for this many different calls, then starts again.
@@ -261,7 +273,7 @@ class Table:
             if entry.covers(num_seqs, max_seq_len):
                 rows = [row for row in rows if row.symbol == entry.symbol] or rows
                 break  # the first is the nearest in size
-        return min(rows, key=lambda row: cost(row, num_seqs, max_seq_len, kv_heads))
+        return min(rows, key=lambda row: cost(row, num_seqs, max_seq_len, kv_heads, backend))
 
 
 def _built(rows: Iterable[Row]) -> str:
@@ -270,23 +282,36 @@ def _built(rows: Iterable[Row]) -> str:
     return ", ".join(f"{row.partition_size or row.symbol} ({names})" for row, names in backends.items())
 
 
-def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
-    """The time of a call, in tokens of one worker, by a wave model.
+def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int, backend: str = "cuda") -> int:
+    """The time of a call, in tokens of one multiprocessor, by a wave model.
 
-    Each of the target's multiprocessors works on one (sequence, KV head, partition) at a time, and takes the next when
-    it is free: the whole partitions first, as the grid has them, then the last one of each sequence, which is shorter.
-    In the end the partitions of a sequence are reduced.
+    A block works on one (sequence, KV head, partition), or on some query heads of it. A multiprocessor works on several
+    blocks side by side, which share its bandwidth. A block never gets more of it than its loads in flight allow. The
+    next block starts when one is done: the whole partitions first, as the grid has them, then the last one of each
+    sequence, which is shorter. In the end the partitions of a sequence are reduced.
     """
-    workers, partitions = max(1, row.multiprocessors), -(-max_seq_len // row.partition_size)
-    tails = num_seqs * kv_heads
-    whole = row.partition_size + PARTITION_OVERHEAD
-    tail = max_seq_len - (partitions - 1) * row.partition_size + PARTITION_OVERHEAD
+    of_cuda = backend == "cuda" and bool(row.cuda)
+    resident, saturating, split = (
+        (row.resident_blocks, row.saturating_blocks, row.blocks_per_group) if of_cuda else (1, 1, 1)
+    )
+    processors, partitions = max(1, row.multiprocessors), -(-max_seq_len // row.partition_size)
+    tails = num_seqs * kv_heads * split
+    side_by_side = min(resident, -(-tails * partitions // processors)) or 1
+    workers, slowed = processors * side_by_side, max(side_by_side, saturating)
+    whole = (row.partition_size + PARTITION_OVERHEAD) * slowed
+    tail = (max_seq_len - (partitions - 1) * row.partition_size + PARTITION_OVERHEAD) * slowed
     waves, busy = divmod(tails * (partitions - 1), workers)
-    end = whole if busy else 0  # of the last wave of whole partitions, which not all workers have a share in
-    meanwhile = end // tail  # tails that each of the others works on until then
+    end = whole if busy else 0  # the last wave of whole partitions keeps `busy` workers until then
+    meanwhile = end // tail  # tails that each other worker completes until then
     later, rest = divmod(max(0, tails - (workers - busy) * meanwhile), workers)
     last = 0 if not rest else (meanwhile + later + 1) * tail if rest <= workers - busy else end + (later + 1) * tail
-    return waves * whole + max(end + later * tail, last) + partitions
+    return waves * whole + max(end + later * tail, last) + reduction_cost(partitions)
+
+
+def reduction_cost(partitions: int) -> int:
+    """The time of the reduction, in tokens of one multiprocessor; one partition needs none."""
+    rounds = -(-partitions // REDUCTION_PARTITIONS)
+    return REDUCTION_START + REDUCTION_ROUND * rounds if partitions > 1 else 0
 
 
 def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str]) -> str:

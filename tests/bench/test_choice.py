@@ -14,24 +14,43 @@ SIZES = (64, 128, 256, 512, 1024, 2048)
 WORKERS = (0, 1, 16, 40, 80, 108, 132)
 
 
-def row(partition, workers):
-    return Row(f"p{partition}", "a", KEY, partition, "m", "", 0, 0, workers, 64)
+def row(partition, workers, **cuda):
+    """A row with both kernels; cuda: the figures of the CUDA kernel."""
+    return Row(f"p{partition}", "a", KEY, partition, "m", "c", 0, 0, workers, 64, **cuda)
 
 
 def schedule(row, num_seqs, max_seq_len, kv_heads):
-    """When the last worker ends, if each takes the next block as soon as it is free, in the order of the grid."""
+    """When the last block ends, if one starts as soon as another is done, in the order of the grid; and the reduction.
+
+    A multiprocessor works on ``resident_blocks`` side by side if there are so many; each has its part of the bandwidth.
+    """
     partitions = math.ceil(max_seq_len / row.partition_size)
     lengths = [min(row.partition_size, max_seq_len - p * row.partition_size) for p in range(partitions)]
-    free = [0] * max(1, row.multiprocessors)
+    processors, blocks = max(1, row.multiprocessors), num_seqs * kv_heads * row.blocks_per_group
+    side_by_side = min(row.resident_blocks, math.ceil(blocks * partitions / processors))
+    free = [0] * (processors * side_by_side)
     for length in lengths:  # partitions vary slowest in the grid
-        for _ in range(num_seqs * kv_heads):
-            heapq.heapreplace(free, free[0] + length + PARTITION_OVERHEAD)
-    return max(free) + partitions
+        for _ in range(blocks):
+            time = (length + PARTITION_OVERHEAD) * max(side_by_side, row.saturating_blocks)
+            heapq.heapreplace(free, free[0] + time)
+    return max(free) + (64 + 16 * math.ceil(partitions / 64) if partitions > 1 else 0)
 
 
-@given(st.sampled_from(SIZES), st.sampled_from(WORKERS), st.integers(1, 64), st.integers(1, 8192), st.integers(1, 16))
-def test_the_model_is_what_a_schedule_takes(partition, workers, num_seqs, max_seq_len, kv_heads):
-    held = row(max(partition, max_seq_len // 32), workers)
+FIGURES = st.builds(
+    dict, resident_blocks=st.integers(1, 8), saturating_blocks=st.integers(1, 8), blocks_per_group=st.integers(1, 4)
+)
+
+
+@given(
+    st.sampled_from(SIZES),
+    st.sampled_from(WORKERS),
+    st.integers(1, 64),
+    st.integers(1, 8192),
+    st.integers(1, 16),
+    FIGURES,
+)
+def test_the_model_is_what_a_schedule_takes(partition, workers, num_seqs, max_seq_len, kv_heads, figures):
+    held = row(max(partition, max_seq_len // 32), workers, **figures)
     assert cost(held, num_seqs, max_seq_len, kv_heads) == schedule(held, num_seqs, max_seq_len, kv_heads)
 
 

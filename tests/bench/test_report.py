@@ -190,20 +190,30 @@ def test_the_bytes_are_those_of_the_plans(page, selection):
         assert f"{2 * bytes_once >> 20} MiB · one block for each query head" in figure
 
 
+def with_row(plan, **figures):
+    """A plan that differs in the figures of its row."""
+    return types.SimpleNamespace(variant=plan.variant, row=lambda: plan.row()._replace(**figures))
+
+
 def test_the_prediction_is_the_wave_model_in_bytes(selection):
     plans = next(iter(plans_by_key(selection.kernels).values()))
     rank, target = selection.spec.model.ranks()[0], TARGETS["bi-v100"]
-    predictor = Predictor(plans, rank, target)
+    plain = {"cuda": "k.cu", "resident_blocks": 1, "saturating_blocks": 1, "blocks_per_group": 1}
+
+    def ms(num_seqs, seq_len, **figures):
+        return Predictor([with_row(plan, **plain, **figures) for plan in plans], rank, target).ms(num_seqs, seq_len)
+
     bytes_of_token = 2 * 64 * 2
+    token_ms = bytes_of_token / (584.2e6 / 16)  # of one multiprocessor
+    predictor = Predictor(plans, rank, target)
     assert predictor.floor_ms(3, 1000) == pytest.approx(3 * 1000 * 2 * bytes_of_token / 584.2e6)
-    one_wave = 128 + 32 + 8  # 16 multiprocessors: 8 partitions of 128 tokens for each of 2 KV heads, then 8 to reduce
-    assert predictor.ms(1, 1024) == pytest.approx(2 * 0.0062 + one_wave * bytes_of_token / (584.2e6 / 16))
+    # 16 multiprocessors: 8 partitions of 128 tokens for each of 2 KV heads are one wave, then the reduction
+    assert ms(1, 1024) == pytest.approx(2 * 0.0062 + (128 + 32 + 80) * token_ms)
     assert all(predictor.ms(s, n) > predictor.floor_ms(s, n) for s in (1, 7, 64) for n in (1, 100, 4096, 100_000))
-    plan = plans[-1]
-    split = types.SimpleNamespace(variant=plan.variant, row=plan.row, cuda=types.SimpleNamespace(blocks=8))
-    assert Predictor([split], rank, target).ms(1, 1024) - predictor.ms(1, 1024) == pytest.approx(
-        7 * (128 + 32) * bytes_of_token / (584.2e6 / 16)
-    ), "128 blocks are eight waves of 16, where 16 blocks are one"
+    plain["blocks_per_group"] = 8  # 128 blocks of the smallest partitions are eight waves of 16
+    plans = plans[-1:]
+    split, plain["blocks_per_group"] = ms(1, 1024), 1
+    assert split - ms(1, 1024) == pytest.approx(7 * (plans[0].variant.partition_size + 32) * token_ms)
     assert predictable(target) and not predictable(TARGETS["mr-v100"])
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pav2gen.plan import kernel as plan
+from pav2gen.plan.occupancy import estimated_registers
 from pav2gen.reading import spec_file as spec
 
 from .conftest import GENERATED
@@ -98,6 +99,7 @@ def test_nvcc_spills_nothing_and_uses_what_was_planned(cubins, symbol):
     assert spilled == 0
     assert shared == cuda.shared_bytes
     assert registers <= cuda.max_registers
+    assert abs(registers - estimated_registers(KERNELS[symbol].variant, cuda.geometry)) <= 40
     registers, spilled, _ = usage(said, "reduce_kernel")
     assert spilled == 0 and registers <= 64
 

@@ -16,6 +16,7 @@
 //   1. scores   A warp scores 4 runs of tokens together. A lane holds some grains of one token's key in each run.
 //   2. softmax  A warp serves one head: the maximum m, the weights exp(score - m), and their sum z.
 //   3. values   All threads read one page together. A thread holds some tokens of each of its rows.
+// The block repeats the three for every 256 tokens, and rescales the earlier sums to the new maximum.
 // A second kernel merges the partitions of a sequence.
 //
 // K of a page: a warp of 64 lanes in one load of 8 bytes. A grain is 16 bytes of a key.
@@ -49,7 +50,7 @@ constexpr int kGroupHeads = 8;  // query heads of a KV head
 constexpr int kBlockHeads = 8;  // query heads of a thread block
 constexpr int kPageTokens = 16;  // tokens of a page
 constexpr int kPartitionTokens = 512;  // tokens of a thread block
-constexpr int kStepTokens = 512;  // tokens whose scores are in shared memory together
+constexpr int kStepTokens = 256;  // tokens whose scores are in shared memory together
 constexpr int kThreads = 128;
 constexpr int kRunsPerWarp = 4;  // runs of tokens that a warp scores together
 constexpr int kWordsPerKeyLoad = 2;  // 32-bit words
@@ -84,9 +85,10 @@ struct __align__(16) Shared {
     float query[kBlockHeads][kHeadSize];  // times the scale
     float weights[kBlockHeads][kStepTokens];  // first the scores, then exp(score - m)
     int pages[kPartitionTokens / kPageTokens];  // where each page lies in the cache
+    float rescale[kBlockHeads];  // factor of the sums of earlier steps
     float inverse[kBlockHeads];  // 1 / z, or 0 where no token is attended
 };
-static_assert(sizeof(Shared) == 20640, "shared memory is as planned");
+static_assert(sizeof(Shared) == 12480, "shared memory is as planned");
 
 // A head's maximum and sum so far; the same in every lane of the head's warp.
 struct State {
@@ -184,7 +186,9 @@ __device__ __forceinline__ void softmax(int tokens, Shared& s, State (&states)[k
             z += weight;
         }
         z = warp_sum(z);
-        states[i] = {m, z};
+        const float rescale = __expf(states[i].m - base);
+        if (lane == 0) s.rescale[h] = rescale;
+        states[i] = {m, states[i].z * rescale + z};
     }
 }
 
@@ -294,11 +298,21 @@ __global__ void __launch_bounds__(kThreads) partial_kernel(Pav2Args a) {
     for (int i = 0; i < kHeadsPerWarp; ++i) states[i] = {-INFINITY, 0.0f};
     float sums[kRowsPerThread][kBlockHeads] = {};
     const int tokens = min(kPartitionTokens, at.length - at.start);
-    score(a, at, 0, tokens, s);
-    __syncthreads();
-    softmax(tokens, s, states);
-    __syncthreads();
-    add_values(a, at, 0, tokens, s, sums);
+    for (int first = 0; first < tokens; first += kStepTokens) {
+        const int now = min(kStepTokens, tokens - first);
+        score(a, at, first, now, s);
+        __syncthreads();
+        softmax(now, s, states);
+        __syncthreads();
+#pragma unroll
+        for (int h = 0; h < kBlockHeads; ++h) {
+            const float rescale = s.rescale[h];
+#pragma unroll
+            for (int r = 0; r < kRowsPerThread; ++r) sums[r][h] *= rescale;
+        }
+        add_values(a, at, first, now, s, sums);
+        __syncthreads();
+    }
     write_states(a, at, states, s);
     __syncthreads();
     write_outputs(a, at, s, sums);

@@ -114,6 +114,6 @@ def test_cuda_counters_are_the_plan_s(checked):
     checked.check_counters(
         seq_lens=[16, 544],
         page_bytes=8192,
-        shared_bytes=20640,
+        shared_bytes=12480,
         blocks_per_group=1,
     )

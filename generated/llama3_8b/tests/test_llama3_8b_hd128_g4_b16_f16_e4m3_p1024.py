@@ -130,6 +130,6 @@ def test_cuda_counters_are_the_plan_s(checked):
     checked.check_counters(
         seq_lens=[16, 1056],
         page_bytes=4096,
-        shared_bytes=18704,
+        shared_bytes=10528,
         blocks_per_group=1,
     )

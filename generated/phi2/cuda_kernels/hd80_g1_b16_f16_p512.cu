@@ -24,13 +24,13 @@
 //   grain 1   32-33     34-35           62-63
 //   grain 2: lane 0 again
 //
-// V of a page: the 128 threads in one load of 4 bytes. A row is one element of V.
-//            tokens 0-1   tokens 2-3   ...   tokens 14-15
-//   row 0    0            1                  7
-//   row 1    8            9                  15
+// V of a page: the 128 threads in one load of 8 bytes. A row is one element of V.
+//            tokens 0-3   tokens 4-7   tokens 8-11   tokens 12-15
+//   row 0    0            1            2             3
+//   row 1    4            5            6             7
 //   ...
-//   row 15   120          121                127
-//   row 16: thread 0 again
+//   row 31   124          125          126           127
+//   row 32: thread 0 again
 
 #include "../../runtime/cuda/pav2_args.h"
 #include "../../runtime/cuda/pav2_device.cuh"
@@ -53,8 +53,8 @@ constexpr int kStepTokens = 512;  // tokens whose scores are in shared memory to
 constexpr int kThreads = 128;
 constexpr int kRunsPerWarp = 4;  // runs of tokens that a warp scores together
 constexpr int kWordsPerKeyLoad = 2;  // 32-bit words
-constexpr int kWordsPerValueLoad = 1;  // 32-bit words
-constexpr int kLanesPerRow = 8;  // threads side by side in a row of V
+constexpr int kWordsPerValueLoad = 2;  // 32-bit words
+constexpr int kLanesPerRow = 4;  // threads side by side in a row of V
 
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kHeadsPerWarp = ceil_div(kBlockHeads, kWarps);
@@ -199,6 +199,7 @@ __device__ __forceinline__ void load_tile(const Pav2Args& a, const Place& at, co
     const char* __restrict__ values = address_of<Stored>(a.value_cache, start + first_row * kPageTokens + slot);
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
+        if (r * kRowsPerRound + first_row >= kHeadSize) continue;
         rows[r] = load<kWordsPerValueLoad>(address_of<Stored>(values, r * kRowsPerRound * kPageTokens));
     }
 }
@@ -268,6 +269,7 @@ __device__ __forceinline__ void write_outputs(const Pav2Args& a, const Place& at
         for (int h = 0; h < kBlockHeads; ++h) {
             const float sum = lane_sum<1, kLanesPerRow>(sums[r][h]);
             if (threadIdx.x % kLanesPerRow != 0) continue;  // one lane writes a row
+            if (row >= kHeadSize) continue;
             write_element<scalar_t>(a, at, at.first_head + h, row, kHeadSize, sum, s.inverse[h]);
         }
     }

@@ -114,6 +114,6 @@ def test_cuda_counters_are_the_plan_s(checked):
     checked.check_counters(
         seq_lens=[16, 1056],
         page_bytes=4096,
-        shared_bytes=30752,
+        shared_bytes=9280,
         blocks_per_group=1,
     )

@@ -24,13 +24,13 @@
 //   grain 1   32-33     34-35           62-63
 //   grain 2: lane 0 again
 //
-// V of a page: the 128 threads in one load of 8 bytes. A row is one element of V.
+// V of a page: the 256 threads in one load of 8 bytes. A row is one element of V.
 //            tokens 0-3   tokens 4-7   tokens 8-11   tokens 12-15
 //   row 0    0            1            2             3
 //   row 1    4            5            6             7
 //   ...
-//   row 31   124          125          126           127
-//   row 32: thread 0 again
+//   row 63   252          253          254           255
+//   row 64: thread 0 again
 
 #include "../../runtime/cuda/pav2_args.h"
 #include "../../runtime/cuda/pav2_device.cuh"
@@ -50,7 +50,7 @@ constexpr int kBlockHeads = 3;  // query heads of a thread block
 constexpr int kPageTokens = 16;  // tokens of a page
 constexpr int kPartitionTokens = 512;  // tokens of a thread block
 constexpr int kStepTokens = 512;  // tokens whose scores are in shared memory together
-constexpr int kThreads = 128;
+constexpr int kThreads = 256;
 constexpr int kRunsPerWarp = 4;  // runs of tokens that a warp scores together
 constexpr int kWordsPerKeyLoad = 2;  // 32-bit words
 constexpr int kWordsPerValueLoad = 2;  // 32-bit words

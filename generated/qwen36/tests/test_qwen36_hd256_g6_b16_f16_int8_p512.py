@@ -130,6 +130,6 @@ def test_cuda_counters_are_the_plan_s(checked):
     checked.check_counters(
         seq_lens=[16, 544],
         page_bytes=8192,
-        shared_bytes=18592,
+        shared_bytes=12464,
         blocks_per_group=1,
     )

@@ -114,6 +114,6 @@ def test_cuda_counters_are_the_plan_s(checked):
     checked.check_counters(
         seq_lens=[16, 1056],
         page_bytes=16384,
-        shared_bytes=31008,
+        shared_bytes=12592,
         blocks_per_group=1,
     )

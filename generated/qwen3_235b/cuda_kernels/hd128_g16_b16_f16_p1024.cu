@@ -13,7 +13,7 @@
 // A thread block serves one KV head of one sequence in one partition of 1024 tokens, and all 16 query heads
 // of the group. It reads each byte of the cache once. Threads read a page in the order of its memory. Each thread thus
 // holds partial sums, and shuffles add the partial sums of one score or output.
-//   1. scores   A warp scores 1 runs of tokens together. A lane holds some grains of one token's key in each run.
+//   1. scores   A warp scores 2 runs of tokens together. A lane holds some grains of one token's key in each run.
 //   2. softmax  A warp serves one head: the maximum m, the weights exp(score - m), and their sum z.
 //   3. values   All threads read one page together. A thread holds some tokens of each of its rows.
 // The block repeats the three for every 512 tokens, and rescales the earlier sums to the new maximum.
@@ -52,7 +52,7 @@ constexpr int kPageTokens = 16;  // tokens of a page
 constexpr int kPartitionTokens = 1024;  // tokens of a thread block
 constexpr int kStepTokens = 512;  // tokens whose scores are in shared memory together
 constexpr int kThreads = 256;
-constexpr int kRunsPerWarp = 1;  // runs of tokens that a warp scores together
+constexpr int kRunsPerWarp = 2;  // runs of tokens that a warp scores together
 constexpr int kWordsPerKeyLoad = 2;  // 32-bit words
 constexpr int kWordsPerValueLoad = 2;  // 32-bit words
 constexpr int kLanesPerRow = 4;  // threads side by side in a row of V

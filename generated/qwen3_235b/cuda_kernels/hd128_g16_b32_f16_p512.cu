@@ -15,7 +15,7 @@
 // holds partial sums, and shuffles add the partial sums of one score or output.
 //   1. scores   A warp scores 2 runs of tokens together. A lane holds some grains of one token's key in each run.
 //   2. softmax  A warp serves one head: the maximum m, the weights exp(score - m), and their sum z.
-//   3. values   All threads read 16 tokens of a page together. A thread holds some tokens of each of its rows.
+//   3. values   All threads read one page together. A thread holds some tokens of each of its rows.
 // A second kernel merges the partitions of a sequence.
 //
 // K of a page: a warp of 64 lanes in one load of 8 bytes. A grain is 16 bytes of a key.
@@ -23,12 +23,12 @@
 //   grain 0   0-1       2-3             62-63
 //   grain 1: lane 0 again
 //
-// V of a page: the 256 threads in one load of 8 bytes. A row is one element of V.
-//            tokens 0-3   tokens 4-7   tokens 8-11   tokens 12-15
-//   row 0    0            1            2             3
-//   row 1    4            5            6             7
+// V of a page: the 512 threads in one load of 8 bytes. A row is one element of V.
+//            tokens 0-3   tokens 4-7   ...   tokens 28-31
+//   row 0    0            1                  7
+//   row 1    8            9                  15
 //   ...
-//   row 63   252          253          254           255
+//   row 63   504          505                511
 //   row 64: thread 0 again
 
 #include "../../runtime/cuda/pav2_args.h"
@@ -49,11 +49,11 @@ constexpr int kBlockHeads = 16;  // query heads of a thread block
 constexpr int kPageTokens = 32;  // tokens of a page
 constexpr int kPartitionTokens = 512;  // tokens of a thread block
 constexpr int kStepTokens = 512;  // tokens whose scores are in shared memory together
-constexpr int kThreads = 256;
+constexpr int kThreads = 512;
 constexpr int kRunsPerWarp = 2;  // runs of tokens that a warp scores together
 constexpr int kWordsPerKeyLoad = 2;  // 32-bit words
 constexpr int kWordsPerValueLoad = 2;  // 32-bit words
-constexpr int kLanesPerRow = 4;  // threads side by side in a row of V
+constexpr int kLanesPerRow = 8;  // threads side by side in a row of V
 
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kHeadsPerWarp = ceil_div(kBlockHeads, kWarps);

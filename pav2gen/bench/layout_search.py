@@ -1,0 +1,196 @@
+"""``pav2gen tune --layouts``: which layout of the CUDA kernels is the fastest on a card, as the lines of a spec.
+
+The layouts that the plans rank first are rendered as specs of their own, so that each kernel has a symbol for each
+layout and one library holds all of them. All layouts of a kernel are timed in turn, on the same inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from pav2gen.bench import machine
+from pav2gen.bench.clock import Run, interleave
+from pav2gen.bench.contestants import Checker, Contestant
+from pav2gen.bench.package import measured
+from pav2gen.bench.problem import Problem, make, rotation
+from pav2gen.errors import UserError
+from pav2gen.plan.cuda_plan import layouts
+from pav2gen.plan.kernel import Kernel, plan
+from pav2gen.reading.selection import Selection
+from pav2gen.runtime import library, op
+from pav2gen.runtime.call import Call
+from pav2gen.runtime.select import Row
+
+#: How many of a kernel's layouts are candidates, the best by its plan first.
+BEST_OF_A_KERNEL = 6
+
+
+class Layout(NamedTuple):
+    """The settings of a spec's ``cuda``."""
+
+    threads: int
+    step: int
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"threads: {self.threads}, step: {self.step}, tokens: {self.tokens}"
+
+
+@dataclass(frozen=True)
+class LayoutOptions:
+    """What is timed. most: layouts that are compared at most."""
+
+    device: torch.device
+    num_seqs: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    rounds: int = 7
+    warmups: int = 2
+    most: int = 8
+    progress: Callable[[str, int], Callable[[], object]] = lambda what, total: lambda: None
+
+
+@dataclass(frozen=True)
+class LayoutTimes:
+    """The median time in milliseconds of each layout of one kernel in one problem; layouts that are wrong, and why."""
+
+    slug: str
+    problem: Problem
+    ms: Mapping[Layout, float]
+    wrong: Mapping[Layout, str]
+
+
+def search(chosen: Selection, options: LayoutOptions) -> list[LayoutTimes]:
+    """Time the layouts of the CUDA kernels of ``chosen``: on a GPU, or on the CPU with the host library, for tests.
+
+    Raises UserError where the spec has no CUDA kernels.
+    """
+    if "cuda" not in chosen.spec.backends:
+        raise UserError(f"{chosen.spec.name} has no CUDA kernels: its backends are {', '.join(chosen.spec.backends)}")
+    found = candidates(chosen, options.most)
+    variants = [with_layout(chosen, layout, number) for number, layout in enumerate(found)]
+    layout_of = {each.spec.name: layout for each, layout in zip(variants, found)}
+    rows: dict[str, list[Row]] = defaultdict(list)
+    sources: dict[str, Path] = {}
+    for package in (measured(each)[0] for each in variants if each.built):
+        sources.update(library.kernels_of(package.kernels.rows, package.kernels.root))
+        for row in package.kernels.rows:
+            rows[row.symbol.removeprefix(f"pav2_{row.spec}_")].append(row)
+    with machine.current(options.device):
+        built = library.build(sources, None if options.device.type == "cuda" else "host")
+        compiled = library.Library(built, sources)
+        return [
+            _time(compiled, slug, each, problem, layout_of, options)
+            for slug, each in rows.items()
+            for problem in _problems(chosen, each[0], options)
+        ]
+
+
+def candidates(chosen: Selection, most: int) -> list[Layout]:
+    """The layouts that the plans of the kernels rank first: the best of most kernels first."""
+    scores: dict[Layout, float] = defaultdict(float)
+    for v, p in chosen.kernels:
+        ranked = layouts(v, chosen.spec.target, p.cuda.geometry.heads, {})
+        distinct = dict.fromkeys(
+            Layout(each.geometry.threads, each.geometry.step, each.geometry.runs) for each in ranked
+        )
+        for rank, layout in enumerate(list(distinct)[:BEST_OF_A_KERNEL]):
+            scores[layout] += 1 / (1 + rank)
+    return sorted(scores, key=lambda layout: (-scores[layout], layout))[:most]
+
+
+def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
+    """The CUDA kernels of ``chosen`` in one layout, as a spec of its own; without kernels that it would split more."""
+    name = f"{chosen.spec.name}_layout{number}"
+    spec = replace(chosen.spec, name=name, cuda=layout._asdict(), backends=("cuda",))
+    built = []
+    for v, p in chosen.kernels:
+        variant = replace(v, spec=name)
+        try:
+            kernel = Kernel(variant, plan(variant, spec))
+            if kernel.p.cuda.blocks_per_group == p.cuda.blocks_per_group:
+                built.append(kernel)
+        except ValueError:  # the step is shorter than a page
+            continue
+    return Selection(spec, chosen.path, tuple(built), chosen.filters)
+
+
+def ranking(found: Sequence[LayoutTimes]) -> list[tuple[Layout, float]]:
+    """Each layout that is right in every problem, with the geometric mean of its times over the best; fastest first."""
+    logs: dict[Layout, list[float]] = defaultdict(list)
+    for each in found:
+        best = min(each.ms.values(), default=0.0)
+        for layout, time in each.ms.items():
+            logs[layout].append(math.log(time / best))
+    whole = {layout: values for layout, values in logs.items() if len(values) == len(found)}
+    means = {layout: math.exp(sum(values) / len(values)) for layout, values in whole.items()}
+    return sorted(means.items(), key=lambda item: item[1])
+
+
+def _problems(chosen: Selection, row: Row, options: LayoutOptions) -> list[Problem]:
+    """The problems of a kernel: its first rank, at each batch and length."""
+    ranks = [rank for rank in chosen.spec.model.ranks() if rank.gqa_ratio == row.key.gqa_ratio]
+    return [
+        Problem(row.key, ranks[0].num_kv_heads, num_seqs, seq_len)
+        for num_seqs in options.num_seqs
+        for seq_len in options.seq_lens
+    ]
+
+
+def _time(
+    compiled: library.Library,
+    slug: str,
+    rows: Sequence[Row],
+    problem: Problem,
+    layout_of: Mapping[str, Layout],
+    options: LayoutOptions,
+) -> LayoutTimes:
+    """Check every layout of a kernel against float64, and time those that are right."""
+    inputs = make(problem, options.device, machine.cache_bytes(options.device))
+    checker = Checker(problem, inputs)
+    step = options.progress(f"{slug} {problem.label}", len(rows) * (1 + options.rounds + options.warmups))
+    right: dict[str, Run] = {}
+    wrong: dict[Layout, str] = {}
+    for row in rows:
+        run = _launcher(compiled, row)
+        _, because = checker.verdict(Contestant(slug, run, run, "cuda", row), inputs.first)
+        if because:
+            wrong[layout_of[row.spec]] = because
+        else:
+            right[row.spec] = run
+        step()
+    with torch.no_grad():
+        taken = interleave(right, rotation(inputs), options.device, options.rounds, options.warmups, step)
+    return LayoutTimes(slug, problem, {layout_of[spec]: times.median for spec, times in taken.items()}, wrong)
+
+
+def _launcher(compiled: library.Library, row: Row) -> Run:
+    """A run of one kernel of the library, past the dispatch table."""
+
+    def run(call: Call) -> None:
+        op.launch(functools.partial(compiled.launch, row), call, row.partition_size)
+
+    return run
+
+
+def lines(found: Sequence[LayoutTimes], path: Path) -> list[str]:
+    """What the command prints: the times, the ranking, and what to write into the spec."""
+    told = []
+    for each in found:
+        told.append(f"{each.slug} {each.problem.label}")
+        for layout, time in sorted(each.ms.items(), key=lambda item: item[1]):
+            told.append(f"  {time:10.4f} ms  {layout}")
+        told += [f"  {because}: {layout}" for layout, because in each.wrong.items()]
+    ranked = ranking(found)
+    if not ranked:
+        return [*told, "no layout is right in every problem"]
+    told += ["times over the fastest layout, geometric mean of all problems"]
+    told += [f"  {mean:6.3f}  {layout}" for layout, mean in ranked]
+    return [*told, f"to take the first: write   cuda: {{{ranked[0][0]}}}   into {path}, then: pav2gen build {path}"]

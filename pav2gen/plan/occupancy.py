@@ -1,0 +1,92 @@
+"""How much of the KV cache a multiprocessor keeps in flight: resident blocks, and the bytes that their loads wait for.
+
+Little's law: to reach a bandwidth, bandwidth times latency must be in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pav2gen.family.target import Target
+from pav2gen.family.variant import Variant
+from pav2gen.plan.cuda_geometry import Geometry
+
+#: Registers of a thread: a base, one for each accumulator, and one more for each while there are few of them, because
+#: the compiler then overlaps more of the work. ptxas for sm_75 differs by at most 40 for each kernel of the committed
+#: specs; a test holds it to that.
+BASE_REGISTERS, MOST_OVERLAPPED = 56, 40
+
+#: Most registers of a thread that a compiler assigns.
+MOST_REGISTERS = 255
+
+#: What stands in for a figure of a target that is not known: registers and threads of a multiprocessor, as NVIDIA's.
+ASSUMED_REGISTERS, ASSUMED_THREADS = 64 << 10, 2048
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Blocks that are resident on a multiprocessor, and the bytes that they keep in flight.
+
+    blocks: resident, of the limit by ``limited_by``. key_bytes, value_bytes: in flight while keys, or values, are read.
+    needed: bytes that the target's bandwidth and latency ask for; None if its bandwidth is not known.
+    """
+
+    blocks: int
+    limited_by: str
+    key_bytes: int
+    value_bytes: int
+    needed: int | None
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bytes in flight in the phase that has fewer."""
+        return min(self.key_bytes, self.value_bytes)
+
+    @property
+    def share(self) -> float | None:
+        """Bytes in flight over those needed; 1 or more is enough."""
+        return None if self.needed is None else self.bytes_in_flight / self.needed
+
+
+def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, registers: int | None = None) -> Occupancy:
+    """The occupancy of a kernel. registers: of a thread, as a compiler reports them; by default the estimate."""
+    per_thread = estimated_registers(v, g) if registers is None else registers
+    limits = {
+        "registers": (target.registers_per_multiprocessor or ASSUMED_REGISTERS) // (per_thread * g.threads),
+        "shared memory": (target.shared_memory_per_multiprocessor or target.shared_memory_bytes) // shared_bytes,
+        "threads": (target.threads_per_multiprocessor or ASSUMED_THREADS) // g.threads,
+    }
+    limited_by = min(limits, key=lambda name: limits[name])
+    blocks = max(1, limits[limited_by])  # a block that compiles runs
+    key_bytes = g.threads * g.runs * 4 * g.key_words
+    value_bytes = rows_per_thread(v, g) * g.threads * 4 * g.value_words
+    return Occupancy(blocks, limited_by, blocks * key_bytes, blocks * value_bytes, bytes_needed(target))
+
+
+def bytes_needed(target: Target) -> int | None:
+    """Bytes in flight that a multiprocessor needs to reach its share of the target's bandwidth; None if not known."""
+    if target.bandwidth_gbps is None or target.multiprocessors is None:
+        return None
+    return round(target.bandwidth_gbps / target.multiprocessors * target.latency_ns)
+
+
+def rows_per_thread(v: Variant, g: Geometry) -> int:
+    """Rows of a tile of values that a thread loads together."""
+    return -(-v.head_size * g.row_lanes // g.threads)
+
+
+def accumulators(v: Variant, g: Geometry) -> int:
+    """The most float32 accumulators that a thread holds: those of scores or of values.
+
+    Those of values are live while scores are computed if a partition has several steps.
+    """
+    values = rows_per_thread(v, g) * g.heads
+    held = values if g.step < v.partition_size else 0
+    return max(values, held + g.runs * g.heads)
+
+
+def estimated_registers(v: Variant, g: Geometry) -> int:
+    """Registers of a thread before a kernel is compiled; a multiple of 8, as the hardware assigns them."""
+    held = accumulators(v, g)
+    estimate = BASE_REGISTERS + held + min(held, MOST_OVERLAPPED)
+    return min(MOST_REGISTERS, -(-estimate // 8) * 8)
