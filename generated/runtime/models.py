@@ -96,8 +96,8 @@ class Models:
     ) -> bool:
         """Whether a decode should take V2: it is served, and longer than the spec's ``dispatch.min_seq_len``.
 
-        Shorter ones take V2 too where the V1 of the BI-V100 fork would drop what is asked: an fp8 cache, or a feature
-        other than ALiBi. False under PAV2_DISABLE=1. Depends on host values alone; never raises.
+        Shorter ones take V2 too where the V1 of the BI-V100 fork would drop what is asked: a compressed cache, or a
+        feature other than ALiBi. False under PAV2_DISABLE=1. Depends on host values alone; never raises.
         """
         if os.environ.get("PAV2_DISABLE", "") == "1" or num_seqs == 0:
             return False

@@ -136,7 +136,7 @@ class TorchWriter(WriterHarness):
 
     def in_chunks_of(self, tokens: int, monkeypatch: Any, kv_heads: int = 2) -> None:
         """Give the writer the workspace for just so many tokens on the CPU, for the duration of a test."""
-        room = tokens * (self.module.TOKEN_BYTES + kv_heads * self.module.HEAD_BYTES)
+        room = (tokens + 1) * (self.module.TOKEN_BYTES + kv_heads * self.module.HEAD_BYTES)
         monkeypatch.setattr(self.module, "CPU_BYTES", room)
 
     def count_calls(self, case: WriteCase) -> int:

@@ -1,0 +1,39 @@
+"""Scales of a compressed cache, from sample keys and values."""
+
+from __future__ import annotations
+
+import torch
+
+from ..check import fail, kv_dtype, shape_of
+from .encoding import E4M3_LARGEST, E5M2_LARGEST, INT8_LARGEST
+
+#: The largest value that a code stands for, at a scale of 1.
+LARGEST = {"fp8_e4m3": E4M3_LARGEST, "fp8_e5m2": E5M2_LARGEST, "int8": float(INT8_LARGEST)}
+
+NAME = "kv_scales"
+
+
+def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(k_scale, v_scale) of a compressed cache, float32 [kv_heads] each, on the device of the samples.
+
+    Each head's scale maps the largest magnitude of its sample to the largest code. Larger values, which the sample
+    lacks, saturate: take a sample of many tokens, or multiply the scales. A head whose sample is all zeros gets 1.
+
+    key, value: samples, [tokens, kv_heads, head size], of any floating-point dtype, as they are written to the cache:
+    keys after their rotation (RoPE). kv_cache_dtype: fp8 or fp8_e4m3, fp8_e5m2, int8. Raises ValueError for another
+    one, and for samples that are empty, not finite or of another shape.
+    """
+    name = kv_dtype(kv_cache_dtype, NAME)
+    if name not in LARGEST:
+        fail(f"a cache of kv_cache_dtype {name} has no scales", NAME)
+    return _head_scales("key", key, LARGEST[name]), _head_scales("value", value, LARGEST[name])
+
+
+def _head_scales(what: str, rows: torch.Tensor, largest: float) -> torch.Tensor:
+    """The scale of each head of some rows [tokens, kv_heads, head size]."""
+    if rows.dim() != 3 or not rows.numel() or not rows.is_floating_point():
+        fail(f"{what} must be [tokens, kv heads, head size] of floating-point numbers, got {shape_of(rows)}", NAME)
+    peak = rows.detach().abs().amax((0, 2)).float()
+    if not bool(peak.isfinite().all()):
+        fail(f"{what} has values that are not finite", NAME)
+    return torch.where(peak > 0, peak / largest, torch.ones_like(peak))
