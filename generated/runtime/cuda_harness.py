@@ -13,7 +13,7 @@ from . import cases, check, library, op
 from .call import Call, Scratch
 from .cases import Case, make
 from .harness import Harness, check_scratch
-from .oracle import attends, excess, reference
+from .oracle import attends, excess, window_start
 from .select import Row
 from .simt import Report
 from .simt.report import Traffic
@@ -64,6 +64,8 @@ class CudaKernel(Harness):
         moved = cases.to(call, torch.device("cuda"))
         self.library.launch(self.row, moved)
         call.out.copy_(moved.out)
+        if call.lse is not None and moved.lse is not None:
+            call.lse.copy_(moved.lse)
         for here, there in zip(call.scratch or (), moved.scratch or ()):
             here.copy_(there)
 
@@ -77,13 +79,13 @@ class CudaKernel(Harness):
     def check_long(self, case: Case) -> None:
         """Run a long call on one KV head, and hold its first and its last query head to float64.
 
-        All heads are held if the call is block-sparse, because the pattern depends on their number.
+        All heads are held if the call is block-sparse or modified: what is attended depends on a head's number.
         """
         call = make(case)
         done, count = self.run(call), call.query.shape[1]
-        heads = list(range(count)) if case.sparse else sorted({0, count - 1})
+        heads = list(range(count)) if case.sparse or case.modification else sorted({0, count - 1})
         done = cases.of_heads(done, heads)
-        truth = reference(done, self.key.kv_cache_dtype, self.partition_size)
+        truth = self.truth(done)
         worst = excess(done.out, truth.out)
         assert worst <= 1, f"out is off by {worst:.3g} times what is allowed"
         check_scratch(done, truth)
@@ -159,7 +161,7 @@ class CheckedKernel(CudaKernel):
             import pytest
 
             pytest.skip(f"no address space for far strides: {error}")
-        truth = reference(call, self.key.kv_cache_dtype, self.partition_size)
+        truth = self.truth(call)
         assert check.check(call, self.key.kv_cache_dtype) == self.key
         op.launch(self.launch, call, self.partition_size)
         worst = excess(call.out, truth.out)
@@ -193,7 +195,8 @@ class CheckedKernel(CudaKernel):
 def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:
     """(name, tensor, whether a kernel writes it) of every tensor of a call."""
     named: dict[str, Any] = {**call._asdict(), **(call.scratch._asdict() if call.scratch else {})}
-    written = {"out", *Scratch._fields}
+    named |= {f"tensors[{place}]": tensor for place, tensor in enumerate(call.tensors)}
+    written = {"out", "lse", *Scratch._fields}
     return [(name, value, name in written) for name, value in named.items() if isinstance(value, torch.Tensor)]
 
 
@@ -211,7 +214,7 @@ def pages_read(call: Call) -> int:
     for length in call.seq_lens.tolist():
         for kv_head in range(kv_heads):
             heads = range(kv_head * group, (kv_head + 1) * group)
-            for start in range(0, length, page):
+            for start in range(window_start(call, length) // page * page, length, page):
                 needed = call.sparse is None or any(
                     attends(call.sparse, call, h, kv_head, start, length) for h in heads
                 )

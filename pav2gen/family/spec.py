@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pav2gen.family.axes import AXES
 from pav2gen.family.modifications.modification import Modification
@@ -125,7 +125,7 @@ def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
 def variants(spec: Spec) -> tuple[Variant, ...]:
     """Every decode kernel of ``spec`` in the order of its axes: the product, less what its exclusions cover."""
     return tuple(
-        variant
+        replace(variant, own=spec.modifications.get(variant.modification or ""))
         for variant in expand(spec.name, {axis: spec.axes[axis] for axis in AXES})
         if not any(exclusion.covers(variant) for exclusion in spec.exclude)
     )

@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pav2gen.family.axes import AXES, slug
+from pav2gen.family.modifications.modification import Modification
 from pav2gen.runtime.select import FEATURES, CacheKey, Key
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -90,6 +91,8 @@ class Variant(Point):
     sliding_window: int | None = None
     sinks: bool = False
     modification: str | None = None
+    #: What the spec defines under the name ``modification``.
+    own: Modification | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> Key:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pav2gen.family.target import Target
 from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_geometry import WIDEST_WARP, Geometry
+from pav2gen.plan.cuda_hooks import CudaHooks
 from pav2gen.plan.cuda_picture import picture
 from pav2gen.plan.occupancy import Occupancy, accumulators, bytes_needed, occupancy
 
@@ -137,6 +138,11 @@ class CudaPlan:
         """Resident blocks of a multiprocessor, and the bytes that they keep in flight, by the estimated registers."""
         return occupancy(self.variant, self.geometry, self.shared_bytes, self.target)
 
+    @cached_property
+    def hooks(self) -> CudaHooks:
+        """What the kernel does to a score between the product and the softmax."""
+        return CudaHooks(self.variant)
+
     @property
     def picture(self) -> list[str]:
         """Lines that show how the threads of a block lie over a page of K and of V, for the head of a source."""
@@ -187,8 +193,8 @@ def page_bytes(v: Variant) -> int:
 
 
 def shared_bytes(v: Variant, heads: int, step: int) -> int:
-    """Bytes of shared memory: query and weights in float32, page numbers, and z, rescale and slope of each head."""
-    scalars = 1 + (step < v.partition_size) + v.alibi
+    """Bytes of shared memory: query and weights in float32, page numbers, and the numbers that each head has."""
+    scalars = 1 + (step < v.partition_size) + v.sinks + len(CudaHooks(v).parameters)
     floats = heads * (v.head_size + step + scalars) + v.pages_per_partition
     return -(-floats * 4 // 16) * 16
 

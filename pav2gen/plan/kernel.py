@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pav2gen.family.axes import title
-from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.spec import RankShape, Spec
 from pav2gen.family.variant import CacheVariant, Point, Variant
 from pav2gen.plan.cache_plan import CachePlan, plan_cache
@@ -40,9 +39,16 @@ class Plan:
         return title(self.variant.key._asdict())
 
     @property
-    def modification(self) -> Modification | None:
-        """What the modification of the key calculates."""
-        return self.spec.modifications[self.variant.modification] if self.variant.modification else None
+    def formula(self) -> str:
+        """What the softmax is taken of, for the head of a source."""
+        v, text = self.variant, "scale * q[s] K[s]^T"
+        if v.softcap is not None:
+            text = f"softcap({text})"
+        text += " + alibi" * v.alibi
+        if v.own and v.own.score:
+            text = f"{v.own.name}({text})"
+        hidden = v.sliding_window or v.blocksparse or (v.own and v.own.mask)
+        return f"{text}, masked" * bool(hidden) or text
 
     @cached_property
     def rank(self) -> RankShape:
@@ -61,7 +67,8 @@ class Plan:
 
         known: whether the host reads the lengths.
         """
-        v, lengths = self.variant, (max_seq_len,) * num_seqs
+        v, lengths = self.variant, self.torch.lengths(num_seqs, max_seq_len)
+        known = known and v.sliding_window is None
         tiling = budget.fit(lengths, self.rank.num_kv_heads, v.partition_size, v.block_size, known=known)
         return self.torch.calls(tiling)
 
@@ -97,7 +104,7 @@ class Plan:
             multiprocessors=target.multiprocessors or 0,
             workspace_mib=self.spec.limits.workspace_mib,
             host_lengths=dispatch.host_lengths,
-            modification=self.modification.for_table() if self.modification else None,
+            modification=v.own.for_table() if v.own else None,
         )
         if not row.cuda:
             return row

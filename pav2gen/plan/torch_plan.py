@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pav2gen.family.variant import Variant
+from pav2gen.plan.torch_hooks import TorchHooks
 from pav2gen.runtime.select import MIB
-from pav2gen.runtime.tiling import Budget, Tiling
+from pav2gen.runtime.tiling import Budget, Tiling, partitions_reached
 
 #: Shares of the workspace. On a CPU a chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3:
 #: docs/performance.md); on a GPU it must fill the card, and a chunk costs launches (20 to 30 us each on a BI-V100).
@@ -109,6 +110,22 @@ class TorchPlan:
         return self.mask_words * 8
 
     @cached_property
+    def hooks(self) -> TorchHooks:
+        """What the kernel does to a score between the product and the softmax."""
+        return TorchHooks(self.variant)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in a tile beside its scores: positions, as int and float; what hooks make of positions."""
+        return 13 + 4 * self.hooks.token_values + 4 * bool(self.variant.sliding_window)
+
+    def lengths(self, num_seqs: int, longest: int) -> tuple[int, ...]:
+        """What a call of sequences of up to ``longest`` tokens is cut by: with a window, what it reaches."""
+        partition = self.variant.partition_size
+        reached = partition * partitions_reached(longest, partition, self.variant.sliding_window)
+        return (min(longest, reached),) * num_seqs
+
+    @cached_property
     def cpu(self) -> Budget:
         """The workspace on a CPU: small, for its caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
@@ -128,10 +145,11 @@ class TorchPlan:
             segment=segment,
             padding=padding,
             chunk_page=self.page_bytes + self.work_bytes + self.page_floats * (self.converts + self.fp8),
-            segment_page=2 * self.score_bytes + sparse,
+            segment_page=(2 + self.hooks.slots) * self.score_bytes + sparse,
             # query, sums, and their quotient before it is rounded into tmp_out; m, z, weights, products
-            segment_item=3 * self.group_bytes + 4 * scalars,
-            page=self.mask_bytes + v.block_size * 13 + 16,  # positions, as int and float; block numbers
+            # with a window also the quotient in the dtype of tmp_out, which is scattered
+            segment_item=(3 + bool(v.sliding_window)) * self.group_bytes + 4 * scalars,
+            page=self.mask_bytes + v.block_size * self.token_bytes + 16 * (1 + bool(v.sliding_window)),
             row=6 * self.group_bytes + 8 * scalars,  # two states being merged, and their temporaries
         )
 
@@ -148,8 +166,10 @@ class TorchPlan:
         """
         v, counts = self.variant, tiling.counts()
         ordered, rounds = tiling.ordered, tiling.ordered and v.dtype != "float32"
-        each_row_tile = 4 + self.scaled + 2 * ordered + rounds
-        each_tile = 10 + self.scaled + 4 * v.alibi + 16 * v.blocksparse + 2 * ordered + rounds
+        window = bool(v.sliding_window)
+        each_row_tile = 4 + self.scaled + 2 * ordered + rounds + 9 * v.sinks
+        each_tile = 10 + self.scaled + self.hooks.calls + 16 * v.blocksparse + 2 * ordered + rounds
+        each_tile += window * (14 + (v.dtype != "float32"))  # pages found, partitions scattered
         each_chunk = 6 + 2 * self.converts + 2 * self.fp8
         return (
             2  # lengths, workspace
@@ -162,7 +182,8 @@ class TorchPlan:
             + counts.wide_tiles * 9  # queries copied, partitions reduced
             + counts.masked_tiles * 5
             + (0 if ordered else counts.tiles - counts.masked_tiles)  # block numbers copied
-            + counts.padded_tiles
+            + (0 if window else counts.padded_tiles)
+            + 6 * window  # first partitions, scratch cleared
             + counts.masked_chunks
         )
 

@@ -55,16 +55,6 @@ def _whole_groups(head_size: int, kv_cache_dtype: str) -> str | None:
     return f"head_size {head_size} with {kv_cache_dtype} is no multiple of 16: take kv_cache_dtype auto for it"
 
 
-def _features_built(spec: Spec, expanded: Expanded) -> Violation | None:
-    for feature in ("softcap", "sliding_window", "sinks", "modification"):
-        for value in spec.axes[feature]:
-            if value is not None and value is not False:
-                off = "false" if value is True else "null"
-                sentence = f"no kernel has {feature} yet; write {feature}: {off}, or leave it out"
-                return Violation(sentence, (f"features.{feature}",))
-    return None
-
-
 def _softcap_positive(softcap: float | None) -> str | None:
     if softcap is None or 1e-3 <= softcap <= 1e6:
         return None
@@ -276,11 +266,6 @@ RULES: tuple[Rule, ...] = (
         "positions-fit",
         "expressions calculate with integers of 32 bits, and 2 * k + 1 must still fit",
         _positions_fit,
-    ),
-    SpecRule(
-        "feature-built",
-        "a kernel that ignored the feature would give wrong results without a word",
-        _features_built,
     ),
     SpecRule(
         "ranks-split-heads",

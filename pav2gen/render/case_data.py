@@ -44,9 +44,14 @@ def data_of(kernel: AnyKernel) -> CaseData | None:
 
 
 def boundary_lengths(variant: Variant) -> list[int]:
-    """Lengths in tokens around 0, a page, a partition, a partition and a page, and two partitions."""
-    page, partition = variant.block_size, variant.partition_size
-    edges = (0, page, partition, partition + page, 2 * partition)
+    """Lengths in tokens around 0, a page, a partition, a partition and a page, and two partitions.
+
+    With a window also around its length, with a page, and with a partition more.
+    """
+    page, partition, window = variant.block_size, variant.partition_size, variant.sliding_window
+    edges = [0, page, partition, partition + page, 2 * partition]
+    if window is not None:
+        edges += [window, window + page, window + partition]
     return sorted({max(0, edge + step) for edge in edges for step in (-1, 0, 1)})
 
 
@@ -71,5 +76,6 @@ def calls_by_sequences(kernel: Kernel) -> list[tuple[int, int]]:
     """(sequences, ATen calls on a CPU) of calls with one KV head and two partitions."""
     v, p = kernel
     tokens, budget = v.partition_size + 1, p.torch.cpu
-    tilings = ((n, budget.fit((tokens,) * n, 1, v.partition_size, v.block_size, known=False)) for n in (1, 2, 16, 256))
-    return [(n, p.torch.calls(tiling)) for n, tiling in tilings]
+    lengths = [p.torch.lengths(n, tokens) for n in (1, 2, 16, 256)]
+    tilings = (budget.fit(each, 1, v.partition_size, v.block_size, known=False) for each in lengths)
+    return [(len(each), p.torch.calls(tiling)) for each, tiling in zip(lengths, tilings, strict=True)]

@@ -5,6 +5,7 @@ Made on the CPU, from a seed, in vLLM's layouts.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 
 from .call import BlockSparse, Call, Scratch
 from .oracle import nearest_codes
-from .select import Key
+from .select import Key, Modification
 
 #: What stands in a block table past a sequence's last page: following it is an error that shows.
 GARBAGE = 0x7FFF7FFF
@@ -40,7 +41,9 @@ class Case:
     query_gap: elements between the rows of the query (it is a slice of a fused projection). block_gap: pages between
     the blocks of the cache. spare_partitions: partitions of scratch beyond those needed. poison: NaN wherever no kernel
     may look, garbage past the end of the block table. shared_blocks: if not 0, a cache of so many blocks, from which
-    the pages are drawn with repetition, for long contexts in little memory; without poison.
+    the pages are drawn with repetition, for long contexts in little memory; without poison. score_size: what the scores
+    are multiplied by. sinks: of each head in turn; they matter beside scores of N(0, 1). modification: what the one of
+    the key calculates.
     """
 
     key: Key
@@ -57,6 +60,9 @@ class Case:
     k_scale: Scale = 1.0
     v_scale: Scale = 1.0
     sparse: BlockSparse | None = None
+    score_size: float = 1.0
+    sinks: Sequence[float] = (6.0, -math.inf, 9.0, -2.0, 4.0)
+    modification: Modification | None = None
 
 
 def make(case: Case) -> Call:
@@ -73,6 +79,9 @@ def make(case: Case) -> Call:
     partitions = -(-longest // case.partition_size) + case.spare_partitions
     row = torch.randn(seqs, heads * key.head_size + case.query_gap, generator=generator).to(dtype)
     nan = float("nan")
+    sinks = torch.tensor([case.sinks[h % len(case.sinks)] for h in range(heads)]) if key.sinks else None
+    axes = {"heads": heads, "kv_heads": case.kv_heads}
+    definition = case.modification.tensors if case.modification else ()
     slopes = 2.0 ** (torch.arange(1, heads + 1) * (-8.0 / heads)) if key.alibi else None  # of the ALiBi paper
     return Call(
         out=torch.full((seqs, heads, key.head_size), nan, dtype=dtype),
@@ -84,7 +93,7 @@ def make(case: Case) -> Call:
         query=row[:, : heads * key.head_size].unflatten(1, (heads, key.head_size)),
         key_cache=k,
         value_cache=v,
-        scale=key.head_size**-0.5,
+        scale=key.head_size**-0.5 * case.score_size,
         block_tables=tables,
         seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32),
         max_seq_len=longest,
@@ -92,7 +101,21 @@ def make(case: Case) -> Call:
         k_scale=scale_of(case.k_scale),
         v_scale=scale_of(case.v_scale),
         sparse=case.sparse,
+        softcap=key.softcap,
+        sliding_window=key.sliding_window,
+        sinks=sinks,
+        modification=key.modification,
+        tensors=tuple(torch.randn(axes[axis], generator=generator) for _, axis in definition),
+        lse=torch.full((seqs, heads), nan),
     )
+
+
+def first_page(case: Case, length: int, pages: int) -> int:
+    """The first page that a sequence of ``length`` tokens attends; ``pages`` bounds the length as the table does."""
+    page = case.key.block_size
+    longest = pages * page if case.max_seq_len is None else min(pages * page, case.max_seq_len)
+    start = min(length, longest) - (case.key.sliding_window or length)
+    return max(0, start) // page
 
 
 def block_tables(case: Case, longest: int, generator: torch.Generator) -> tuple[torch.Tensor, int]:
@@ -108,7 +131,8 @@ def block_tables(case: Case, longest: int, generator: torch.Generator) -> tuple[
     start = 0
     for s, count in enumerate(pages):
         count = min(count, tables.shape[1])
-        tables[s, :count] = order[start : start + count]
+        first = first_page(case, case.seq_lens[s], tables.shape[1])  # the pages before it are never followed
+        tables[s, first:count] = order[start + first : start + count]
         start += count
     return tables, blocks
 
@@ -146,7 +170,7 @@ def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, table
     owned = set()
     for s, length in enumerate(case.seq_lens):
         pages = max(0, min(-(-length // page), tables.shape[1]))
-        owned.update(tables[s, :pages].tolist())
+        owned.update(tables[s, first_page(case, length, tables.shape[1]) : pages].tolist())
         if length > 0 and length % page and pages == -(-length // page):
             block = int(tables[s, pages - 1])
             key_cache[block, :, :, length % page :] = nan
@@ -166,6 +190,7 @@ def to(call: Call, device: torch.device) -> Call:
         return moved.copy_(value)
 
     moved = {name: move(value) for name, value in call._asdict().items()}
+    moved["tensors"] = tuple(map(move, call.tensors))
     assert call.scratch is not None
     return Call(**moved)._replace(scratch=Scratch(*map(move, call.scratch)))  # type: ignore[arg-type]
 
@@ -178,13 +203,16 @@ def of_heads(call: Call, heads: Sequence[int]) -> Call:
         scratch=Scratch(*(tensor[:, heads] for tensor in call.scratch)),
         query=call.query[:, heads],
         alibi_slopes=None if call.alibi_slopes is None else call.alibi_slopes[heads],
+        sinks=None if call.sinks is None else call.sinks[heads],
+        lse=None if call.lse is None else call.lse[:, heads],
     )
 
 
 def copy_outputs(call: Call) -> Call:
     """The same call with outputs of its own, as they were."""
     assert call.scratch is not None
-    return call._replace(out=call.out.clone(), scratch=Scratch(*(tensor.clone() for tensor in call.scratch)))
+    lse = None if call.lse is None else call.lse.clone()
+    return call._replace(out=call.out.clone(), lse=lse, scratch=Scratch(*(tensor.clone() for tensor in call.scratch)))
 
 
 def spread(call: Call) -> Call:

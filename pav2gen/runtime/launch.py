@@ -11,8 +11,12 @@ import torch
 
 from .call import Call, Scratch
 from .select import MOST_BLOCKS
+from .tiling import partitions_reached
 
-VERSION = 1
+VERSION = 2
+
+#: Parameter tensors of a modification, at most.
+MOST_TENSORS = 4
 
 #: Negative codes of an entry function (runtime/cuda/pav2_args.h); positive ones are CUDA's.
 CODES = {-1: "the library was built from other sources than this package; compile it again"}
@@ -24,7 +28,9 @@ class Args(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("version", "size")),
         *((name, c_void_p) for name in ("out", "query", "key_cache", "value_cache", "block_tables", "seq_lens")),
-        *((name, c_void_p) for name in ("alibi_slopes", "k_scale_ptr", "v_scale_ptr")),
+        *((name, c_void_p) for name in ("alibi_slopes", "sinks")),
+        ("tensors", c_void_p * MOST_TENSORS),
+        *((name, c_void_p) for name in ("lse", "k_scale_ptr", "v_scale_ptr")),
         *((name, c_void_p) for name in ("partial_out", "partial_m", "partial_z")),
         *((name, c_void_p) for name in ("exp_sums", "max_logits", "tmp_out")),
         *((name, c_int64) for name in ("query_stride", "key_page_stride", "key_head_stride")),
@@ -33,7 +39,7 @@ class Args(ctypes.Structure):
         *((f"maxima_{name}_stride", c_int64) for name in ("seq", "head", "part")),
         *((f"tmp_{name}_stride", c_int64) for name in ("seq", "head", "part", "dim")),
         *((name, c_int32) for name in ("num_seqs", "num_heads", "num_kv_heads", "max_pages", "max_seq_len")),
-        ("partitions", c_int32),
+        *((name, c_int32) for name in ("partitions", "scratch_partitions")),
         *((name, c_float) for name in ("scale", "k_scale", "v_scale")),
         *((name, c_int32) for name in ("k_scale_stride", "v_scale_stride")),
         *((name, c_int32) for name in ("tp_rank", "local_blocks", "vert_stride")),
@@ -88,7 +94,9 @@ def launch(
     error code. layout: of the call (``check.layout_of``); the arguments are prepared once for each. Raises RuntimeError
     if a launch fails.
     """
-    partitions = -(-call.max_seq_len // partition_size)
+    every = -(-call.max_seq_len // partition_size)
+    # one alone is worked on only where the call has one: out is then written without a reduction
+    partitions = max(min(every, 2), partitions_reached(call.max_seq_len, partition_size, call.sliding_window))
     for part in tiles(call, partitions, workspace_bytes):
         seqs, heads, head_size = part.query.shape
         count = seqs * heads * partitions * (head_size + 2) if partitions > 1 else 0
@@ -96,6 +104,7 @@ def launch(
         with device_of(call.query) as stream:
             partials = workspace(count, call.query.device, stream) if count else None
             set_addresses(args, part, partitions, partials)
+            args.scratch_partitions = every
             code = function(ctypes.byref(args), c_void_p(stream))
         if code:
             raise RuntimeError(f"paged_attention_v2: {CODES.get(code) or explain(code)}")
@@ -116,6 +125,7 @@ def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
             query=call.query[span],
             block_tables=call.block_tables[span],
             seq_lens=call.seq_lens[span],
+            lse=None if call.lse is None else call.lse[span],
             scratch=call.scratch and Scratch(*(tensor[span] for tensor in call.scratch)),
         )
 
@@ -156,7 +166,9 @@ def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tenso
     args.out, args.query = call.out.data_ptr(), call.query.data_ptr()
     args.key_cache, args.value_cache = call.key_cache.data_ptr(), call.value_cache.data_ptr()
     args.block_tables, args.seq_lens = call.block_tables.data_ptr(), call.seq_lens.data_ptr()
-    args.alibi_slopes = pointer(call.alibi_slopes)
+    args.alibi_slopes, args.sinks, args.lse = map(pointer, (call.alibi_slopes, call.sinks, call.lse))
+    for place, tensor in enumerate(call.tensors):
+        args.tensors[place] = tensor.data_ptr()
     if isinstance(call.k_scale, torch.Tensor):
         args.k_scale_ptr, args.k_scale_stride = call.k_scale.data_ptr(), int(call.k_scale.numel() > 1)
     else:

@@ -188,5 +188,7 @@ def launch(kernel: Callable[[Call], None], call: Call, partition_size: int) -> N
     clear_scratch(call.scratch, partitions)
     if call.query.shape[0] == 0 or partitions == 0:
         call.out.zero_()
+        if call.lse is not None:
+            call.lse.copy_(torch.full_like(call.lse, float("-inf")) if call.sinks is None else call.sinks)
     else:
         kernel(call)

@@ -6,11 +6,14 @@ Everything here runs on the CPU: float64 is not to be trusted on every card (a B
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import operator
+from typing import Any, NamedTuple
 
 import torch
 
 from .call import BlockSparse, Call
+from .expression import evaluator
+from .select import Modification
 
 #: ||out - t|| <= ROUNDINGS * ||round(t) - t|| + NOISE * ||t||: one rounding to the output dtype, and float32's noise.
 ROUNDINGS, NOISE = 1.25, 2e-6
@@ -28,6 +31,7 @@ class Reference(NamedTuple):
     """The float64 result of a call. partitions[s][h] lists the partitions that have tokens."""
 
     out: torch.Tensor  # [seqs, heads, head size] float64
+    lse: torch.Tensor  # [seqs, heads] float64
     partitions: list[list[list[Partition]]]
 
 
@@ -78,54 +82,92 @@ def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor
     return table[cache.long()] * scale
 
 
-def reference(call: Call, kv_cache_dtype: str, partition_size: int) -> Reference:
-    """The result of a call whose tensors are on the CPU. Lengths are clamped as the operator clamps them."""
+def reference(
+    call: Call, kv_cache_dtype: str, partition_size: int, modification: Modification | None = None
+) -> Reference:
+    """The result of a call whose tensors are on the CPU. Lengths are clamped as the operator clamps them.
+
+    modification: the definition of ``call.modification``.
+    """
     seqs, heads, head_size = call.query.shape
     out = torch.zeros(seqs, heads, head_size, dtype=torch.float64)
+    lse = torch.full((seqs, heads), -math.inf, dtype=torch.float64)
     partitions: list[list[list[Partition]]] = []
     for s in range(seqs):
         keys, values = gather(call, s, kv_cache_dtype)  # [kv heads, tokens, head size] float64
         partitions.append([])
         for h in range(heads):
             kv_head = h // (heads // keys.shape[0])
-            scores = score(call, s, h, keys[kv_head])
+            scores = score(call, s, h, keys[kv_head], modification)
             parts = [part(scores[i : i + partition_size], values[kv_head, i : i + partition_size])
                      for i in range(0, len(scores), partition_size)]  # fmt: skip
             partitions[s].append(parts)
+            sink = -math.inf if call.sinks is None else float(call.sinks[h])
+            logits = torch.cat([scores, torch.tensor([sink], dtype=torch.float64)])
+            if torch.any(logits > -math.inf):
+                lse[s, h] = torch.logsumexp(logits, 0)
             if torch.any(scores > -math.inf):
-                out[s, h] = torch.softmax(scores, 0) @ values[kv_head]
-    return Reference(out, partitions)
+                out[s, h] = torch.softmax(logits, 0)[:-1] @ values[kv_head]
+    return Reference(out, lse, partitions)
 
 
 def gather(call: Call, s: int, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one sequence, in order: [kv heads, tokens, head size] float64 each."""
+    """K and V of one sequence, in order: [kv heads, tokens, head size] float64 each. Pages before its window are 0."""
     _, kv_heads, _, page, _ = call.key_cache.shape
     head_size = call.query.shape[2]
     limit = min(call.max_seq_len, call.block_tables.shape[1] * page)
     length = max(0, min(int(call.seq_lens[s]), limit))
     k_scale, v_scale = (torch.as_tensor(scale, dtype=torch.float64) for scale in (call.k_scale, call.v_scale))
-    count = -(-length // page)
-    pages = call.block_tables[s, :count].long()
+    before, count = window_start(call, length) // page, -(-length // page)
+    pages = call.block_tables[s, before:count].long()
     k = decode(
         call.key_cache[pages], kv_cache_dtype, k_scale.view(-1, 1, 1, 1)
     )  # [count, kv heads, head size / x, page, x]
     v = decode(call.value_cache[pages], kv_cache_dtype, v_scale.view(-1, 1, 1))  # [count, kv heads, head size, page]
-    keys = k.permute(1, 0, 3, 2, 4).reshape(kv_heads, count * page, head_size)[:, :length]
-    values = v.permute(1, 0, 3, 2).reshape(kv_heads, count * page, head_size)[:, :length]
-    return keys, values
+    k = k.permute(1, 0, 3, 2, 4).reshape(kv_heads, -1, head_size)
+    v = v.permute(1, 0, 3, 2).reshape(kv_heads, -1, head_size)
+    skipped = torch.zeros(kv_heads, before * page, head_size, dtype=torch.float64)
+    return torch.cat([skipped, k], 1)[:, :length], torch.cat([skipped, v], 1)[:, :length]
 
 
-def score(call: Call, s: int, h: int, keys: torch.Tensor) -> torch.Tensor:
-    """Scores of one head over the tokens of its sequence, -inf where block-sparse skips: [tokens] float64."""
+def window_start(call: Call, tokens: int) -> int:
+    """The first position that the last of ``tokens`` tokens attends: with a window of W, q - k < W."""
+    return 0 if call.sliding_window is None else max(0, tokens - call.sliding_window)
+
+
+def score(call: Call, s: int, h: int, keys: torch.Tensor, modification: Modification | None = None) -> torch.Tensor:
+    """Scores of one head over the tokens of its sequence, -inf where a key is not attended: [tokens] float64.
+
+    The order is that of vLLM and ONNX: scale, softcap, bias, the modification's score, then every mask.
+    """
     tokens = keys.shape[0]
     scores = keys @ call.query[s, h].double() * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.alibi_slopes is not None:
         scores += float(call.alibi_slopes[h]) * torch.arange(1 - tokens, 1, dtype=torch.float64)
+    if modification is not None:
+        scores = modified(call, h, scores, modification)
+    scores[: window_start(call, tokens)] = -math.inf
     if call.sparse is not None:
         kv_head = h // (call.query.shape[1] // call.key_cache.shape[1])
         attended = [attends(call.sparse, call, h, kv_head, position, tokens) for position in range(tokens)]
         scores[~torch.tensor(attended, dtype=torch.bool)] = -math.inf
     return scores
+
+
+def modified(call: Call, h: int, scores: torch.Tensor, modification: Modification) -> torch.Tensor:
+    """The scores of one head as its modification makes them, element by element; -inf where its mask is false."""
+    kv_head = h // (call.query.shape[1] // call.key_cache.shape[1])
+    names: dict[str, Any] = {"q": len(scores) - 1, "h": h, "kvh": kv_head, "len": len(scores)}
+    names |= {name: tensor.tolist() for (name, _), tensor in zip(modification.tensors, call.tensors)}
+    change = evaluator(modification.score) if modification.score else operator.itemgetter("s")
+    attended = evaluator(modification.mask) if modification.mask else None
+    result = []
+    for k, s in enumerate(scores.tolist()):
+        names.update(s=s, k=k)
+        result.append(float(change(names)) if attended is None or attended(names) else -math.inf)
+    return torch.tensor(result, dtype=torch.float64)
 
 
 def attends(sparse: BlockSparse, call: Call, h: int, kv_head: int, position: int, tokens: int) -> bool:
@@ -148,10 +190,10 @@ def part(scores: torch.Tensor, values: torch.Tensor) -> Partition:
     return Partition(m, float(weights.sum()), weights @ values / weights.sum())
 
 
-def excess(out: torch.Tensor, truth: torch.Tensor, noise: float = NOISE) -> float:
+def excess(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> float:
     """The largest error over all rows, as a multiple of what is allowed: right if at most 1; NaN counts as infinite.
 
-    out, truth: [..., head size]; truth float64. Rows whose truth is zero must be zero.
+    out, truth: [..., head size]; truth float64. noise: of every row, or [...]. Rows whose truth is zero must be zero.
     """
     error = (out.double() - truth).norm(dim=-1)
     allowed = ROUNDINGS * (truth.to(out.dtype).double() - truth).norm(dim=-1) + noise * truth.norm(dim=-1)

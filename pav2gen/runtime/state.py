@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from .call import Call
 from .rows import Rows
 
 #: Stands in for a maximum of -inf where a difference is taken: exp(-inf - LOWEST) is 0, exp(-inf - -inf) is NaN.
@@ -57,6 +58,20 @@ def merge(a: State | None, b: State) -> State:
     return a
 
 
-def write_output(out: torch.Tensor, rows: Rows, taken: slice, state: State) -> None:
-    """out[taken] = o / z, [rows, heads, head size] like ``out``; zeros where no token was attended."""
-    rows.put_quotient(out, taken, state.o, state.z.clamp_min(SMALLEST))
+def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
+    """out[taken] = o / z, zeros where no token was attended; and the row's lse, where the call asks for it.
+
+    A sink is part of the sum that divides: this is the only place where it is added. Uses up ``state``.
+    """
+    z = state.z
+    if call.sinks is not None or call.lse is not None:
+        base = state.m if call.sinks is None else torch.maximum(state.m, call.sinks)
+        base = base.clamp_min(LOWEST)  # [rows, heads]; finite where no token is attended
+        rescale = torch.sub(state.m, base).exp_()
+        z = torch.mul(z, rescale)
+        if call.sinks is not None:
+            z.add_(torch.sub(call.sinks, base).exp_())
+            state.o.mul_(rescale.unsqueeze(-1))
+        if call.lse is not None:
+            rows.put(call.lse, taken, torch.log(z).add_(base))
+    rows.put_quotient(call.out, taken, state.o, z.clamp_min(SMALLEST))

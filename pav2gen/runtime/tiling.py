@@ -271,6 +271,15 @@ class _Cut:
         )
 
 
+def partitions_reached(longest: int, partition: int, window: int | None) -> int:
+    """The most partitions with a token that a query attends, of sequences of up to ``longest`` tokens.
+
+    A window of W tokens ends anywhere in a partition, so that it reaches over ceil((W - 1) / partition) + 1 of them.
+    """
+    every = _ceil(longest, partition)
+    return every if window is None else min(every, _ceil(window - 1, partition) + 1)
+
+
 def _ceil(total: int, step: int) -> int:
     return -(-total // step)
 

@@ -53,7 +53,7 @@ class Bad(NamedTuple):
     """A spec with one mistake: the text, the line that must be named, and a part of the sentence."""
 
     data: bytes
-    line: int
+    line: int | str
     fragment: str
 
 
@@ -61,6 +61,13 @@ def bad(old: str, new: str, line: int, fragment: str) -> Bad:
     """The good spec with ``old`` replaced."""
     assert GOOD.count(old) == 1, old
     return Bad(GOOD.replace(old, new).encode(), line, fragment)
+
+
+def modified(fields: str, fragment: str, at: str = "") -> Bad:
+    """The good spec with a modification on line 20; ``at`` is where the column points, if one is named."""
+    line = f"modifications: {{near: {{{fields}}}}}"
+    spec = GOOD.replace("blocksparse: false}", f"modification: near}}\n{line}")
+    return Bad(spec.encode(), f"20:{line.index(at) + 1}" if at else 20, fragment)
 
 
 def text(data: str | bytes, line: int, fragment: str) -> Bad:
@@ -217,8 +224,22 @@ CASES = {
         11,
         "or exclude: - {when: {head_size: 72, kv_cache_dtype: fp8_e4m3}, because: ...} (rule whole-groups)",
     ),
-    "softcap": bad("alibi: false,", "softcap: 50.0,", 19, "no kernel has softcap yet; write softcap: null"),
-    "sinks": bad("alibi: false,", "sinks: true,", 19, "no kernel has sinks yet; write sinks: false"),
+    "a softcap of nothing": bad("alibi: false,", "softcap: 0.0,", 19, "from 0.001 to 1000000, or null"),
+    "a window of nothing": bad("alibi: false,", "sliding_window: 0,", 19, "the current one included, or null"),
+    "a modification that is nowhere": bad("alibi: false,", "modification: near,", 19, "not among the modifications"),
+    "a mistake in a mask": modified('mask: "q - k < lenn"', "modifications.near.mask: the name 'lenn'", at="lenn"),
+    "a mistake in a plain mask": modified("mask: q - k", "a mask is a condition, and this is an integer", at="q - k"),
+    "a mistake behind an escape": modified('mask: "q \\x2d kk"', "'kk' is unknown; did you mean k? (at column 5"),
+    "a modification of nothing": modified("tensors: {b: [heads]}", "has neither score nor mask"),
+    "a tensor of no axis": modified("mask: q < 1, tensors: {b: [tokens]}", "[heads] or [kv_heads]"),
+    "a tensor without a use": modified("mask: q < 1, tensors: {b: [heads]}", "b is in neither score nor mask"),
+    "a tensor called s": modified("mask: q < 1, tensors: {s: [heads]}", "has a meaning in expressions"),
+    "a modification that is not built": bad(
+        "alibi: false, blocksparse: false}",
+        "alibi: false}\nmodifications: {near: {mask: q < 1}}",
+        20,
+        "no kernel has the modification near",
+    ),
     "heads without a ratio": bad("num_kv_heads: 8", "num_kv_heads: 5", 6, "32 is no multiple of num_kv_heads 5"),
     "ranks that split no heads": bad("[1, 2]", "[1, 3]", 9, "over 3 ranks; they do over 1, 2, 4, 8, 16 or 32"),
     "ranks that are not served": bad("[1, 2]", "[1, 16]", 9, "no variant serves; write gqa_ratio: [2, 4]"),

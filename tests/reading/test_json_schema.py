@@ -24,7 +24,10 @@ ONLY_BUILD = {
     "keyword", "device", "escape in a text", "end of a comment", "end of a docstring", "blank text",
     "excluded value that is not there", "exclusion of nothing", "exclusion of everything", "product over the limit",
     "anchor", "long anchor", "UTF-16", "byte-order mark", "text that runs backwards", "partition of half a block",
-    "half a group", "softcap", "sinks", "heads without a ratio", "ranks that split no heads",
+    "half a group", "a softcap of nothing", "a window of nothing", "a modification that is nowhere",
+    "a mistake in a mask", "a mistake in a plain mask", "a mistake behind an escape", "a tensor without a use",
+    "a tensor called s",
+    "a modification that is not built", "heads without a ratio", "ranks that split no heads",
     "ranks that are not served", "fixed partition", "workspace",
 }  # fmt: skip
 

@@ -53,7 +53,6 @@ BREAKS = {
     "block-size": ("[16, 32]", "[16, 32, 48]"),
     "dtype": ("[float16]", "[half]"),
     "kv-cache-dtype": ("fp8_e5m2]", "int4]"),
-    "feature-built": ("softcap: null", "sliding_window: 4096"),
     "softcap-positive": ("softcap: null", "softcap: 0.0"),
     "window-positive": ("softcap: null", "sliding_window: 0"),
     "modification-defined": ("modification: null", "modification: near"),

@@ -290,7 +290,7 @@ def test_the_struct_is_c_s(tmp_path):
     assert said[:-1] == [f"{name} {getattr(launch.Args, name).offset}" for name in fields]
     assert said[-1] == f"size {ctypes.sizeof(launch.Args)} version {launch.VERSION}"
     declared = re.findall(
-        r"\b(\w+)(?=[,;])", header.read_text().split("typedef struct Pav2Args {")[1].split("} Pav2Args")[0]
+        r"\b(\w+)(?=[,;\[])", header.read_text().split("typedef struct Pav2Args {")[1].split("} Pav2Args")[0]
     )
     assert set(declared) >= set(fields)
 

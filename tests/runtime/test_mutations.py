@@ -20,13 +20,28 @@ name: {name}
 target: bi-v100
 model: {{num_heads: 6, num_kv_heads: 2, max_seq_len: 4096}}
 axes: {{head_size: 64, gqa_ratio: 3, partition_size: 64, kv_cache_dtype: {kv}}}
-features: {{alibi: {alibi}, blocksparse: {sparse}}}
+features:
+  {{alibi: {alibi}, blocksparse: {sparse}, softcap: {cap}, sliding_window: {window}, sinks: {sinks}, modification: {mod}}}
+{defined}
+"""
+PLAIN = dict(kv="auto", alibi="false", sparse="false", cap="null", window="null", sinks="false", mod="null", defined="")
+#: A score and a mask that differ by position, query head and KV head.
+NEAR = """
+modifications:
+  near:
+    score: "s + tilt[h] * tanh(0.05 * (k - q)) + base[kvh]"
+    mask: "k < 4 or (k - q) % 3 != 1 or h == 2"
+    tensors: {tilt: [heads], base: [kv_heads]}
 """
 FAMILIES = {
-    "dense": dict(kv="auto", alibi="false", sparse="false"),
-    "biased": dict(kv="auto", alibi="true", sparse="false"),
-    "stored8": dict(kv="fp8_e4m3", alibi="false", sparse="false"),
-    "sparse": dict(kv="auto", alibi="false", sparse="true"),
+    "dense": PLAIN,
+    "biased": {**PLAIN, "alibi": "true"},
+    "stored8": {**PLAIN, "kv": "fp8_e4m3"},
+    "sparse": {**PLAIN, "sparse": "true"},
+    "windowed": {**PLAIN, "window": "40"},
+    "sunk": {**PLAIN, "sinks": "true"},
+    "capped": {**PLAIN, "cap": "5.0", "alibi": "true"},
+    "own": {**PLAIN, "cap": "5.0", "mod": "near", "defined": NEAR},
 }
 
 
@@ -44,9 +59,13 @@ class Fault:
 KERNEL, CALL, STATE, ROWS = "kernel", "runtime/call.py", "runtime/state.py", "runtime/rows.py"
 TILING, LENGTHS, OP = "runtime/tiling.py", "runtime/lengths.py", "runtime/op.py"
 
+WINDOW = "runtime/window.py"
+SOFTCAP = "    # softcap\n    scores.div_(5.0)\n    scores.tanh_()\n    scores.mul_(5.0)\n"
+BIAS = "    # ALiBi\n    t0 = torch.sub(k, q)\n    t1 = t0.float()\n    scores.addcmul_(slopes, t1)\n"
+
 FAULTS = [
     Fault("partials and output not divided by z", ROWS, "torch.div(values, divisor.unsqueeze(-1), out=", "torch.mul(values, 1.0, out="),
-    Fault("output divided by z twice", STATE, "state.o, state.z.clamp_min", "state.o / state.z.unsqueeze(-1), state.z.clamp_min"),
+    Fault("output divided by z twice", STATE, "taken, state.o, z.clamp_min", "taken, state.o / z.unsqueeze(-1), z.clamp_min"),
     Fault("ordered output not divided by z", ROWS, "rows, torch.div(values, divisor.unsqueeze(-1))", "rows, values"),
     Fault("ordered sequences written as they come", ROWS, "target.index_copy_(0, self._index[rows], ", "target[rows].copy_("),
     Fault("ordered lengths as they come", ROWS, "self.seq_lens, self._index = torch.sort(", "_, self._index = torch.sort("),
@@ -74,7 +93,7 @@ FAULTS = [
     Fault("merged sums not rescaled", STATE, "first.z.mul_(wa)", "first.z.mul_(1.0)"),
     Fault("merged outputs not rescaled", STATE, "first.o.mul_(wa.unsqueeze(-1))", "first.o.mul_(1.0)"),
     Fault("reduction forgets the weights", STATE, "o.mul_(weights.unsqueeze(-1))", "o.mul_(1.0)"),
-    Fault("zeros forgotten where nothing is attended", STATE, "state.z.clamp_min(SMALLEST)", "state.z"),
+    Fault("zeros forgotten where nothing is attended", STATE, "z.clamp_min(SMALLEST)", "z"),
     Fault("stale chunk", KERNEL, "0, blocks.flatten(), out=pages)", "0, part.pages[: len(blocks)].flatten(), out=pages)"),
     Fault("weights in the order of heads", KERNEL, ".permute(0, 3, 1, 2, 4))", ".permute(0, 3, 1, 2, 4).flip(1))"),
     Fault("a host read", KERNEL, "rows = Rows(", "call.seq_lens.max().item()\n    rows = Rows("),
@@ -85,14 +104,43 @@ FAULTS = [
     Fault("sums beyond the partitions not cleared", CALL, "scratch.exp_sums[:, :, start:].zero_()", "pass"),
     Fault("max_logits of the last partition lost", CALL, "rows.put(max_logits, part.rows, m.transpose(1, 2))", "rows.put(max_logits[:, :, :-1], part.rows, m.transpose(1, 2)[:, :, :-1])"),
     Fault("lengths read although they must not be", LENGTHS, "if call.read_lengths:", "if True:"),
-    Fault("slopes on the absolute position", KERNEL, "part.past_end().add_(1)", "part.past_end().add_(1).neg()", "biased"),
-    Fault("slopes one token off", KERNEL, "part.past_end().add_(1)", "part.past_end().add_(0)", "biased"),
+    Fault("slopes on the absolute position", KERNEL, "torch.sub(k, q)", "torch.sub(q, k)", "biased"),
+    Fault("slopes one token off", KERNEL, "q = length - 1", "q = length - 0", "biased"),
     Fault("slopes of another head", KERNEL, "call.alibi_slopes.view(", "call.alibi_slopes.flip(0).view(", "biased"),
     Fault("k_scale forgotten", KERNEL, ".mul_(by_head(call.k_scale, 2))", ".mul_(1.0)", "stored8"),
     Fault("v_scale forgotten", KERNEL, ".mul_(by_head(call.v_scale, 1))", ".mul_(1.0)", "stored8"),
     Fault("scales swapped", KERNEL, "by_head(call.k_scale, 2)", "by_head(call.v_scale, 2)", "stored8"),
     Fault("the other fp8 format", KERNEL, 'fp8_table("fp8_e4m3"', 'fp8_table("fp8_e5m2"', "stored8"),
     Fault("subnormal codes flushed", "runtime/fp8.py", "magnitude = (codes & 0x7F) << 7", "magnitude = ((codes & 0x7F) * ((codes & 0x78) > 0)) << 7", "stored8"),
+    Fault("lse in base 2", STATE, "torch.log(z)", "torch.log2(z)"),
+    Fault("lse without the maximum", STATE, "torch.log(z).add_(base)", "torch.log(z)"),
+    Fault("lse of another order of sequences", STATE, "rows.put(call.lse, taken,", "call.lse[taken].copy_("),
+    Fault("window one token too long", WINDOW, "(seq_lens - window)", "(seq_lens - window - 1)", "windowed"),
+    Fault("window one token too short", WINDOW, "(seq_lens - window)", "(seq_lens - window + 1)", "windowed"),
+    Fault("window not masked", WINDOW, ".logical_or_(positions < rows.starts[taken])", "", "windowed"),
+    Fault("first partition one late", WINDOW, ".clamp_max_(latest)", ".add_(1).clamp_max_(latest)", "windowed"),
+    Fault("first page one late", WINDOW, "begins <= rows.starts[taken] - page", "begins <= rows.starts[taken]", "windowed"),
+    Fault("pages before the window followed", WINDOW, ".logical_or_(begins <= rows.starts[taken] - page)", "", "windowed"),
+    Fault("a partition of the window too few", TILING, "_ceil(window - 1, partition) + 1", "_ceil(window - 1, partition)", "windowed"),
+    Fault("scratch at the window's own partitions", WINDOW, "torch.add(rows.firsts[part.rows], parts)", "torch.add(rows.firsts[part.rows] * 0, parts)", "windowed"),
+    Fault("scratch before the window left", KERNEL, "clear_scratch(call.scratch, 0)", "pass", "windowed"),
+    Fault("sinks dropped", STATE, "z.add_(torch.sub(call.sinks, base).exp_())", "pass", "sunk"),
+    Fault("sinks added twice", STATE, "torch.sub(call.sinks, base).exp_()", "torch.sub(call.sinks, base).exp_().mul_(2)", "sunk"),
+    Fault("sinks scaled", STATE, "torch.sub(call.sinks, base)", "torch.sub(call.sinks * call.scale, base)", "sunk"),
+    Fault("sinks of other heads", STATE, "torch.sub(call.sinks, base)", "torch.sub(call.sinks.flip(0), base)", "sunk"),
+    Fault("a sink above all scores", STATE, "torch.maximum(state.m, call.sinks)", "state.m - 200", "sunk"),
+    Fault("sinks in every partition's scratch", KERNEL, "z = weights.sum(-1)", "z = weights.sum(-1) + (call.sinks.view(1, -1, 3) - m).exp()", "sunk"),
+    Fault("softcap dropped", KERNEL, "scores.tanh_()", "scores.mul_(1.0)", "capped"),
+    Fault("softcap not scaled back", KERNEL, "scores.mul_(5.0)", "scores.mul_(1.0)", "capped"),
+    Fault("softcap of another size", KERNEL, "scores.div_(5.0)", "scores.div_(5.5)", "capped"),
+    Fault("softcap after the bias", KERNEL, SOFTCAP + BIAS, BIAS + SOFTCAP, "capped"),
+    Fault("remainder by C's rule", KERNEL, "t1.remainder_(3)", "t1.fmod_(3)", "own"),
+    Fault("modification of the score dropped", KERNEL, "scores.addcmul_(tilt_, t1)", "scores.addcmul_(tilt_, t1, value=0)", "own"),
+    Fault("tensor of the query heads by KV head", KERNEL, "call.tensors[0].view(1, 1, -1, 3, 1)", "call.tensors[0].view(1, 1, 3, -1, 1).transpose(2, 3)", "own"),
+    Fault("tensor of the KV heads in another order", KERNEL, "call.tensors[1].view(", "call.tensors[1].flip(0).view(", "own"),
+    Fault("mask forgotten", KERNEL, "scores.masked_fill_(t4", "scores.clone().masked_fill_(t4", "own"),
+    Fault("mask by the position within a tile", KERNEL, "k = part.positions.view(", "k = (part.positions - part.positions[0, 0]).view(", "own"),
+    Fault("mask before the score", KERNEL, "    modify(call, part, scores, space)\n    hide(call, part, scores, space)\n", "    hide(call, part, scores, space)\n    modify(call, part, scores, space)\n", "own"),
     Fault("one local block too few", "runtime/sparse.py", "distant = block <= ", "distant = block <= 1 + ", "sparse"),
     Fault("strides start a block early", "runtime/sparse.py", ".mul_(step).add_(1)", ".mul_(step).add_(0)", "sparse"),
     Fault("rank ignored", "runtime/sparse.py", "+ rank * heads", "+ 0 * heads", "sparse"),

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define PAV2_ARGS_VERSION 1
+#define PAV2_ARGS_VERSION 2
 
 #define PAV2_EXPORT __attribute__((visibility("default")))
 
@@ -24,6 +24,9 @@ typedef struct Pav2Args {
     const int32_t* block_tables;  // [seqs, max pages]: where each page of a sequence lies in the caches
     const int32_t* seq_lens;  // [seqs]
     const float* alibi_slopes;  // [heads], or null
+    const float* sinks;  // [heads], or null
+    const float* tensors[4];  // parameter tensors of the modification, [heads] or [kv heads] each
+    float* lse;  // [seqs, heads], or null
     const float* k_scale_ptr;  // one element, or one for each KV head; where null, k_scale holds it
     const float* v_scale_ptr;
 
@@ -46,7 +49,8 @@ typedef struct Pav2Args {
     int32_t num_seqs, num_heads, num_kv_heads;
     int32_t max_pages;  // columns of a block table
     int32_t max_seq_len;  // positive
-    int32_t partitions;  // ceil(max_seq_len / partition size)
+    int32_t partitions;  // that a sequence can attend: of all tokens, or of its window
+    int32_t scratch_partitions;  // ceil(max_seq_len / partition size)
     float scale, k_scale, v_scale;
     int32_t k_scale_stride, v_scale_stride;  // 0 where all heads share one
 

@@ -12,8 +12,30 @@ struct Place {
     int first_head;  // first query head of the block, among all query heads
     int heads;       // query heads of the block; set only where blocks of a group differ
     int length;      // tokens of the sequence
-    int start;       // first token of the partition
+    int start;       // first token that the block reads: of the partition, or of the window's first page
+    int slot;        // of the partition in the workspace
 };
+
+// The first token that the last of `length` tokens attends in a window of `window` tokens, which it is one of.
+__device__ __forceinline__ int window_start(int length, int window) { return max(0, length - window); }
+
+// The sum of exp(score) over the keys of a row, and over its sink (-inf where there is none), as sum * exp(base).
+struct RowSum {
+    float base, sum, rescale;  // rescale: of sums that are relative to m
+
+    __device__ __forceinline__ RowSum(float m, float z, float sink) {
+        base = fmaxf(fmaxf(m, sink), kLowest);
+        rescale = expf(m - base);
+        sum = z * rescale + expf(sink - base);
+    }
+    // What the weighted values, relative to m, are multiplied by; 0 where nothing is attended.
+    __device__ __forceinline__ float inverse() const { return sum == 0.0f ? 0.0f : rescale / sum; }
+    __device__ __forceinline__ float lse() const { return sum == 0.0f ? -INFINITY : base + logf(sum); }
+};
+
+__device__ __forceinline__ float sink_of(const Pav2Args& a, int head) {
+    return a.sinks != nullptr ? a.sinks[head] : -INFINITY;
+}
 
 // The length of a sequence, clamped to what the call and the block table hold.
 __device__ __forceinline__ int clamped_length(const Pav2Args& a, int seq, int page_tokens) {
@@ -36,15 +58,15 @@ __device__ __forceinline__ void write_scratch_state(const Pav2Args& a, int seq, 
     a.exp_sums[s * a.sums_seq_stride + h * a.sums_head_stride + p * a.sums_part_stride] = z;
 }
 
-// Marks every `stride`-th partition from `first` to the end of the call as empty in the caller's scratch.
-__device__ __forceinline__ void fill_scratch_beyond(const Pav2Args& a, int seq, int head, int first, int stride) {
+// Marks every `stride`-th partition from `first` to `end` as empty in the caller's scratch.
+__device__ __forceinline__ void fill_scratch(const Pav2Args& a, int seq, int head, int first, int end, int stride) {
     if (a.max_logits == nullptr) return;
-    for (int p = first; p < a.partitions; p += stride) write_scratch_state(a, seq, head, p, -INFINITY, 0.0f);
+    for (int p = first; p < end; p += stride) write_scratch_state(a, seq, head, p, -INFINITY, 0.0f);
 }
 
 // Writes m and z of a head for the reduction and to the caller's scratch.
 __device__ __forceinline__ void write_state(const Pav2Args& a, const Place& at, int head, float m, float z) {
-    const int64_t i = (static_cast<int64_t>(at.seq) * a.num_heads + head) * a.partitions + at.partition;
+    const int64_t i = (static_cast<int64_t>(at.seq) * a.num_heads + head) * a.partitions + at.slot;
     if (a.partial_m != nullptr) {
         a.partial_m[i] = m;
         a.partial_z[i] = z;
@@ -53,15 +75,15 @@ __device__ __forceinline__ void write_state(const Pav2Args& a, const Place& at, 
 }
 
 // Writes one element of a head's output: for the reduction, or to out if there is one partition; and to the scratch.
-// `inverse` is 1 / z, or 0 where no token is attended.
+// `inverse` is 1 / z, or 0 where no token is attended; `out_inverse` is the same of the row with its sink.
 template <class scalar_t>
 __device__ __forceinline__ void write_element(const Pav2Args& a, const Place& at, int head, int dim, int head_size,
-                                              float sum, float inverse) {
+                                              float sum, float inverse, float out_inverse) {
     const int64_t row = static_cast<int64_t>(at.seq) * a.num_heads + head;
     if (a.partitions == 1) {
-        static_cast<scalar_t*>(a.out)[row * head_size + dim] = from_float<scalar_t>(sum * inverse);
+        static_cast<scalar_t*>(a.out)[row * head_size + dim] = from_float<scalar_t>(sum * out_inverse);
     } else {
-        a.partial_out[(row * a.partitions + at.partition) * head_size + dim] = sum;
+        a.partial_out[(row * a.partitions + at.slot) * head_size + dim] = sum;
     }
     if (a.tmp_out != nullptr) {
         const int64_t to = at.seq * a.tmp_seq_stride + head * a.tmp_head_stride + at.partition * a.tmp_part_stride;
@@ -70,14 +92,15 @@ __device__ __forceinline__ void write_element(const Pav2Args& a, const Place& at
 }
 
 // What a block does whose partition has no tokens. The reduction serves such partitions; it runs unless the call has
-// only one. Then the block writes zeros to out, and m = -inf, z = 0 to the scratch.
+// only one. Then the block writes zeros to out, the sink to lse, and m = -inf, z = 0 to the scratch.
 template <class scalar_t>
 __device__ __forceinline__ void write_empty(const Pav2Args& a, const Place& at, int heads, int head_size) {
     if (a.partitions > 1) return;
+    const int64_t row = static_cast<int64_t>(at.seq) * a.num_heads + at.first_head;
     for (int h = threadIdx.x; h < heads; h += blockDim.x) {
         write_scratch_state(a, at.seq, at.first_head + h, 0, -INFINITY, 0.0f);
+        if (a.lse != nullptr) a.lse[row + h] = sink_of(a, at.first_head + h);
     }
-    const int64_t row = static_cast<int64_t>(at.seq) * a.num_heads + at.first_head;
     scalar_t* out = static_cast<scalar_t*>(a.out) + row * head_size;
     for (int i = threadIdx.x; i < heads * head_size; i += blockDim.x) out[i] = from_float<scalar_t>(0.0f);
 }

@@ -15,15 +15,20 @@ from pav2gen.family.modifications.tree import CONDITION, INTEGER, MIRRORED, NUMB
 
 DTYPES = {INTEGER: "int32", NUMBER: "float32", CONDITION: "bool"}
 
-#: The dimensions over which each name varies in a decode call; a parameter tensor's follow from its axis.
+#: The dimensions of the scores: sequences, partitions, KV heads, query heads of each, tokens of a partition.
+DIMENSIONS = ("row", "part", "kv_head", "head", "token")
+
+#: The dimensions over which each name varies; a parameter tensor's follow from its axis. ``k by row`` is k where the
+#: partitions of each sequence begin at a position of its own.
 REACH: Mapping[str, frozenset[str]] = {
-    "s": frozenset(("item", "head", "token")),
-    "q": frozenset(("item",)),
-    "k": frozenset(("item", "token")),
-    "len": frozenset(("item",)),
-    "h": frozenset(("head",)),
+    "s": frozenset(DIMENSIONS),
+    "q": frozenset(("row",)),
+    "k": frozenset(("part", "token")),
+    "k by row": frozenset(("row", "part", "token")),
+    "len": frozenset(("row",)),
+    "h": frozenset(("kv_head", "head")),
     "kvh": frozenset(("kv_head",)),
-    "heads": frozenset(("head",)),
+    "heads": frozenset(("kv_head", "head")),
     "kv_heads": frozenset(("kv_head",)),
 }
 
@@ -52,7 +57,8 @@ def score_text(x: Expression, names: Mapping[str, str], tensors: Mapping[str, st
     """Statements that replace the scores, in place.
 
     names: the text of each name and tensor; ``s`` is the tensor of the scores, and all others broadcast to it.
-    tensors: the axis of each parameter tensor. slots: the text of the workspace's slots, a sequence of buffers.
+    tensors: the axis of each parameter tensor, and of a name its key of ``REACH`` where that is another. slots: the
+    text of a slot of the workspace, a buffer, with {} for its number.
     """
     writer = _Writer(_normal(x), names, tensors, slots, scores=names["s"])
     result = writer.text(writer.root)
@@ -70,9 +76,8 @@ def hidden_text(mask: Expression, names: Mapping[str, str], tensors: Mapping[str
 def reach_of(x: Expression, tensors: Mapping[str, str]) -> frozenset[str]:
     """The dimensions over which the value of a tree varies."""
     if x.op in ("name", "element"):
-        return REACH[tensors[str(x.value)] if x.op == "element" else str(x.value)]
-    found = frozenset().union(*(reach_of(arg, tensors) for arg in x.args))
-    return found - {"kv_head"} if "head" in found else found
+        return REACH[tensors.get(str(x.value), str(x.value))]
+    return frozenset().union(*(reach_of(arg, tensors) for arg in x.args))
 
 
 def _normal(x: Expression) -> Expression:
@@ -271,8 +276,8 @@ class _Writer:
     def allocate(self, x: Expression) -> _Value:
         """A place for the value of ``x``."""
         reach = reach_of(x, self.tensors)
-        large = "token" in reach and ("head" in reach or "kv_head" in reach)
-        if large and -1 in self.free and x.type == NUMBER and "head" in reach:
+        large = "token" in reach and "kv_head" in reach
+        if -1 in self.free and x.type == NUMBER and len(reach) == len(DIMENSIONS):
             self.free.remove(-1)
             return _Value(self.scores, slot=-1, owned=True)
         name = f"t{self.temporaries}"
@@ -284,9 +289,9 @@ class _Writer:
         slot = min(slots, default=self.slot_count)
         self.slot_count = max(self.slot_count, slot + 1)
         self.free = [other for other in self.free if other != slot]
-        shape = "*scores.shape" if "head" in reach else "*scores.shape[:2], 1, scores.shape[3]"
-        shape = shape.replace("scores", self.scores)
-        self.emit(f"{name} = {self.slots}[{slot}].view(torch.{DTYPES[x.type]}, {shape})", calls=0)
+        sizes = (f"{self.scores}.shape[{i}]" if name in reach else "1" for i, name in enumerate(DIMENSIONS))
+        shape = f"*{self.scores}.shape" if len(reach) == len(DIMENSIONS) else ", ".join(sizes)
+        self.emit(f"{name} = {self.slots.format(slot)}.view(torch.{DTYPES[x.type]}, {shape})", calls=0)
         return _Value(name, slot=slot, owned=True)
 
     def consume(self, args: Sequence[Expression], kept: _Value | None = None) -> None:

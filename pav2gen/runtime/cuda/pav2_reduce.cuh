@@ -99,7 +99,8 @@ __device__ __forceinline__ Merged merge_partitions(const Pav2Args& a, int64_t ro
 }
 
 // out = sum of w_p o_p / sum of w_p z_p over the partitions p of a sequence, with w_p = exp(m_p - max m).
-template <class scalar_t, int kHeadSize, int kPageTokens, int kPartitionTokens>
+// A row's sink takes part here, once. kWindow: tokens of the sliding window, or 0; earlier partitions have no slot.
+template <class scalar_t, int kHeadSize, int kPageTokens, int kPartitionTokens, int kWindow>
 __global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
     using Shape = ReduceShape<kHeadSize>;
     __shared__ float maxima[kReduceWarps], totals[kReduceWarps];
@@ -107,8 +108,12 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
     const int thread = threadIdx.x, warp = thread / kWarp, lane = thread % kWarp;
     const int head = blockIdx.x, seq = blockIdx.y, slice = blockIdx.z;
     const int64_t row = static_cast<int64_t>(seq) * a.num_heads + head;
-    const int count = ceil_div(clamped_length(a, seq, kPageTokens), kPartitionTokens);
-    fill_scratch_beyond(a, seq, head, count + slice * kReduceThreads + thread, Shape::kSlices * kReduceThreads);
+    const int length = clamped_length(a, seq, kPageTokens);
+    const int skipped = kWindow > 0 ? window_start(length, kWindow) / kPartitionTokens : 0;
+    const int end = ceil_div(length, kPartitionTokens), count = end - skipped;
+    const int mine = slice * kReduceThreads + thread, stride = Shape::kSlices * kReduceThreads;
+    fill_scratch(a, seq, head, mine, skipped, stride);
+    fill_scratch(a, seq, head, end + mine, a.scratch_partitions, stride);
 
     const int element = slice * Shape::kSliceElements + 4 * (thread % Shape::kElementLanes);
     Merged merged;
@@ -127,16 +132,17 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
         *sum = make_float4(merged.o[0], merged.o[1], merged.o[2], merged.o[3]);
     }
     __syncthreads();
-    const int mine = slice * Shape::kSliceElements + thread;  // each of the first threads writes one element
-    if (thread >= Shape::kSliceElements || mine >= kHeadSize) return;
+    const int dim = slice * Shape::kSliceElements + thread;  // each of the first threads writes one element
+    if (thread >= Shape::kSliceElements || dim >= kHeadSize) return;
     float total = 0.0f, sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < kReduceWarps; ++w) {
         total += totals[w];
         sum += sums[w][thread];
     }
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-    static_cast<scalar_t*>(a.out)[row * kHeadSize + mine] = from_float<scalar_t>(sum * inverse);
+    const RowSum all(merged.m, total, sink_of(a, head));
+    static_cast<scalar_t*>(a.out)[row * kHeadSize + dim] = from_float<scalar_t>(sum * all.inverse());
+    if (dim == 0 && a.lse != nullptr) a.lse[row] = all.lse();
 }
 
 }  // namespace pav2

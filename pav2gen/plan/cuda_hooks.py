@@ -1,0 +1,91 @@
+"""What a CUDA kernel does to a score between the product and the softmax: the text of its two hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from pav2gen.family.modifications.builtin import SLOPES, entries
+from pav2gen.family.modifications.cuda_text import cuda_text, uses_floor
+from pav2gen.family.modifications.modification import Modification
+from pav2gen.family.modifications.tree import Expression, uses
+from pav2gen.family.variant import Variant
+
+#: The text of each name in a hook. ``h`` is the query head among all heads; ``head`` is its index in the thread block.
+NAMES = {"s": "s", "q": "q", "k": "k", "h": "h", "kvh": "at.kv_head", "len": "at.length"}
+
+
+_INDEX = {"heads": "at.first_head + h", "kv_heads": "at.kv_head"}
+
+
+class Line(NamedTuple):
+    """One step of a hook: an expression in CUDA, and what it is."""
+
+    text: str
+    about: str
+
+
+class Parameter(NamedTuple):
+    """A parameter tensor: its array in shared memory, where its values come from, and where there."""
+
+    array: str
+    pointer: str
+    place: str
+
+
+@dataclass(frozen=True)
+class CudaHooks:
+    """The hooks of a kernel."""
+
+    variant: Variant
+
+    @cached_property
+    def _entries(self) -> tuple[Modification, ...]:
+        return entries(self.variant)
+
+    @property
+    def _own_tensors(self) -> Mapping[str, str]:
+        return self.variant.own.tensors if self.variant.own else {}
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parameter tensors of all modifications."""
+        found = [Parameter("slope", "a.alibi_slopes", _INDEX["heads"])] if self.variant.alibi else []
+        for number, (name, axis) in enumerate(self._own_tensors.items()):
+            found.append(Parameter(f"{name}_", f"a.tensors[{number}]", _INDEX[axis]))
+        return tuple(found)
+
+    @cached_property
+    def _names(self) -> Mapping[str, str]:
+        own = {name: f"shared.{name}_[head]" for name in self._own_tensors}
+        return {**NAMES, SLOPES: "shared.slope[head]", **own}
+
+    @cached_property
+    def scores(self) -> tuple[Line, ...]:
+        """Each step gives the score ``s`` a new value."""
+        return tuple(Line(cuda_text(e.score_tree, self._names), e.name) for e in self._entries if e.score_tree)
+
+    @cached_property
+    def masks(self) -> tuple[Line, ...]:
+        """A key is attended if all hold."""
+        found = [Line(cuda_text(e.mask_tree, self._names), e.name) for e in self._entries if e.mask_tree]
+        if self.variant.blocksparse:
+            found.append(Line("attends(a, h, at.kv_head, k, at.length)", "block-sparse"))
+        return tuple(found)
+
+    @cached_property
+    def _trees(self) -> tuple[Expression, ...]:
+        trees = (tree for entry in self._entries for tree in (entry.score_tree, entry.mask_tree))
+        return tuple(tree for tree in trees if tree is not None)
+
+    @property
+    def uses_floor(self) -> bool:
+        """Whether a step calls ``floor_div`` or ``floor_mod``."""
+        return any(map(uses_floor, self._trees))
+
+    def reads_head(self, lines: tuple[Line, ...]) -> bool:
+        """Whether one of ``lines`` needs the number of the query head among all heads."""
+        trees = [e.score_tree if lines is self.scores else e.mask_tree for e in self._entries]
+        return (lines is self.masks and self.variant.blocksparse) or any(t and uses(t, "h") for t in trees)

@@ -1,0 +1,98 @@
+"""What a PyTorch kernel does to the scores between the product and the softmax: the statements of its hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from pav2gen.family.modifications.builtin import SLOPES, entries
+from pav2gen.family.modifications.modification import Modification
+from pav2gen.family.modifications.torch_text import TorchText, hidden_text, score_text
+from pav2gen.family.variant import Variant
+
+#: The text of each name in a hook: tensors that broadcast to the scores [rows, parts, kv_heads, group, tokens].
+NAMES = {"s": "scores", "q": "q", "k": "k", "h": "h", "kvh": "kvh", "len": "length"}
+SLOT = "space.term{}"
+
+
+class Step(NamedTuple):
+    """One modification: what it is, and its statements."""
+
+    about: str
+    text: TorchText
+
+
+@dataclass(frozen=True)
+class TorchHooks:
+    """The hooks of a kernel. A sliding window has none: the tokens before it are hidden like those past the end."""
+
+    variant: Variant
+
+    @cached_property
+    def _entries(self) -> tuple[Modification, ...]:
+        return tuple(entry for entry in entries(self.variant) if entry.name != "sliding window")
+
+    @cached_property
+    def _own(self) -> Mapping[str, str]:
+        return self.variant.own.tensors if self.variant.own else {}
+
+    @cached_property
+    def _names(self) -> Mapping[str, str]:
+        return {**NAMES, SLOPES: "slopes", **{name: f"{name}_" for name in self._own}}
+
+    def _axes(self, entry: Modification) -> Mapping[str, str]:
+        """The axis of each tensor; with a window, the positions of keys differ by sequence."""
+        return {**entry.tensors, "k": "k by row"} if self.variant.sliding_window else entry.tensors
+
+    @cached_property
+    def scores(self) -> tuple[Step, ...]:
+        """Each changes the scores in place."""
+        trees = ((e, e.score_tree) for e in self._entries)
+        return tuple(Step(e.name, score_text(x, self._names, self._axes(e), SLOT)) for e, x in trees if x)
+
+    @cached_property
+    def masks(self) -> tuple[Step, ...]:
+        """Each hides keys: its result is True where a key is not attended."""
+        trees = ((e, e.mask_tree) for e in self._entries)
+        return tuple(Step(e.name, hidden_text(x, self._names, self._axes(e), SLOT)) for e, x in trees if x)
+
+    def inputs(self, steps: tuple[Step, ...]) -> dict[str, str]:
+        """Name -> the tensor of the call that it is made from, of what ``steps`` read: parameter tensors."""
+        read = frozenset().union(*(step.text.names for step in steps))
+        pointers = {SLOPES: ("slopes", "call.alibi_slopes", "heads")}
+        pointers |= {n: (f"{n}_", f"call.tensors[{i}]", axis) for i, (n, axis) in enumerate(self._own.items())}
+        return {
+            name: f"{pointer}.view(1, 1, -1, {self.variant.gqa_ratio if axis == 'heads' else 1}, 1)"
+            for tensor, (name, pointer, axis) in pointers.items()
+            if tensor in read
+        }
+
+    def reads(self, steps: tuple[Step, ...], name: str) -> bool:
+        """Whether ``steps`` read a name; len and q stand on the lengths."""
+        return any(name in step.text.names for step in steps)
+
+    @property
+    def slots(self) -> int:
+        """Workspace slots of the size of the scores."""
+        return max((step.text.slots for step in (*self.scores, *self.masks)), default=0)
+
+    @property
+    def token_values(self) -> int:
+        """Tensors over tokens alone that a hook allocates; the hooks run one after the other."""
+        return max((sum(step.text.token_values for step in steps) for steps in (self.scores, self.masks)), default=0)
+
+    def _calls_of(self, steps: tuple[Step, ...]) -> int:
+        inputs = ("q", "h", "kvh")
+        made = sum(self.reads(steps, name) for name in inputs) + self.clamps(steps)
+        return made + sum(step.text.calls for step in steps)
+
+    def clamps(self, steps: tuple[Step, ...]) -> bool:
+        """Whether lengths of 0 count as 1: an expression may divide by a length."""
+        return bool(self.variant.own) and (self.reads(steps, "len") or self.reads(steps, "q"))
+
+    @property
+    def calls(self) -> int:
+        """ATen calls of both hooks for a tile."""
+        return self._calls_of(self.scores) + self._calls_of(self.masks) + len(self.masks)

@@ -1,0 +1,74 @@
+"""The sequences of a call with a sliding window: each is worked on from its window's first partition on.
+
+A window of W tokens is the last W, the current one included: key k is attended by query q if q - k < W. It reaches over
+at most ceil((W - 1) / partition) + 1 partitions. Every sequence is cut into this many. They count from its own first
+partition, which is found on the device. The work is proportional to the window, and the host reads nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .call import Call, Segment, clamped_seq_lens, longest_length
+from .rows import Rows
+from .tiling import Budget, Tile, Tiling, partitions_reached
+
+
+class WindowRows(Rows):
+    """The sequences of a call, in their order.
+
+    starts: [seqs, 1] int32, the first position of each window. firsts: [seqs, 1] int32, the first partition that is
+    worked on.
+    """
+
+    def __init__(self, seq_lens: torch.Tensor, window: int, partition: int, latest: int) -> None:
+        super().__init__(seq_lens, ordered=False)
+        self.starts = (seq_lens - window).clamp_min_(0).unsqueeze(1)
+        self.firsts = torch.div(self.starts, partition, rounding_mode="floor").clamp_max_(latest)
+
+
+def window_rows(call: Call, budget: Budget, partition: int, page: int, window: int) -> tuple[Tiling, WindowRows]:
+    """The tiling of a call, and its sequences."""
+    longest = longest_length(call, page)
+    reached = partitions_reached(longest, partition, window)
+    lengths = (min(longest, reached * partition),) * call.query.shape[0]
+    tiling = budget.fit(lengths, call.key_cache.shape[1], partition, page, known=False)
+    latest = -(-longest // partition) - reached
+    return tiling, WindowRows(clamped_seq_lens(call, page), window, partition, latest)
+
+
+def window_segment(call: Call, rows: WindowRows, first: int, tile: Tile, partition: int, page: int) -> Segment:
+    """The tokens and pages of ``tile``, which begins at sequence ``first``, as ``call.segment`` gives them.
+
+    Its partitions count from each sequence's first one. Pages before the window become page 0, as those past the end.
+    """
+    taken, whole = slice(first, first + tile.rows), partition // page
+    start = tile.parts.start * partition
+    tokens = ((tile.num_parts - 1) * whole + tile.pages) * page
+    relative = torch.arange(start, start + tokens, dtype=torch.int32, device=call.query.device)
+    positions = torch.add(relative, rows.firsts[taken], alpha=partition)  # [rows, tokens]
+    seq_lens = rows.seq_lens[taken]
+    hidden = torch.ge(positions, seq_lens.unsqueeze(1)).logical_or_(positions < rows.starts[taken])
+    begins = positions[:, ::page]  # [rows, pages]
+    columns = torch.div(begins, page, rounding_mode="floor").clamp_max_(call.block_tables.shape[1] - 1)
+    table = torch.gather(call.block_tables[taken], 1, columns.long())
+    away = torch.ge(begins, seq_lens.unsqueeze(1)).logical_or_(begins <= rows.starts[taken] - page)
+    return Segment(taken, tile, seq_lens, positions, hidden, table.masked_fill_(away, 0).view(-1, tile.pages))
+
+
+def write_window_scratch(
+    call: Call, rows: WindowRows, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor
+) -> None:
+    """max_logits = m, exp_sums = z and tmp_out = o / z of a tile's partitions, if there is a scratch.
+
+    m and z: [rows, parts, heads]; o: [rows, parts, heads, head size], not divided by z.
+    """
+    if call.scratch is None:
+        return
+    parts = torch.arange(part.tile.parts.start, part.tile.parts.stop, device=m.device)
+    index = torch.add(rows.firsts[part.rows], parts).unsqueeze(1).expand(-1, m.shape[2], -1)  # [rows, heads, parts]
+    exp_sums, max_logits, tmp_out = (tensor[part.rows] for tensor in call.scratch)
+    max_logits.scatter_(2, index, m.transpose(1, 2))
+    exp_sums.scatter_(2, index, z.transpose(1, 2))
+    own = torch.div(o, z.unsqueeze(-1)).transpose(1, 2).to(tmp_out.dtype)
+    tmp_out.scatter_(2, index.unsqueeze(-1).expand_as(own), own)
