@@ -10,11 +10,14 @@ that the dispatch table chooses. Exits with 1 where a requirement is missed.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, talks on stderr
@@ -24,11 +27,14 @@ import torch
 from pav2gen.bench import measurement_file as document
 from pav2gen.bench import table
 from pav2gen.bench.bench import BenchOptions, Setup, bench
+from pav2gen.bench.clock import interleave
 from pav2gen.bench.commands import progress
-from pav2gen.bench.contestants import launches, workspace_bytes
+from pav2gen.bench.contestants import launches, operate, workspace_bytes
 from pav2gen.bench.measurement_rows import Measurement, measurements
 from pav2gen.reading.selection import Selection, load
+from pav2gen.runtime.call import Call
 from pav2gen.runtime.cases import Case, make
+from pav2gen.runtime.select import Row
 
 SPEC = """\
 schema: 1
@@ -43,9 +49,11 @@ axes:
   dtype: [float16, bfloat16, float32]
 """
 
-#: Sequences, lengths, and whom to measure there.
+#: Sequences, lengths, and whom to measure there. Short calls first.
 PROBLEMS = (
-    ((1,), (8192, 32768), ("sdpa",)),
+    ((1, 8, 32, 64), (16, 128), ("sdpa", "vllm")),
+    ((1, 8, 64), (512, 1000), ("sdpa", "vllm")),
+    ((1,), (8192, 32768), ("sdpa", "flex", "vllm")),
     ((1,), (100_000,), ("sdpa", "seed", "vllm")),
     ((8,), (8192,), ("sdpa", "seed", "vllm")),
     ((8,), (32768,), ("sdpa",)),
@@ -57,8 +65,17 @@ AGAINST_SEED = {
     ("float16", 8, 8192): 30, ("bfloat16", 8, 8192): 30, ("float32", 8, 8192): 30,
 }  # fmt: skip
 
-#: Against torch's attention, anywhere: at most five per cent slower.
-AGAINST_SDPA = 1 / 1.05
+#: Against torch's attention: at most 2.5 times as slow below so many tokens, from there on at most five per cent slower.
+SHORT, AGAINST_SDPA_SHORT, AGAINST_SDPA = 512, 1 / 2.5, 1 / 1.05
+
+#: Against vLLM's C++ kernel, where it is installed: (least length, dtype) -> ratio; the longest length that fits counts.
+AGAINST_VLLM = {
+    (1000, "bfloat16"): 1 / 1.5, (1000, "float32"): 1 / 1.5,
+    (8192, "bfloat16"): 1 / 1.1, (8192, "float32"): 1.0,
+}  # fmt: skip
+
+#: A ragged batch, and how many times the time of its longest sequence alone it may take.
+RAGGED, RAGGED_LIMIT = (32_768, *[16] * 15), 1.3
 
 #: (Sequences, length) of calls whose workspace and number of calls are looked at.
 SHAPES = ((1, 100_000), (16, 8192), (256, 1000))
@@ -75,12 +92,48 @@ class Verdict(NamedTuple):
 def ratios(point: Measurement) -> Iterator[Verdict]:
     """What one point must show."""
     dtype, num_seqs = point.point["key"]["dtype"], point.point["num_seqs"]
-    required = {"seed": AGAINST_SEED.get((dtype, num_seqs, point.seq_len)), "sdpa": AGAINST_SDPA}
+    required = {
+        "seed": AGAINST_SEED.get((dtype, num_seqs, point.seq_len)),
+        "sdpa": AGAINST_SDPA_SHORT if point.seq_len < SHORT else AGAINST_SDPA,
+        "vllm": against_vllm(point),
+    }
     for peer, least in required.items():
         if least is not None:
             ratio = point.ratio("torch", peer)
             what = f"{dtype:8} S={num_seqs} L={point.seq_len:<6} x {peer} >= {least:.3g}"
             yield Verdict(what, f"{ratio:.3g}" if ratio else "not measured", ratio is not None and ratio >= least)
+
+
+def against_vllm(point: Measurement) -> float | None:
+    """The ratio to vLLM's kernel that a point must show; None where nothing is required, or vLLM is not installed."""
+    measured = any(entry["name"] == "vllm" and "median_ms" in entry for entry in point.point["contestants"])
+    fitting = [
+        (length, ratio)
+        for (length, dtype), ratio in AGAINST_VLLM.items()
+        if measured and dtype == point.point["key"]["dtype"] and length <= point.seq_len
+    ]
+    return max(fitting)[1] if fitting else None
+
+
+def ragged(chosen: Selection, rounds: int) -> Iterator[Verdict]:
+    """A ragged batch beside its longest sequence alone, in interleaved rounds, for each kernel."""
+    setup, device = Setup(chosen, torch.device("cpu")), torch.device("cpu")
+    for variant, _ in chosen.kernels:
+        (row,) = (row for row in setup.keys[variant.key] if row.symbol == variant.symbol)
+        runs = {}
+        for name, lengths in (("ragged", RAGGED), ("alone", RAGGED[:1])):
+            call = make(Case(variant.key, variant.partition_size, lengths, kv_heads=4, shared_blocks=4096))
+            runs[name] = functools.partial(_operate_on, call, setup.package, row)
+        with torch.no_grad():
+            times = interleave(runs, itertools.repeat(call), device, rounds, 2)
+        ratio = times["ragged"].median / times["alone"].median
+        what = f"{variant.dtype:8} {len(RAGGED)} sequences, one of {RAGGED[0]} <= {RAGGED_LIMIT} x that one alone"
+        yield Verdict(what, f"{ratio:.3g}", ratio <= RAGGED_LIMIT)
+
+
+def _operate_on(call: Call, package: ModuleType, row: Row, _: object) -> None:
+    """Run a kernel on ``call``, whatever the round gives."""
+    operate(package, call, row, "torch")
 
 
 def costs(chosen: Selection) -> Iterator[Verdict]:
@@ -152,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             show_document(found)
             if options.json:
                 document.write(options.json, found)
+            kept &= show("A ragged batch", list(ragged(load([spec])[0], options.rounds)))
             points = measurements([found])
             kept &= show("Ratios, of medians of one run", [each for point in points for each in ratios(point)])
     return 0 if kept else 1

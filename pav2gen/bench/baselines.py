@@ -19,6 +19,10 @@ PARTITION = 512
 TOLERANCE = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 1e-4}
 
 
+#: Elements of K (and of V) up to which a batch is gathered as a whole: beyond it, the copies leave the caches.
+TOGETHER = 2 << 20
+
+
 class NotApplicable(Exception):
     """Why a baseline has no part in a problem."""
 
@@ -129,9 +133,19 @@ def seed_like(call: Call) -> None:
 
 
 def sdpa(call: Call) -> None:
-    """Gather to dense K and V, fold the heads of a group into the query axis, and call torch's own attention."""
+    """Gather to dense K and V, fold the heads of a group into the query axis, and call torch's own attention.
+
+    Short sequences of one length are gathered and attended together, others one by one: whichever is faster.
+    """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
-    for s, length in enumerate(call.seq_lens.tolist()):
+    lengths = call.seq_lens.tolist()
+    if len(set(lengths)) == 1 and lengths[0] and sum(lengths) * kv_heads * size < TOGETHER:
+        keys, values = dense_batch(call, lengths[0])
+        query = call.query.view(len(lengths), kv_heads, heads // kv_heads, size)
+        out = torch.nn.functional.scaled_dot_product_attention(query, keys, values, scale=call.scale)
+        call.out.copy_(out.view(len(lengths), heads, size))
+        return
+    for s, length in enumerate(lengths):
         if not length:
             call.out[s].zero_()
             continue
@@ -162,6 +176,15 @@ def _compiled_flex_attention() -> Callable[..., Any]:
     except ImportError:
         raise NotApplicable(f"torch {torch.__version__} has no FlexAttention") from None
     return torch.compile(module.flex_attention, dynamic=True)
+
+
+def dense_batch(call: Call, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of all sequences, each of ``length`` tokens: [seqs, kv heads, tokens, head size] each."""
+    seqs, size, page = call.query.shape[0], call.query.shape[2], call.key_cache.shape[3]
+    blocks = call.block_tables[:, : -(-length // page)]
+    keys = call.key_cache[blocks].permute(0, 2, 1, 4, 3, 5).reshape(seqs, call.key_cache.shape[1], -1, size)
+    values = call.value_cache[blocks].permute(0, 2, 1, 4, 3).reshape(seqs, call.key_cache.shape[1], -1, size)
+    return keys[:, :, :length], values[:, :, :length]
 
 
 def dense(call: Call, s: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -55,6 +55,7 @@ def _kernel(package: ModuleType, row: Row, backend: str) -> Contestant:
     def bare(call: Call) -> None:
         memory.forget()
         op.launch(package.operator.kernel(row, backend, call.query.is_cuda), call, row.partition_size)
+        memory.forget()
 
     return Contestant(f"{backend} p{row.partition_size}", run, bare, backend, row)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pav2gen.bench.clock import Times
 from pav2gen.bench.measurement_rows import Measurement
 from pav2gen.reading.selection import load
 
@@ -35,6 +36,14 @@ def point(dtype, num_seqs, seq_len, ours, **others):
         (point("float32", 8, 8192, 10.0, seed=300.0, sdpa=10.0), [True, True]),
         (point("float32", 8, 32768, 10.0, sdpa=10.0), [True]),
         (point("float16", 8, 8192, 10.0, sdpa=10.0), [False, True]),  # a ratio that was not measured is missed
+        (point("float16", 1, 16, 10.0, sdpa=4.1), [True]),
+        (point("float16", 1, 511, 10.0, sdpa=3.9), [False]),
+        (point("float16", 1, 512, 10.0, sdpa=4.1), [False]),
+        (point("bfloat16", 8, 1000, 10.0, sdpa=20.0, vllm=6.7), [True, True]),
+        (point("bfloat16", 8, 999, 10.0, sdpa=20.0, vllm=1.0), [True]),  # nothing is required of so short a call
+        (point("bfloat16", 1, 32768, 10.0, sdpa=20.0, vllm=9.0), [True, False]),
+        (point("float32", 1, 32768, 10.0, sdpa=20.0, vllm=9.99), [True, False]),
+        (point("float16", 1, 32768, 10.0, sdpa=20.0, vllm=1.0), [True]),  # vLLM's kernel has no float16 on a CPU
     ],
 )
 def test_what_is_required(peers, measured, kept, capsys):
@@ -46,9 +55,32 @@ def test_what_is_required(peers, measured, kept, capsys):
 
 def test_every_required_ratio_is_measured(peers):
     measured = {(s, length): against for seqs, lengths, against in peers.PROBLEMS for s in seqs for length in lengths}
-    assert set(measured) == {(1, 8192), (1, 32768), (1, 100_000), (8, 8192), (8, 32768)}
+    long = {(1, 8192), (1, 32768), (1, 100_000), (8, 8192), (8, 32768)}
+    short = {(1, 16), (32, 16), (64, 16), (64, 128), (1, 512), (1, 1000), (8, 1000), (64, 1000)}
+    assert long | short <= set(measured)
     assert all("sdpa" in against for against in measured.values())
     assert all("seed" in measured[num_seqs, length] for _, num_seqs, length in peers.AGAINST_SEED)
+
+
+def test_a_ragged_batch_is_held_to_its_longest_sequence(peers, tmp_path, monkeypatch):
+    path = tmp_path / "peers.yaml"
+    path.write_text(peers.SPEC)
+    chosen = load([path], ["dtype=float16"])[0]
+    monkeypatch.setattr(peers, "RAGGED", (600, 16, 16))
+    lengths = []
+
+    def interleave(runs, inputs, *rest):
+        for name in runs:
+            runs[name](next(inputs))
+        return {"ragged": Times((1.31,)), "alone": Times((1.0,))}
+
+    operate = lambda package, call, row, backend: lengths.append(call.seq_lens.tolist())  # noqa: E731
+    monkeypatch.setattr(peers, "interleave", interleave)
+    monkeypatch.setattr(peers, "operate", operate)
+    (verdict,) = peers.ragged(chosen, 3)
+    assert lengths == [[600, 16, 16], [600]] and not verdict.kept
+    monkeypatch.setattr(peers, "RAGGED_LIMIT", 1.31)
+    assert next(peers.ragged(chosen, 3)).kept
 
 
 def test_workspace_and_calls_are_held_to_the_plan(peers, tmp_path, monkeypatch):
