@@ -65,10 +65,11 @@ AGAINST_SEED = {
     ("float16", 8, 8192): 30, ("bfloat16", 8, 8192): 30, ("float32", 8, 8192): 30,
 }  # fmt: skip
 
-#: Against torch's attention: at most 2.5 times as slow below so many tokens, from there on at most five per cent slower.
+#: Against torch's attention: at most 2.5 times as slow below so many tokens, from there on at most five per cent.
 SHORT, AGAINST_SDPA_SHORT, AGAINST_SDPA = 512, 1 / 2.5, 1 / 1.05
 
-#: Against vLLM's C++ kernel, where it is installed: (least length, dtype) -> ratio; the longest length that fits counts.
+#: Against vLLM's C++ kernel, where it is installed: (least length, dtype) -> ratio. The longest length that fits
+#: counts.
 AGAINST_VLLM = {
     (1000, "bfloat16"): 1 / 1.5, (1000, "float32"): 1 / 1.5,
     (8192, "bfloat16"): 1 / 1.1, (8192, "float32"): 1.0,
