@@ -53,25 +53,32 @@ def write(folder: Path, include: str, launch: str = "add_two(x)") -> Path:
 
 
 @pytest.mark.parametrize(
-    "include, options, variable",
+    "include, options",
     [
-        ('#include "outer.h"\n#include <memory>\n#include <string>', {}, ""),
-        ("#include <k.cuh>", {"include": ["inner"]}, ""),
-        ('#define H "inner/k.cuh"\n#include H', {}, ""),
-        ("#include <k.cuh>", {"flags": ["-isystem.", "-Iinner"]}, ""),
-        ("#include <k.cuh>", {}, "CPATH"),
-        ("", {"flags": ["-include", "inner/k.cuh"]}, ""),
+        ('#include "outer.h"\n#include <memory>\n#include <string>', {}),
+        ("#include <k.cuh>", {"include": ["inner"]}),
+        ('#define H "inner/k.cuh"\n#include H', {}),
+        ("#include <k.cuh>", {"flags": ["-isystem.", "-Iinner"]}),
+        ("", {"flags": ["-include", "inner/k.cuh"]}),
     ],
-    ids=["nested", "folder", "computed", "flags", "variable", "forced"],
+    ids=["nested", "folder", "computed", "flags", "forced"],
 )
-def test_a_launch_in_a_header(folder, cache, monkeypatch, include, options, variable):
+def test_a_launch_in_a_header(folder, cache, monkeypatch, include, options):
     monkeypatch.chdir(folder)
-    if variable:
-        monkeypatch.setenv(variable, str(folder / "inner"))
     source = write(folder, include)
     assert added(simt.build([source], cache_dir=cache, **options)) == 2
     (folder / "inner" / "k.cuh").write_text(HEADER.replace("+= N", "+= 2 * N"))
     assert added(simt.build([source], cache_dir=cache, **options)) == 4
+
+
+@pytest.mark.parametrize("variable", ["CPATH", "CPLUS_INCLUDE_PATH"])
+def test_a_launch_in_a_header_that_the_environment_names(folder, cache, monkeypatch, variable):
+    """What is compiled calls SIMT_LAUNCH."""
+    monkeypatch.setenv(variable, str(folder / "inner"))
+    plan = simt.compile_commands([write(folder, "#include <k.cuh>")], None, cache_dir=cache)
+    argv = plan.compile[1].argv
+    text = Path(argv[argv.index("-c") + 1]).read_text("utf-8")
+    assert "SIMT_LAUNCH((add<1 << 1>), 1, 64)(x);" in text and "SIMT_LAUNCH((K), 1, 64)(__VA_ARGS__)" in text
 
 
 def test_a_launch_in_a_macro_of_a_header(folder, cache):

@@ -61,6 +61,9 @@ def test_a_raw_string_is_left_alone():
 UNFOLDED = """# 1 "a.cu"
 # 1 "/usr/include/c++/12/ostream" 1 3
 x <<< 3;
+void g() { s<<<7, 8>>>(); }
+# 1 "/usr/include/own.cuh" 1 3
+void h() { k<<<7, 8>>>(); }
 # 1 "/simt/launch.h" 1
 // <<<
 # 7 "inc/k \\"q\\".cuh" 1
@@ -71,13 +74,15 @@ void f() { k<<<3, 4>>>(); }
 """
 
 
-def test_launches_after_the_includes_are_rewritten_in_the_program_s_files_only():
+def test_launches_after_the_includes_are_rewritten_wherever_they_stand():
+    """A folder given as one of the system's (by CPLUS_INCLUDE_PATH, by -isystem) may hold the program's own headers."""
     result = rewrite_unfolded(UNFOLDED, "/simt/")
     expected = UNFOLDED
+    expected = expected.replace("h() { k<<<7, 8>>>", "h() { SIMT_LAUNCH((k), 7, 8)")
     for numbers in ("1, 2", "3, 4", "5, 6"):
         name = "K" if numbers == "1, 2" else "k"
         expected = expected.replace(f"{name}<<<{numbers}>>>", f"SIMT_LAUNCH(({name}), {numbers})")
-    assert result == expected and result.count("<<<") == 2
+    assert result == expected and result.count("<<<") == 3
     with pytest.raises(RewriteError, match=r'^inc/k "q"\.cuh:8: <<< without >>>'):
         rewrite_unfolded(UNFOLDED.replace("3, 4>>>", "3, 4"), "/simt/")
 

@@ -36,7 +36,7 @@ def rewrite_launches(text: str, name: str) -> str:
 def rewrite_unfolded(text: str, leave: str) -> str:
     """A source after its `#include`s (g++ -E -fdirectives-only), with its launches rewritten and those of its headers.
 
-    Headers of the system and those in the folder `leave` stay as they are.
+    Headers in the folder `leave` stay as they are, and what can't be understood in headers of the system.
 
     :raises RewriteError: as `rewrite_launches`, with the file and line where it was written
     """
@@ -49,8 +49,15 @@ def _unfolded_parts(text: str, leave: str) -> Iterator[str]:
     for mark, end in zip(marks, [*(m.start() for m in marks[1:]), len(text)], strict=True):
         yield mark.group()
         part, name = text[mark.end() : end], re.sub(r"\\(.)", r"\1", mark["file"])
-        ours = "<<<" in part and "3" not in mark["flags"].split() and not name.startswith(leave)
-        yield _rewritten(part, name, int(mark["line"]) - 1) if ours else part
+        if "<<<" not in part or name.startswith(leave):
+            yield part
+            continue
+        try:
+            yield _rewritten(part, name, int(mark["line"]) - 1)
+        except RewriteError:
+            if "3" not in mark["flags"].split():
+                raise
+            yield part
 
 
 def _rewritten(text: str, name: str, first: int) -> str:
