@@ -42,6 +42,7 @@ TEMPLATES = {
     "package/__init__.py.j2": "{{ header }}\n",
     "package/dispatch.py.j2": "{{ header }}\nROWS = {{ rows | map(attribute='symbol') | list }}\n",
     "package/pytest.ini.j2": "{{ header }}\n[pytest]\n",
+    "package/workers.py.j2": "{{ header }}\n",
     "package/gitignore.j2": "{{ header }}\n__pycache__/\n",
 }
 
@@ -49,6 +50,13 @@ TEMPLATES = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--full``: the slow matrices too."""
     parser.addoption("--full", action="store_true", help="run the slow matrices too")
+
+
+@pytest.fixture(scope="session")
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run, the same in each worker of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ if __package__ in (None, ""):  # run as a file: stand in a package, without impo
     sys.exit(importlib.import_module("pav2_package.runtime.library").main())
 
 from . import simt
-from .compiling import Kernels, build_gpu, build_host, on_stderr, quiet
-from .library_cache import FailedBeforeError
+from .building.cache import FailedBeforeError
+from .compiling import HostBuild, Kernels, build_gpu, build_host, on_stderr, quiet
 from .library_record import Record, RecordError, mismatch, read_record, source_digests
 from .select import MIB, Row
 from .simt.cache import digest, read_note
@@ -153,11 +153,12 @@ def build(
     checked: bool = False,
     verbose: bool = False,
     again: bool = True,
+    quick: bool = False,
 ) -> Path:
-    """The library of ``kernels``, built or found in the cache. warp_size and checked are for the host.
+    """The library of ``kernels``, built or found in the cache. warp_size, checked and quick are for the host.
 
-    again: whether to try a build that failed before, with nothing changed since. Raises LibraryError with the
-    compiler's words and the command to repeat.
+    quick: compile in half the time what then runs slower, for tests. again: whether to try a build that failed before,
+    with nothing changed since. Raises LibraryError with the compiler's words and the command to repeat.
     """
     jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
     kernels = dict(sorted(kernels.items()))  # whoever asks gets the same library
@@ -171,7 +172,7 @@ def build(
         raise LibraryError(f"warp_size is 32 or 64, not {warp_size}")
     try:
         if toolchain == "host":
-            return build_host(kernels, warp_size, checked, jobs, progress, again)
+            return build_host(kernels, HostBuild(warp_size, checked, quick), jobs, progress, again)
         return build_gpu(kernels, find_toolchain(toolchain, arch), jobs, progress, again)
     except FailedBeforeError as error:
         command = f"python {Path(__file__).resolve()}"
@@ -180,6 +181,11 @@ def build(
         raise LibraryError(str(error)) from None
     except OSError as error:
         raise LibraryError(f"{error.filename}: {error.strerror}") from None
+
+
+def build_for_tests(kernels: Kernels, warp_size: int, checked: bool) -> Path:
+    """A library for the CPU as the package's tests use it. Raises LibraryError."""
+    return build(kernels, "host", warp_size=warp_size, checked=checked, quick=True)
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:

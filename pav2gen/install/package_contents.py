@@ -25,7 +25,12 @@ PREBUILT = "prebuilt"
 
 #: Files that only tests need: pytest's settings, inputs and references, and the C++ that executes CUDA on a CPU.
 FOR_TESTS = frozenset(
-    ("pytest.ini", *(f"runtime/{name}.py" for name in ("cases", "cuda_harness", "harness", "oracle", "probe")))
+    (
+        "pytest.ini",
+        "tests/conftest.py",
+        "runtime/building/prefetch.py",
+        *(f"runtime/{name}.py" for name in ("cases", "cuda_harness", "harness", "oracle", "probe")),
+    )
 )
 SIMT = "runtime/simt/include/"
 

@@ -32,6 +32,7 @@ SHARED_TEMPLATES = {
     "package/__init__.py.j2": "__init__.py",
     "package/dispatch.py.j2": "dispatch.py",
     "package/pytest.ini.j2": "pytest.ini",
+    "package/workers.py.j2": "tests/conftest.py",
     "package/gitignore.j2": ".gitignore",
 }
 #: The one of them that is made from specs, and names them in its header.

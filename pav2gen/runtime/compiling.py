@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import itertools
 import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from . import simt
-from .library_cache import Failures, cache_folder, locked
-from .library_record import SECTION, Record, source_digests
+from .building.cache import Failures, cache_folder, locked
+from .library_record import SECTION, Record, closure, source_digests
 from .simt.cache import identity
 from .toolchain import Toolchain
 
 #: Called after each command with the number done, the number of all, and the file made.
 Progress = Callable[[int, int, Path], None]
+
+#: Sources of a package that g++ compiles as one: reading the headers takes longer than some of the kernels. Each source
+#: has a namespace of its own and defines no macros.
+BATCH = 6
 
 #: The sources of a library by the names of their entry functions.
 Kernels = Mapping[str, Path]
@@ -63,16 +68,43 @@ def build_gpu(
     return make(Plan(compile, lambda: toolchain.link(objects, library), library), jobs, progress, again)
 
 
-def build_host(
-    kernels: Kernels, warp_size: int, checked: bool, jobs: int, progress: Progress = quiet, again: bool = True
-) -> Path:
+class HostBuild(NamedTuple):
+    """A kind of library for the CPU. ``quick`` ones compile in half the time and run slower: they are for tests."""
+
+    warp_size: int = 64
+    checked: bool = False
+    quick: bool = False
+
+
+def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress = quiet, again: bool = True) -> Path:
     """The library of ``kernels`` for the CPU, with the runtime that executes it. Arguments and errors of build_gpu."""
     folder = toolchain_folder("host")
-    version = simt.find_compiler(checked).version
-    record = Record("host", platform.machine(), warp_size, checked, version, source_digests(kernels))
-    sources = [*kernels.values(), write_index(folder, record)]
-    plan = simt.compile_commands(sources, None, warp_size=warp_size, checked=checked, cache_dir=folder)
+    version = simt.find_compiler(kind.checked).version
+    record = Record("host", platform.machine(), kind.warp_size, kind.checked, version, source_digests(kernels))
+    sources = [*batches(folder, kernels.values()), write_index(folder, record)]
+    flags = ["-O1"] if kind.quick and not kind.checked else []
+    plan = simt.compile_commands(
+        sources, None, warp_size=kind.warp_size, checked=kind.checked, flags=flags, cache_dir=folder
+    )
     return make(Plan(plan.compile, plan.link, plan.out), jobs, progress, again)
+
+
+def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
+    """Sources that include up to ``BATCH`` of ``sources`` each.
+
+    Those of a batch lie in one folder, so that each spec has its own, and take their headers from the same folders.
+    """
+
+    def folders(source: Path) -> list[str]:
+        files = closure(os.path.abspath(source), lambda name: Path(name).read_bytes())
+        return [os.path.dirname(os.path.abspath(source)), *sorted({os.path.dirname(name) for name in files})]
+
+    keyed = sorted((folders(source), os.path.abspath(source)) for source in sources)
+    for _, found in itertools.groupby(keyed, key=lambda pair: pair[0]):
+        names = [name for _, name in found]
+        for first in range(0, len(names), BATCH):
+            lines = [f'#include "{name}"\n' for name in names[first : first + BATCH]]
+            yield write_source(folder, "batch", "".join(lines))
 
 
 def toolchain_folder(name: str) -> Path:
@@ -135,9 +167,14 @@ __attribute__((used, section("{SECTION}"))) extern const char pav2_record[] =
     {quoted(record.text())};
 }}
 """
-    path = folder / f"index-{sha(text)}.cu"
+    return write_source(folder, "index", text)
+
+
+def write_source(folder: Path, stem: str, text: str) -> Path:
+    """A source of ours in the cache, named by its content."""
+    path = folder / f"{stem}-{sha(text)}.cu"
     temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(os.fsencode(text))
     os.replace(temporary, path)
     return path
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -19,7 +18,8 @@ from .simt import Report
 from .simt.report import Traffic
 
 #: The CPU machines that run a CUDA kernel, by warp size. A checked build runs on them only.
-HOSTS = ("warp64", "warp32")
+WARP_SIZES = {"warp64": 64, "warp32": 32}
+HOSTS = tuple(WARP_SIZES)
 
 _libraries: dict[tuple[str, str, bool], library.Library] = {}
 
@@ -34,9 +34,8 @@ def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool
     key = (package.__name__, machine, checked)
     if key not in _libraries or not {row.symbol for row in rows} <= _libraries[key].kernels:
         kernels = library.kernels_of(rows, package.kernels.root)
-        toolchain = None if machine == "gpu" else "host"
-        warp_size = 32 if machine == "warp32" else 64
-        path = library.build(kernels, toolchain, warp_size=warp_size, checked=checked, jobs=os.cpu_count())
+        gpu = machine == "gpu"
+        path = library.build(kernels) if gpu else library.build_for_tests(kernels, WARP_SIZES[machine], checked)
         _libraries[key] = library.Library(path)
     return _libraries[key]
 

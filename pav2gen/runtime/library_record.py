@@ -120,6 +120,13 @@ def source_digest(path: str, read: Callable[[str], bytes]) -> str:
     Comments at the head of a file are left out: they name the spec and its digest, which code does not depend on.
     Headers that ``read`` can't find (FileNotFoundError or KeyError) belong to the compiler and are left out too.
     """
+    texts = {name: _HEAD.sub("", text, count=1) for name, text in closure(path, read).items()}
+    headers = sorted((os.path.relpath(name, os.path.dirname(path)), text) for name, text in texts.items())
+    return hashlib.sha256(repr(headers).encode("utf-8", "surrogateescape")).hexdigest()[:20]
+
+
+def closure(path: str, read: Callable[[str], bytes]) -> dict[str, str]:
+    """The texts of a source and of the headers that it includes by a relative path, by name. As ``source_digest``."""
     texts: dict[str, str] = {}
     queue = [path]
     while queue:
@@ -127,16 +134,14 @@ def source_digest(path: str, read: Callable[[str], bytes]) -> str:
         if name in texts:
             continue
         try:
-            text = read(name).decode("utf-8", "surrogateescape")
+            texts[name] = read(name).decode("utf-8", "surrogateescape")
         except (FileNotFoundError, KeyError):
             if name == path:
                 raise
             continue
-        texts[name] = _HEAD.sub("", text, count=1)
         folder = os.path.dirname(name)
-        queue += [os.path.normpath(os.path.join(folder, found)) for found in _INCLUDE.findall(text)]
-    headers = sorted((os.path.relpath(name, os.path.dirname(path)), text) for name, text in texts.items())
-    return hashlib.sha256(repr(headers).encode("utf-8", "surrogateescape")).hexdigest()[:20]
+        queue += [os.path.normpath(os.path.join(folder, found)) for found in _INCLUDE.findall(texts[name])]
+    return texts
 
 
 def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:

@@ -264,7 +264,7 @@ class TestBuild:
 
     def test_a_dry_run_says_what_would_change_and_changes_nothing(self, make: Make, write_spec: Write) -> None:
         outcome = make(write_spec(), dry_run=True)
-        assert not OUT.exists() and outcome.count("new") == len(outcome.changes) == 14
+        assert not OUT.exists() and outcome.count("new") == len(outcome.changes) == 15
         make(write_spec())
         (OUT / "pytest.ini").write_text("mine")
         before = touched(OUT)

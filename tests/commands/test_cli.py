@@ -100,9 +100,9 @@ class TestBuild:
         result = run("build", write_spec())
         assert (result.exit_code, result.stderr) == (0, "")
         assert result.stdout == (
-            "generated: 14 files written, 0 removed, 0 unchanged (small: 2 kernels)\nnext: pytest generated\n"
+            "generated: 15 files written, 0 removed, 0 unchanged (small: 2 kernels)\nnext: pytest generated\n"
         )
-        assert run("build", "specs/small.yaml").stdout.startswith("generated: 0 files written, 0 removed, 14 unchanged")
+        assert run("build", "specs/small.yaml").stdout.startswith("generated: 0 files written, 0 removed, 15 unchanged")
 
     def test_a_dry_run(self, run: Run, write_spec: Write) -> None:
         run("build", write_spec())
@@ -111,7 +111,7 @@ class TestBuild:
         assert "removed  generated/small/torch_kernels/hd256_g6_b16_f16_p256.py" in lines
         assert "new      generated/small/torch_kernels/hd256_g6_b16_f16_p1024.py" in lines
         assert "changed  generated/dispatch.py" in lines
-        assert lines[-1] == "generated: 9 files would be written, 2 would be removed, 5 unchanged (small: 2 kernels)"
+        assert lines[-1] == "generated: 9 files would be written, 2 would be removed, 6 unchanged (small: 2 kernels)"
 
     def test_a_dry_run_that_would_be_refused(self, run: Run, write_spec: Write) -> None:
         run("build", write_spec())
@@ -127,7 +127,7 @@ class TestBuild:
 
     def test_filter_out_and_force(self, run: Run, write_spec: Write) -> None:
         spec = write_spec()
-        assert run("build", spec, "--filter", "*_p512", "--out", "part").stdout.startswith("part: 12 files written")
+        assert run("build", spec, "--filter", "*_p512", "--out", "part").stdout.startswith("part: 13 files written")
         (Path("part") / "dispatch.py").write_text("mine")
         assert run("build", spec, "--filter", "*_p512", "--out", "part").exit_code == 2
         assert run("build", spec, "--filter", "*_p512", "--out", "part", "--force").exit_code == 0
@@ -139,7 +139,7 @@ class TestBuild:
     def test_remove(self, run: Run, write_spec: Write) -> None:
         run("build", write_spec("a", head_size=64), write_spec("b", head_size=128))
         assert run("remove", "b", "--dry-run").stdout.count("removed  generated/b/") == 7
-        assert run("remove", "b").stdout.startswith("generated: 2 files written, 7 removed, 5 unchanged\n")
+        assert run("remove", "b").stdout.startswith("generated: 2 files written, 7 removed, 6 unchanged\n")
         assert run("remove", "b").exit_code == 2
 
 
@@ -147,7 +147,7 @@ class TestCheck:
     def test_current(self, run: Run, write_spec: Write) -> None:
         run("build", write_spec())
         result = run("check")
-        assert (result.exit_code, result.stdout) == (0, "generated: all 14 files are current\n")
+        assert (result.exit_code, result.stdout) == (0, "generated: all 15 files are current\n")
 
     def test_drift_and_the_commands_that_repair_it(self, run: Run, write_spec: Write) -> None:
         run("build", write_spec())

@@ -165,7 +165,7 @@ class TestHeaders:
         texts = {path: content.decode() for files in package.files.values() for path, content in files.items()}
         begins = {".py": "# Gen", ".cu": "// Gen", ".md": "<!-- Gen", ".ini": "# Gen", ".gitignore": "# Gen"}
         rendered = [path for path in texts if "MANIFEST" not in path and not path.startswith("runtime/")]
-        assert len(rendered) == 4 + 2 + 3 * 2
+        assert len(rendered) == 5 + 2 + 3 * 2
         for path in rendered:
             kind = next(suffix for suffix in begins if path.endswith(suffix))
             assert texts[path].startswith(begins[kind]), path
@@ -210,6 +210,7 @@ class TestFiles:
             "pytest.ini",
             "runtime/__init__.py",
             "runtime/simt/warp.h",
+            "tests/conftest.py",
         ]
 
     def test_the_runtime_is_copied_as_it_is_without_leftovers(

@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from pav2gen.runtime import compiling, library, library_cache, simt
+from pav2gen.runtime import compiling, library, simt
+from pav2gen.runtime.building import cache as library_cache
 from pav2gen.runtime.library import Library, LibraryError
 
 from .conftest import GENERATED, load
@@ -159,7 +160,7 @@ def check_model(package):
 
 def another_process(package):
     """Forget what only this process knows."""
-    package.runtime.library_cache._failed.clear()
+    package.runtime.building.cache._failed.clear()
 
 
 def test_a_build_that_failed_is_not_tried_by_each_layer(machine, on_a_card, caplog):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pav2gen.runtime import simt
+from pav2gen.runtime.building.cache import locked
 
 HERE = Path(__file__).parent
 CHECKED = [HERE / name for name in ("storage.cu", "patterns.cu", "faults.cu", "races.cu")]
@@ -17,9 +18,9 @@ FAST = [HERE / "builtins.cu", *CHECKED]
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for this run; SIMT_CACHE keeps what is compiled for the next."""
-    return Path(os.environ.get("SIMT_CACHE") or tmp_path_factory.mktemp("simt"))
+def cache(session_folder: Path) -> Path:
+    """A folder for this run, and for all its workers; SIMT_CACHE keeps what is compiled for the next."""
+    return Path(os.environ.get("SIMT_CACHE") or session_folder / "simt")
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +29,10 @@ def library(cache: Path) -> Callable[..., simt.Program]:
 
     @functools.cache
     def build(warp_size: int, checked: bool) -> simt.Program:
-        return simt.build(CHECKED if checked else FAST, warp_size=warp_size, checked=checked, cache_dir=cache)
+        with locked(
+            simt.own_folder(cache) / f"tests-{warp_size}-{checked}"
+        ):  # one worker builds it, the others find it
+            return simt.build(CHECKED if checked else FAST, warp_size=warp_size, checked=checked, cache_dir=cache)
 
     return build
 

@@ -28,8 +28,9 @@ _COMMON = (
 # A local array is touched page by page when its function begins, so that it can't reach over the pages that guard a
 # thread's stack.
 _STACK = ("-fstack-clash-protection",)
-# Lines for findings and counters. In DWARF 5 addr2line takes #line for the file that was compiled.
-_DEBUG = ("-g1", "-gdwarf-4")
+# Lines for findings and counters. In DWARF 5 addr2line takes #line for the file that was compiled. Nobody asks where a
+# variable lives, which takes a compiler a third of its time.
+_DEBUG = ("-g1", "-gdwarf-4", "-fno-var-tracking")
 # -O3 without vectors: loops of a few rounds are unrolled, and nothing else takes the compiler long.
 _FAST = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fwrapv")
 # Hooks at accesses, blocks and undefined arithmetic; code in the order of the source; vector accesses in one piece.

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import simt
-from .simt.cache import platform_cache, read_json, write_note
+from .. import simt
+from ..simt.cache import platform_cache, read_json, write_note
 
 #: Words of a failure that another try may not meet: memory or disk that ran out, a compiler that was killed.
 _PASSING = re.compile(r"No space left|Cannot allocate|memory exhausted|out of memory|[Kk]illed|terminated", re.ASCII)

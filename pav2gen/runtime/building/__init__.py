@@ -1,0 +1,1 @@
+"""What surrounds the compilers: the folder of compiled libraries, its locks, failures that are known, builds ahead."""

@@ -1,0 +1,51 @@
+"""Compiles what the tests of a session will need, in a process of its own, while the first tests run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+#: The program of that process: the package's folder and the kernels are its arguments. It imports no torch.
+PROGRAM = """
+import importlib, sys, types
+from pathlib import Path
+root, *symbols = sys.argv[1:]
+sys.modules["pav2"] = package = types.ModuleType("pav2")
+package.__path__ = [root]
+library = importlib.import_module("pav2.runtime.library")
+kernels = library.kernels_of(library.package_rows(Path(root)), Path(root))
+kernels = {symbol: kernels[symbol] for symbol in symbols}
+for checked in (False, True):
+    for warp_size in (64, 32):
+        library.build_for_tests(kernels, warp_size, checked)
+"""
+
+_running: list[subprocess.Popen[bytes]] = []
+
+
+def start(root: Path, symbols: Iterable[str]) -> None:
+    """Start to compile the kernels of the package at ``root``, once in a session; of several workers the first does it.
+
+    The tests build their libraries all the same: they wait for this process, and find them made.
+    """
+    kernels = list(symbols)
+    first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
+    if kernels and first and not _running:
+        command = [sys.executable, "-c", PROGRAM, str(root), *kernels]
+        quiet = subprocess.DEVNULL
+        _running.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True))
+
+
+def stop() -> None:
+    """End it, and its compilers, when the session ends."""
+    while _running:
+        process = _running.pop()
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,157 @@
+"""How a library for the CPU is put together: sources in batches, quick builds for tests, and compiling ahead."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pav2gen.runtime import compiling, library
+from pav2gen.runtime.building import prefetch
+
+from .conftest import GENERATED
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """Fourteen sources of two specs, one of which takes its headers from a folder of its own."""
+    for folder in ("runtime", "mutant", "a", "b"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "runtime" / "x.h").write_text("int x;\n")
+    (tmp_path / "mutant" / "x.h").write_text("int y;\n")
+    found = [tmp_path / spec / f"k{i}.cu" for spec in "ab" for i in range(7)]
+    for source in found:
+        source.write_text('#include "../runtime/x.h"\n')
+    found[3].write_text('#include "../mutant/x.h"\n')
+    return found
+
+
+def included(batch):
+    return [line.split('"')[1] for line in batch.read_text().splitlines()]
+
+
+def test_a_batch_is_of_one_spec_and_of_the_same_headers(sources, tmp_path):
+    out = tmp_path / "cache"
+    out.mkdir()
+    made = [included(batch) for batch in compiling.batches(out, reversed(sources))]
+    assert sorted(name for names in made for name in names) == sorted(map(str, sources))
+    assert [str(sources[3])] in made
+    assert all(len({os.path.dirname(name) for name in names}) == 1 for names in made)
+    assert sorted(map(len, made)) == [1, 1, 6, 6] and compiling.BATCH == 6
+
+
+def test_batches_do_not_depend_on_the_order(sources, tmp_path):
+    first = list(compiling.batches(tmp_path, sources))
+    assert list(compiling.batches(tmp_path, sources[::-1])) == first
+    assert set(compiling.batches(tmp_path, sources[:7])) <= set(first)  # the other spec makes no difference
+
+
+@pytest.mark.parametrize(
+    "kind", [compiling.HostBuild(quick=True), compiling.HostBuild(), compiling.HostBuild(32, True)]
+)
+def test_only_tests_get_quick_builds(kind, tmp_path, monkeypatch):
+    plans = []
+    monkeypatch.setenv("PAV2_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiling, "make", lambda plan, *rest: plans.append(plan))
+    rows = [row for row in library.package_rows(GENERATED) if row.cuda][:8]
+    compiling.build_host(library.kernels_of(rows, GENERATED), kind, jobs=1)
+    runtime, *batches, index = [command.argv for command in plans[0].compile]
+    assert 2 <= len(batches) < 8 and all("batch-" in argv[argv.index("-c") + 1] for argv in batches)
+    for argv in (*batches, index):
+        levels = [word for word in argv if word.startswith("-O")]
+        assert levels[-1] == ("-O1" if kind.quick or kind.checked else "-O3")
+    assert f"-DSIMT_WARP_SIZE={kind.warp_size}" in runtime
+
+
+# ---- compiling ahead
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setattr(prefetch, "_running", [])
+    yield prefetch
+    prefetch.stop()
+
+
+def test_what_is_compiled_ahead_is_what_the_tests_ask_for(tmp_path):
+    """The program imports the package's library module alone, and builds all four kinds for just these kernels."""
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "__init__.py").write_text("raise ImportError('the package was imported')\n")
+    (tmp_path / "runtime" / "library.py").write_text(
+        "def package_rows(root): return ['a', 'b', 'c']\n"
+        "def kernels_of(rows, root): return {row: root / row for row in rows}\n"
+        "def build_for_tests(*arguments): print(*arguments)\n"
+    )
+    command = [sys.executable, "-c", prefetch.PROGRAM, str(tmp_path), "a", "c"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    kernels = {name: tmp_path / name for name in "ac"}
+    assert said == [f"{kernels} {size} {checked}" for checked in (False, True) for size in (64, 32)]
+
+
+def test_one_process_compiles_and_ends_with_the_session(ahead, tmp_path, monkeypatch):
+    monkeypatch.setattr(prefetch, "PROGRAM", "import subprocess, sys; subprocess.run(['sleep', '600'])")
+    ahead.start(tmp_path, [])
+    assert not prefetch._running  # nothing is needed
+    ahead.start(tmp_path, ["a"])
+    ahead.start(tmp_path, ["a"])
+    (process,) = prefetch._running
+    while not (children := children_of(process.pid)):
+        time.sleep(0.01)
+    ahead.stop()
+    assert process.returncode < 0 and not prefetch._running
+    while any(os.path.exists(f"/proc/{child}/cmdline") and running(child) for child in children):
+        time.sleep(0.01)
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return file.read().split()
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_only_the_first_worker_compiles(ahead, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw1")
+    ahead.start(tmp_path, ["a"])
+    assert not prefetch._running
+
+
+# ---- workers
+
+TEST = "import os\n\ndef test_it():\n    print('in', os.environ.get('PYTEST_XDIST_WORKER', 'no worker'))\n"
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory):
+    """A folder with the package's pytest.ini and conftest, and two small test files."""
+    pytest.importorskip("xdist")
+    root = tmp_path_factory.mktemp("package")
+    for name in ("pytest.ini", "tests/conftest.py"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes((GENERATED / name).read_bytes())
+    for name in ("one", "two"):
+        (root / name).mkdir()
+        (root / name / f"test_{name}.py").write_text(TEST)
+    return root
+
+
+@pytest.mark.parametrize(
+    "options, parallel",
+    [((".",), True), ((".", "-n", "0"), False), ((".", "-p", "no:xdist"), False), (("one/test_one.py",), False)],
+    ids=["folder", "n0", "without-xdist", "file"],
+)
+def test_whole_folders_are_spread_over_the_processors(tested, monkeypatch, options, parallel):
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        monkeypatch.delenv(name)
+    command = [sys.executable, "-m", "pytest", *options, "-rP", "-v"]
+    done = subprocess.run(command, cwd=tested, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("in gw0" in done.stdout) == parallel and ("in no worker" in done.stdout) == (not parallel)
