@@ -14,6 +14,7 @@ from typing import TypeVar
 from pav2gen.errors import UserError
 from pav2gen.install.decode_callers import foreign_note
 from pav2gen.install.payload.cache_structure import Prefix, Writer, find_prefixes, find_writers
+from pav2gen.install.payload.softcap_structure import BACKEND, SOFTCAP, find_refusals
 from pav2gen.install.payload.structure import (
     DECODE,
     LAYER,
@@ -85,7 +86,7 @@ class PatchedSources:
 
 
 def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto") -> PatchedSources:
-    """Put the calls into ``sources``, the files of the tree called ``shown`` by path; LAYER may be absent.
+    """Put the calls into ``sources``, the files of the tree called ``shown`` by path; LAYER and BACKEND may be absent.
 
     writer: "auto" calls the generated writer where the tree's own cannot write every cache, "always" everywhere. Raises
     UserError for a file that differs from every known vLLM, or has the calls already.
@@ -117,6 +118,9 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
     }
     if layers:
         patched[LAYER] = insert_lines(parsed[LAYER], [_layer_check(layer, fork) for layer in layers])
+    refusals = find_refusals(parsed[BACKEND].tree) if BACKEND in parsed and layers else []
+    if refusals:
+        patched[BACKEND] = insert_lines(parsed[BACKEND], [_softcap(function) for function in refusals])
     return PatchedSources(fork, patched, (*_notes(decodes), *missing))
 
 
@@ -195,6 +199,13 @@ def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
     call = _call("choose_v1", ("TEST", f'v1="{v1}"', f'v2="{v2}"', *told))
     comment = "pav2gen: V2 where its kernels serve and the length is worth it."
     return Insertion(decode.first.lineno, "before", comment, f"{_import('choose_v1')}use_v1 = {call}")
+
+
+def _softcap(function: ast.FunctionDef) -> Insertion:
+    """The call of ``take_softcap`` at the start of a backend's constructor that refuses a softcap."""
+    lines = f"{_import('take_softcap', 'softcap_hooks')}{SOFTCAP} = take_softcap(self, {SOFTCAP})\n"
+    comment = "pav2gen: a softcap that the generated kernels serve is not refused."
+    return Insertion(function.lineno, "start", comment, lines)
 
 
 def _layer_check(layer: Layer, fork: Fork) -> Insertion:

@@ -12,6 +12,7 @@ from pav2gen.errors import UserError
 from pav2gen.files import is_leftover, sha256
 from pav2gen.install.hunks import reverse
 from pav2gen.install.patch import HOOKS
+from pav2gen.install.payload.softcap_structure import BACKEND
 from pav2gen.install.payload.structure import DECODE, LAYER, OPS
 from pav2gen.install.record import NAME, Record, parse_record
 from pav2gen.install.transaction import ASIDE
@@ -82,7 +83,7 @@ def _sources(tree: VllmTree) -> list[str]:
             raise UserError(
                 "is not there; vLLM 0.4.3 to 0.11 decode by it, and no other can be patched", tree.where(path)
             )
-    return [OPS, DECODE, *([LAYER] if tree.source(LAYER).is_file() else [])]
+    return [OPS, DECODE, *(path for path in (LAYER, BACKEND) if tree.source(path).is_file())]
 
 
 def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pav2gen.errors import UserError
+from pav2gen.install.payload.softcap_structure import BACKEND
 from pav2gen.install.payload.structure import DECODE, LAYER, OPS
 
 #: Where the generated package goes, below vLLM's package folder.
 PAV2 = "attention/ops/pav2"
 
 #: The files of a tree that an install edits.
-EDITED = (OPS, DECODE, LAYER)
+EDITED = (OPS, DECODE, LAYER, BACKEND)
 
 TWINS = {"lib": "lib64", "lib64": "lib"}
 

@@ -32,7 +32,7 @@ NAME = "pav2_kernels"
 PREFIX = "pav2_"
 
 #: Our own modules that go into the wheel beside the generated package.
-MODULES = (*HOOK_MODULES, "plugin", "structure", "cache_structure", "syntax")
+MODULES = (*HOOK_MODULES, "plugin", "structure", "cache_structure", "softcap_structure", "syntax")
 
 #: The earliest time that a zip file can hold: the files of a wheel have no date.
 NO_DATE = (1980, 1, 1, 0, 0, 0)

@@ -35,6 +35,7 @@ def lines(result: Result, tree: Path) -> list[str]:
     return result.output.replace(str(tree), "TREE").splitlines()
 
 
+BACKEND = ", attention/backends/xformers.py"
 SERVED = [
     "  cache writes: the tree's own writer",
     "  prefills with a cached prefix: the tree's own path",
@@ -53,7 +54,7 @@ def test_a_life(vllm: Vllm, run: Run) -> None:
     assert served == SERVED
     assert summary.startswith("  would install alpha (2 kernels), beta (2 kernels): ")
     assert summary.endswith(" files in attention/ops/pav2")
-    assert edits == "  would edit _custom_ops.py, attention/ops/paged_attn.py, attention/layer.py"
+    assert edits == "  would edit _custom_ops.py, attention/ops/paged_attn.py, attention/layer.py" + BACKEND
     assert threshold == "  V2 serves decodes above 8192 tokens"
     assert checksums(tree) == before
     assert lines(run("install", tree), tree) == [
@@ -78,7 +79,7 @@ def test_a_life(vllm: Vllm, run: Run) -> None:
     assert again[2] == edits.replace("  would edit", "  the calls in") + " stay as they are"
     assert lines(run("uninstall", tree), tree) == [
         "TREE/vllm: took out attention/ops/pav2",
-        "  restored _custom_ops.py, attention/ops/paged_attn.py, attention/layer.py",
+        "  restored _custom_ops.py, attention/ops/paged_attn.py, attention/layer.py" + BACKEND,
     ]
     assert lines(run("uninstall", tree), tree) == ["TREE/vllm: nothing is installed"]
     assert checksums(tree) == before
@@ -112,7 +113,7 @@ def test_the_state_of_an_edited_tree(vllm: Vllm, run: Run) -> None:
     assert dry[0] == "--- a/vllm/_custom_ops.py"
     assert dry[-4:] == [
         "TREE/vllm: would take out attention/ops/pav2",
-        "  would restore _custom_ops.py, attention/layer.py",
+        "  would restore _custom_ops.py, attention/layer.py" + BACKEND,
         "  note: edited since the install, and so but for our lines: attention/ops/paged_attn.py",
         "  note: kept in attention/ops/pav2, for they are not from pav2gen: notes",
     ]

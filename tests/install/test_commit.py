@@ -10,6 +10,7 @@ import pytest
 
 from pav2gen.errors import UserError
 from pav2gen.install.apply import Outcome
+from pav2gen.install.payload.softcap_structure import BACKEND
 from pav2gen.install.payload.structure import DECODE, LAYER, OPS
 
 from .conftest import checksums
@@ -45,7 +46,7 @@ def test_one_commit_of_what_was_installed(fork: Path, put: Put) -> None:
     assert git(fork, "rev-list", "--count", "HEAD") == "2"
     changed = set(git(fork, "show", "--name-only", "--format=", "HEAD").splitlines())
     expected = {f"vllm/attention/ops/pav2/{path}" for path in (*outcome.contents.files, "INSTALLED.json")}
-    assert changed == expected | {f"vllm/{path}" for path in (OPS, DECODE, LAYER)}
+    assert changed == expected | {f"vllm/{path}" for path in (OPS, DECODE, LAYER, BACKEND)}
 
 
 def test_the_message_names_specs_and_hashes(fork: Path, put: Put) -> None:

@@ -8,10 +8,11 @@ import pytest
 from mutants import FILES, json_mutants
 
 from pav2gen.errors import UserError
-from pav2gen.install.record import parse
+from pav2gen.install.record import parse_record
 
 DIGEST = "0" * 64
-EDIT = {"before": DIGEST, "after": DIGEST, "hunks": [["", "import pav2\n"], ["a\n", "b\n"]]}
+HUNKS = [["", "# pav2gen: a call\nimport pav2\n"], ["if a:\n", "if use_v1:\n"], ["a\n", "# pav2gen: b\n"]]
+EDIT = {"before": DIGEST, "after": DIGEST, "hunks": HUNKS}
 RECORD = {
     "schema": 1,
     "generator": "pav2gen 0.1.0",
@@ -23,6 +24,8 @@ RECORD = {
     "digest": DIGEST,
     "files": {"dispatch.py": DIGEST, "small/MANIFEST.json": DIGEST},
     "edits": {"_custom_ops.py": EDIT},
+    "writer": "auto",
+    "operators": {"decode": 2, "cache": 1, "extend": 1},
     "complete": True,
     "replaces": None,
 }
@@ -32,7 +35,7 @@ UNDER_WAY = {**RECORD, "complete": False, "replaces": {name: RECORD[name] for na
 def read(content: bytes) -> str:
     """What the record is refused with, empty if it is not."""
     try:
-        record = parse(content, "INSTALLED.json")
+        record = parse_record(content, "INSTALLED.json")
     except UserError as error:
         assert "\n" not in str(error) and str(error).endswith("restore the tree from version control")
         return str(error)
@@ -46,7 +49,7 @@ def read(content: bytes) -> str:
 
 def test_a_record_as_it_is_written() -> None:
     assert read(json.dumps(RECORD).encode()) == read(json.dumps(UNDER_WAY).encode()) == ""
-    assert json.loads(parse(json.dumps(UNDER_WAY).encode(), "").content()) == UNDER_WAY
+    assert json.loads(parse_record(json.dumps(UNDER_WAY).encode(), "").content()) == UNDER_WAY
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from pav2gen.errors import UserError
 from pav2gen.install.apply import InstallOptions, Outcome, install
+from pav2gen.install.payload.softcap_structure import BACKEND
 from pav2gen.install.payload.structure import DECODE, LAYER, OPS
 from pav2gen.install.undo import uninstall
 
@@ -32,6 +33,9 @@ VERSIONS = {
     "0.11.2": "tensor scales, as vLLM 0.7 to 0.11; V1 works; V2 works and stays as the fallback",
 }
 
+#: Those whose XFormers backend refuses a softcap; a later one leaves it out, with a warning.
+REFUSING = ("0.5.5", "0.6.3.post1")
+
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_family_is_installed_and_restored_to_the_byte(version: str, vllm: Vllm, put: Put) -> None:
@@ -40,16 +44,17 @@ def test_each_family_is_installed_and_restored_to_the_byte(version: str, vllm: V
     outcome = put(tree)
     (planned,) = outcome.trees
     assert str(planned.fork) == VERSIONS[version]
-    assert planned.edited == (OPS, DECODE, LAYER)
+    edited = (OPS, DECODE, LAYER, *([BACKEND] if version in REFUSING else []))
+    assert planned.edited == edited
     assert bool(planned.notes) is (version in ("0.9.2", "0.11.2"))
     after = checksums(tree)
     changed = {path for path in before if after[path] != before[path]}
-    assert changed == {f"vllm/{path}" for path in (OPS, DECODE, LAYER)}
+    assert changed == {f"vllm/{path}" for path in edited}
     assert {path for path in after.keys() - before.keys() if not path.startswith(PAV2)} == set()
     for path in changed:
         ast.parse((tree / path).read_text(), feature_version=(3, 8))
     (undone,) = uninstall(tree)
-    assert undone.restored == (OPS, DECODE, LAYER)
+    assert undone.restored == edited
     assert checksums(tree) == before
 
 
@@ -108,7 +113,7 @@ def test_a_dry_run_prints_what_an_install_does_and_does_nothing(vllm: Vllm, put:
         ["git", "apply", "--unsafe-paths", "-"], cwd=patched, input=outcome.trees[0].diff.encode(), check=True
     )
     put(tree)
-    for path in (OPS, DECODE, LAYER):
+    for path in (OPS, DECODE, LAYER, BACKEND):
         assert (patched / "vllm" / path).read_bytes() == (tree / "vllm" / path).read_bytes()
 
 

@@ -58,6 +58,7 @@ def plugin() -> Iterator[ModuleType]:
             "check_layer": lambda impl, **asked: told.append((impl, asked)),
         },
         "cache_hooks": {"serve_write": lambda **call: bool(told.append(call))},
+        "softcap_hooks": {"take_softcap": lambda impl, softcap: told.append(softcap)},
         "prefix_hooks": {"serve_prefix": lambda **call: told.append(call)},
         "serving": {"log_once": lambda level, message: None},
     }
@@ -191,3 +192,32 @@ def test_prefixes_are_served_where_they_are_taken_over(
     assert (told["query"], told["key_cache"], told["seq_lens"], told["max_query_len"]) == (0, 4, 8, 10)
     monkeypatch.setattr(plugin.prefix_hooks, "serve_prefix", lambda **call: "ours")
     assert attention.forward_prefix(*range(15)) == "ours"
+
+
+BACKEND = """
+class XFormersImpl:
+    def __init__(self, num_heads, logits_soft_cap=None):
+        if logits_soft_cap is not None:
+            raise ValueError("no")
+        self.num_heads = num_heads
+    def forward(self, query, key, value, kv_cache, attn_metadata):
+        pass
+    def _run_memory_efficient_xformers_forward(self, query, key, value, attn_metadata):
+        pass
+"""
+
+
+def test_a_backend_that_refuses_a_softcap_asks_first(
+    plugin: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "small_backend.py").write_text(BACKEND)
+    backend = importlib.import_module("small_backend")
+    for _ in range(2):
+        plugin.apply_softcap(backend)
+    assert backend.XFormersImpl(3, logits_soft_cap=50.0).num_heads == 3
+    assert backend.XFormersImpl(3).num_heads == 3
+    assert plugin.hooks.told == [50.0]
+    monkeypatch.setattr(plugin.softcap_hooks, "take_softcap", lambda impl, softcap: softcap)
+    with pytest.raises(ValueError, match="no"):
+        backend.XFormersImpl(3, 50.0)

@@ -16,6 +16,7 @@ import pytest
 
 from pav2gen.errors import UserError
 from pav2gen.install.apply import Outcome
+from pav2gen.install.payload.softcap_structure import BACKEND
 from pav2gen.install.payload.structure import DECODE, LAYER, OPS
 from pav2gen.install.status import status
 from pav2gen.install.undo import uninstall
@@ -233,7 +234,7 @@ def test_a_source_restored_by_hand_is_patched_again(vllm: Vllm, put: Put) -> Non
     assert checksums(tree) == after
     (tree / "vllm" / DECODE).write_bytes(before)
     (undone,) = uninstall(tree)
-    assert undone.restored == (OPS, LAYER)
+    assert undone.restored == (OPS, LAYER, BACKEND)
 
 
 def test_uninstalling_nothing_says_so(vllm: Vllm) -> None:

@@ -26,6 +26,7 @@ from .serving import (
     stored,
     stored_dtype,
 )
+from .softcap_hooks import TAKEN, require_softcap
 
 #: vLLM's own rule leaves V1 above this many tokens: V1 keeps the scores of a whole sequence in shared memory.
 V1_LIMIT = 8192
@@ -136,13 +137,12 @@ def check_layer(
     torch's default dtype is the model's.
 
     What the layer asks for beside the arguments of the operators is noted, so that each call of its backend has it.
+    Raises ValueError for a layer that vLLM would have refused, and that no kernels serve.
     """
     if disabled() or not hasattr(sys.modules.get(type(impl).__module__), "PagedAttention"):
         return
     window = per_layer_sliding_window or getattr(cache_config, "sliding_window", None)
-    features = layer_features(impl, head_size, logits_soft_cap, window)
-    if features != NONE:
-        wrap_forward(impl, features)
+    features = layer_features(impl, head_size, getattr(impl, TAKEN, logits_soft_cap), window)
     named = getattr(cache_config, "cache_dtype", "auto")
     shape = {
         "num_heads": num_heads,
@@ -155,6 +155,10 @@ def check_layer(
         "blocksparse": (blocksparse_params or {}).get("vert_stride", 0) > 1,
         **features.key(),
     }
+    if features.softcap is not None:
+        features = require_softcap(impl, shape, features)
+    if features != NONE:
+        wrap_forward(impl, features)
     check_writer(named)
     report(shape, writer, prefix)
 

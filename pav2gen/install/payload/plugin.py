@@ -12,20 +12,22 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from . import cache_hooks, hooks, prefix_hooks
+from . import cache_hooks, hooks, prefix_hooks, softcap_hooks
 from .cache_structure import Prefix, Writer, find_prefixes, find_writers
 from .serving import log_once
+from .softcap_structure import IMPL, SOFTCAP, find_refusals
 from .structure import Decode, Layer, Operator, Unfit, find_decode, find_layers, find_v2, v1_works
 
 #: Marks our functions, so that a second call of ``register`` changes nothing.
 MARK = "__pav2__"
 
-Definition = TypeVar("Definition", Operator, Decode, Layer, Writer, Prefix)
+Definition = TypeVar("Definition", Operator, Decode, Layer, Writer, Prefix, "Refusal")
 
 
 def register() -> None:
@@ -37,6 +39,39 @@ def register() -> None:
         log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin leaves it alone")
         return
     apply(*map(import_module, ("vllm._custom_ops", "vllm.attention.ops.paged_attn", "vllm.attention.layer")))
+    with suppress(ImportError):  # where xformers is not installed
+        apply_softcap(import_module("vllm.attention.backends.xformers"))
+
+
+def apply_softcap(backend: ModuleType) -> None:
+    """Have a backend that refuses a softcap ask ``take_softcap`` first. Applying twice is applying once."""
+    impl = getattr(backend, IMPL, None)
+    if impl is None or hasattr(impl.__init__, MARK):
+        return
+    refusals = [Refusal(function) for function in find_refusals(parsed(backend))]
+    if matching(refusals, impl.__init__):
+        impl.__init__ = replaced_refusal(impl.__init__)
+
+
+class Refusal(NamedTuple):
+    """A constructor that raises for a softcap."""
+
+    function: ast.FunctionDef
+
+
+def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of a backend, which is given the softcap that ``take_softcap`` leaves of its own."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        if SOFTCAP in bound.arguments:
+            bound.arguments[SOFTCAP] = softcap_hooks.take_softcap(self, bound.arguments[SOFTCAP])
+        original(*bound.args, **bound.kwargs)
+
+    setattr(__init__, MARK, True)
+    return __init__
 
 
 def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:

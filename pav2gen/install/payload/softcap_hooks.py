@@ -1,0 +1,142 @@
+"""Models with a softcap in a backend that has none, as XFormers: prompts through the cache, by the extend kernels.
+
+Such a backend refuses a softcap when a layer is made, or leaves it out with a warning. With kernels for both, decodes
+and prompts have it. The keys and values of a prompt are in the cache before its attention is computed, so a prompt is a
+sequence of which all tokens are new.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import sys
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from .features import Features
+from .serving import disabled, lacks, log_once, stored, stored_dtype
+
+#: Where a backend's object keeps the softcap that it would have refused.
+TAKEN = "pav2_softcap"
+
+#: The method by which such a backend computes the attention of prompts.
+PROMPTS = "_run_memory_efficient_xformers_forward"
+
+#: The arguments of the backend's ``forward`` that is running.
+_arguments: ContextVar[dict[str, Any]] = ContextVar("pav2_arguments")
+
+
+def take_softcap(impl: Any, softcap: float | None) -> float | None:
+    """What a backend's constructor should see in place of ``softcap``: None if ``require_softcap`` will serve it.
+
+    Where there is no extend operator, the backend's own refusal stands, with the reason in the log.
+    """
+    if softcap is None or disabled():
+        return softcap
+    if not hasattr(importlib.import_module(__package__), "paged_attention_extend"):
+        log_once(
+            logging.WARNING,
+            f"softcap={softcap}: the decode kernels have it, but prompts need the extend kernels, and the package has "
+            "none; vLLM's own refusal stands",
+        )
+        return softcap
+    setattr(impl, TAKEN, softcap)
+    return None
+
+
+def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Features:
+    """Serve a layer with a softcap, decodes and prompts, or say why not; returns its features.
+
+    Raises ValueError where the backend would have refused the softcap, and the kernels cannot serve it.
+    """
+    reason = _obstacle(impl, shape)
+    if not reason:
+        _serve_prompts(impl, features)
+        return features._replace(required=True)
+    if hasattr(impl, TAKEN):
+        raise ValueError(f"vLLM's {type(impl).__name__} has no softcap, and the kernels cannot serve it: {reason}")
+    if hasattr(impl, PROMPTS):
+        log_once(logging.WARNING, f"{reason}; vLLM computes prompts of these layers without their softcap")
+    return features
+
+
+def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
+    """Why a layer's prompts and decodes cannot both be served with the softcap; empty if they can."""
+    if not hasattr(impl, PROMPTS):
+        return "this backend computes prompts in another way"
+    if "sliding_window" in shape:
+        return "with a sliding window vLLM does not write all tokens of a prompt into the cache"
+    return lacks("paged_attention_v2", **shape) or lacks("paged_attention_extend", **shape)
+
+
+def _serve_prompts(impl: Any, features: Features) -> None:
+    """Replace, in one backend object, the attention of prompts."""
+    forward, own = impl.forward, getattr(impl, PROMPTS)
+    signature = inspect.signature(forward)
+
+    @functools.wraps(forward)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        token = _arguments.set(signature.bind(*args, **kwargs).arguments)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            _arguments.reset(token)
+
+    @functools.wraps(own)
+    def prompts(query: torch.Tensor, key: Any, value: Any, attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        given = _arguments.get()
+        if given["kv_cache"].numel() == 0:  # vLLM measures its memory before there is a cache, and drops the result
+            return own(query, key, value, attn_metadata, *args, **kwargs)
+        return prompt_through_cache(impl, query, attn_metadata, given, features)
+
+    impl.forward = noting
+    setattr(impl, PROMPTS, prompts)
+
+
+def prompt_through_cache(
+    impl: Any, query: torch.Tensor, metadata: Any, given: dict[str, Any], features: Features
+) -> torch.Tensor:
+    """The attention of whole prompts, whose keys and values are in the cache. query: [tokens, heads, head size].
+
+    metadata: vLLM's, of these prompts. given: the arguments of the backend's ``forward``.
+    """
+    attention = sys.modules[type(impl).__module__].PagedAttention
+    key_cache, value_cache = attention.split_kv_cache(given["kv_cache"], impl.num_kv_heads, impl.head_size)
+    page, named = key_cache.shape[3], impl.kv_cache_dtype
+    tables = prompt_tables(metadata.slot_mapping, metadata.query_start_loc, metadata.max_query_len, page)
+    scales = {name: given.get(name, getattr(given.get("layer"), f"_{name}", 1.0)) for name in ("k_scale", "v_scale")}
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    importlib.import_module(__package__).paged_attention_extend(
+        out=out,
+        query=query,
+        key_cache=stored(key_cache, named),
+        value_cache=stored(value_cache, named),
+        num_kv_heads=impl.num_kv_heads,
+        scale=impl.scale,
+        block_tables=tables,
+        query_start_loc=metadata.query_start_loc,
+        seq_lens=metadata.seq_lens_tensor,
+        block_size=page,
+        max_query_len=metadata.max_query_len,
+        max_seq_len=tables.shape[1] * page,
+        alibi_slopes=impl.alibi_slopes,
+        kv_cache_dtype=stored_dtype(named),
+        **scales,
+        **features.arguments(),
+    )
+    return out
+
+
+def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page: int) -> torch.Tensor:
+    """The block tables of prompts, from the slots of their tokens: [prompts, pages] int32. Nothing is read to the host.
+
+    vLLM has none for prompts. slots: [tokens]. starts: [prompts + 1], the first token of each. longest: the number of
+    tokens of the longest prompt. Entries past the last page of a prompt repeat that page.
+    """
+    first = torch.arange(0, longest, page, device=slots.device)  # of each page, counted from the prompt's start
+    tokens = torch.minimum(starts[:-1, None] + first, starts[1:, None] - 1)
+    return (slots[tokens] // page).to(torch.int32)

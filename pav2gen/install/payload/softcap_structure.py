@@ -1,0 +1,36 @@
+"""Where a vLLM tree refuses a softcap that the generated kernels could compute: its XFormers backend."""
+
+from __future__ import annotations
+
+import ast
+
+from .syntax import block_only_raises, methods, parameters
+
+#: The file of the backend, below vLLM's folder, and its class.
+BACKEND, IMPL = "attention/backends/xformers.py", "XFormersImpl"
+
+#: The parameter of the softcap, and what else the hooks need of the class.
+SOFTCAP = "logits_soft_cap"
+NEEDED = {
+    "forward": {"kv_cache", "attn_metadata"},
+    "_run_memory_efficient_xformers_forward": {"query", "key", "value", "attn_metadata"},
+}
+
+
+def find_refusals(tree: ast.Module) -> list[ast.FunctionDef]:
+    """Every constructor of the backend that raises for a softcap. None where the class is not as the hooks need it."""
+    for name, wanted in NEEDED.items():
+        found = methods(tree, IMPL, name)
+        if not found or not all(wanted <= parameters(method.function).keys() for method in found):
+            return []
+    return [method.function for method in methods(tree, IMPL, "__init__") if _refuses(method.function)]
+
+
+def _refuses(function: ast.FunctionDef) -> bool:
+    """Whether a constructor raises for some values of the softcap."""
+    return SOFTCAP in parameters(function) and any(
+        isinstance(node, ast.If)
+        and any(isinstance(name, ast.Name) and name.id == SOFTCAP for name in ast.walk(node.test))
+        and block_only_raises(node.body)
+        for node in ast.walk(function)
+    )
