@@ -1,0 +1,259 @@
+"""``pav2gen doctor``: what this machine has of all that pav2gen works with, on one screen, and what to type next.
+
+It looks and writes nothing. What is absent is a finding, never an error.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pav2gen
+from pav2gen.commands import machine_probes
+from pav2gen.commands.machine_probes import DRIVER, PYTHON, TORCH, NoAnswer, ask
+from pav2gen.errors import UserError
+from pav2gen.family.axes import AXES, KEY_AXES
+from pav2gen.family.target import TARGETS, Target
+from pav2gen.install.status import Status, status
+from pav2gen.output.tree import DEFAULT_FOLDER, Tree, read_tree
+from pav2gen.runtime import toolchain
+from pav2gen.wording import flow_list, spelled
+
+__all__ = ["Diagnosis", "DoctorOptions", "Finding", "examine", "machine_probes"]
+
+#: The figures of a target that a driver tells as well.
+COMPARED = ("multiprocessors", "warp_size", "max_threads_per_block", "shared_memory_bytes")
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Where to look: the interpreter that runs vLLM, the tree (None: that interpreter's vLLM), the generated package."""
+
+    python: str = sys.executable
+    tree: Path | None = None
+    generated: Path = DEFAULT_FOLDER
+    specs: Path = Path("specs")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked for: whether it is there and usable, what to say of it, and its figures for programs."""
+
+    name: str
+    found: bool
+    text: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings, and the command to type next with the reason for it."""
+
+    findings: tuple[Finding, ...]
+    next: str
+    because: str
+
+    def lines(self) -> Iterator[str]:
+        """The screen: a line for each finding, indented lines for more of it, then the next command."""
+        width = max(len(finding.name) for finding in self.findings)
+        for finding in self.findings:
+            yield f"{finding.name:{width}}  {finding.text}"
+            yield from (f"{'':{width}}  {line}" for line in finding.more)
+        yield f"{'next':{width}}  {self.next}  ({self.because})"
+
+    def document(self) -> dict[str, Any]:
+        """The same for programs."""
+        findings = {finding.name: {k: v for k, v in asdict(finding).items() if k != "name"} for finding in self.findings}
+        return {"schema": 1, "findings": findings, "next": self.next, "because": self.because}
+
+
+def examine(options: DoctorOptions) -> Diagnosis:
+    """Look at everything. Nothing that is absent or broken stops it."""
+    python = _python(options)
+    found = [_pav2gen(), python]
+    found += [_torch(options), _card(options), *_compilers()]
+    package, tree = _package(options.generated)
+    place = options.tree or (Path(str(python.figures["vllm"])) if python.figures.get("vllm") else None)
+    vllm, states = _vllm(place, options.generated)
+    found += [package, vllm]
+    step, because = _next(options, tree, place, states)
+    return Diagnosis(tuple(found), step, because)
+
+
+def _pav2gen() -> Finding:
+    place = str(Path(pav2gen.__file__).parent)
+    return Finding("pav2gen", True, f"{pav2gen.__version__}, in {place}", {"version": pav2gen.__version__})
+
+
+def _python(options: DoctorOptions) -> Finding:
+    """The interpreter that runs vLLM."""
+    try:
+        answer = ask(options.python, PYTHON)
+    except NoAnswer as reason:
+        return Finding("Python", False, str(reason))
+    text = f"{answer.get('version')}, {answer.get('executable')}, {answer.get('platform')}"
+    return Finding("Python", True, text, answer)
+
+
+def _torch(options: DoctorOptions) -> Finding:
+    """torch, imported by that interpreter."""
+    try:
+        answer = ask(options.python, TORCH)
+    except NoAnswer as reason:
+        return Finding("torch", False, f"cannot be imported: {reason}")
+    built = f"built for CUDA {answer['cuda']}" if answer.get("cuda") else "built for CPUs alone"
+    devices = list(answer.get("devices") or ())
+    sees = f"sees {len(devices)} device{'s' * (len(devices) != 1)}" if answer.get("available") else "sees no device"
+    return Finding("torch", True, f"{answer.get('version')}, {built}; {sees}", answer, tuple(map(str, devices)))
+
+
+def _card(options: DoctorOptions) -> Finding:
+    """The cards, as the driver tells them, beside the targets that specs know."""
+    try:
+        answer = ask(options.python, DRIVER)
+    except NoAnswer as reason:
+        return Finding("card", False, f"none that a driver tells of: {reason}")
+    cards = [card for card in answer.get("cards") or () if isinstance(card, dict)]
+    if not cards:
+        return Finding("card", False, "the driver tells of no card", answer)
+    first, more = cards[0], [line for card in cards[:1] for line in _against_target(card)]
+    others = f", and {len(cards) - 1} more" if cards[1:] else ""
+    return Finding("card", True, f"{first.get('name')}{others}; driver {answer.get('version')}", answer, tuple(more))
+
+
+def _against_target(card: Mapping[str, Any]) -> Iterator[str]:
+    """The figures of a card beside those of its target."""
+    target = target_of(card)
+    if target is None:
+        yield f"no target of its own: a spec takes the nearest of {', '.join(TARGETS)}, and overrides its figures"
+        return
+    figures = [(name, card.get(name), getattr(target, name)) for name in COMPARED]
+    yield f"target {target.name}: " + ", ".join(
+        f"{name} {has}" if has == planned else f"{name} {spelled(has)} (the target says {spelled(planned)})"
+        for name, has, planned in figures
+    )
+
+
+def target_of(card: Mapping[str, Any]) -> Target | None:
+    """The target whose card this is: by an Iluvatar card's name, or by the compute capability."""
+    name = str(card.get("name", "")).lower().replace(" ", "-").replace("_", "-")
+    for target in TARGETS.values():
+        if target.warp_size == 64 and target.name in name:
+            return target
+    if card.get("warp_size") == 64:
+        return None
+    return TARGETS.get(f"sm_{card.get('major')}{card.get('minor')}")
+
+
+def _compilers() -> Iterator[Finding]:
+    """The compilers of the CUDA sources: for a card of Iluvatar, one of NVIDIA, and the CPU."""
+    ways: Sequence[tuple[str, Callable[[], tuple[str, str]]]] = (
+        ("CoreX", lambda: _toolchain(toolchain.corex())),
+        ("nvcc", lambda: _toolchain(toolchain.nvcc("sm_75"))),
+        ("g++", _host),
+    )
+    for name, look in ways:
+        try:
+            compiler, version = look()
+        except (toolchain.CompilerMissingError, OSError) as reason:
+            yield Finding(name, False, f"not found: {reason}" if name == "g++" else str(reason))
+            continue
+        yield Finding(name, True, f"{compiler}: {version[:100]}", {"compiler": compiler, "version": version})
+
+
+def _toolchain(found: toolchain.Toolchain) -> tuple[str, str]:
+    return found.compiler, found.version
+
+
+def _host() -> tuple[str, str]:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise toolchain.CompilerMissingError("no g++ on the path; CUDA kernels cannot be tested on this CPU")
+    return compiler, toolchain.version(compiler).partition(" Copyright")[0]
+
+
+def _package(generated: Path) -> tuple[Finding, Tree | None]:
+    """The generated package: its specs, and the shapes that its kernels serve."""
+    try:
+        tree = read_tree(generated)
+        manifests = tree.sound_manifests()
+    except UserError as reason:
+        return Finding("package", False, str(reason)), None
+    if not manifests:
+        return Finding("package", False, f"{generated}: nothing was built there"), None
+    number = sum(len(entry.rows) for entry in manifests)
+    text = f"{generated}: {number} kernels of {len(manifests)} specs"
+    if tree.incomplete:
+        text += "; incomplete: a build was cut short"
+    more = tuple(f"{entry.owner}: {shapes([row['key'] for row in entry.rows])}" for entry in manifests)
+    figures = {entry.owner: len(entry.rows) for entry in manifests}
+    return Finding("package", not tree.incomplete, text, {"kernels": figures}, more), tree
+
+
+def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
+    """What the keys have on each axis, without the features that none of them has."""
+    parts = []
+    for name in KEY_AXES:
+        values = list(dict.fromkeys(key.get(name) for key in keys))
+        if values not in ([None], [False], ["auto"]) and name in AXES:
+            parts.append(f"{name} {spelled(values[0]) if len(values) == 1 else flow_list(values)}")
+    return ", ".join(parts)
+
+
+def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, ...]]:
+    """The vLLM tree: of which family it is, and what is installed in it."""
+    if place is None:
+        return Finding("vLLM", False, "not found by that Python; name a tree: pav2gen doctor TREE"), ()
+    try:
+        states = tuple(status(place, generated))
+    except (UserError, OSError) as reason:
+        return Finding("vLLM", False, str(reason)), ()
+    more = [line for state in states[1:] for line in (f"{state.tree.shown}: {state.fork}", _installed(state))]
+    figures = {
+        state.tree.shown: {
+            "fork": str(state.fork),
+            "installed": dict(state.record.specs) if state.record else None,
+            "sound": state.sound,
+        }
+        for state in states
+    }
+    first = states[0]
+    return Finding("vLLM", True, f"{first.tree.shown}: {first.fork}", figures, (_installed(first), *more)), states
+
+
+def _installed(state: Status) -> str:
+    """What is installed in a tree, in a line."""
+    if state.record is None:
+        return "nothing of pav2gen is installed in it"
+    specs = ", ".join(f"{name} ({entry['kernels']} kernels)" for name, entry in state.record.specs.items())
+    if state.sound:
+        return f"installed: {specs}; current"
+    trouble = [*state.edited, *(state.stale or ()), state.unknown]
+    return f"installed: {specs}; {next(filter(None, trouble), 'its install was cut short')}"
+
+
+def _next(
+    options: DoctorOptions, tree: Tree | None, place: Path | None, states: Sequence[Status]
+) -> tuple[str, str]:
+    """The next command, and why."""
+    out = [] if options.generated == DEFAULT_FOLDER else ["--out", str(options.generated)]
+    if tree is None:
+        specs = sorted(options.specs.glob("*.yaml"))
+        if not specs:
+            return "pav2gen init --from config.json", "there are no specs here yet"
+        return shlex.join(["pav2gen", "build", *map(str, specs[:3]), *out]), "nothing is built from the specs yet"
+    if tree.incomplete:
+        return shlex.join(["pav2gen", "check", *out]), "a build was cut short"
+    if place is None or not states:
+        return f"pytest {shlex.quote(str(options.generated))}", "no vLLM tree to install into"
+    if any(state.record is None for state in states):
+        return shlex.join(["pav2gen", "install", str(place), "--dry-run", *out]), "nothing is installed in vLLM yet"
+    if not all(state.sound for state in states):
+        return shlex.join(["pav2gen", "status", str(place), *out]), "the install is not current, or was edited"
+    return f"pytest {shlex.quote(str(options.generated))}", "everything is in place"
