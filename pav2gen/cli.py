@@ -8,11 +8,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import shlex
 import sys
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -26,6 +28,8 @@ from pav2gen.install import commands as install_commands
 if TYPE_CHECKING:
     from pav2gen.commands.build import BuildOptions, Outcome
     from pav2gen.commands.check import DriftReport
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 #: At most so many lines of each kind of drift.
 LINES = 20
@@ -62,6 +66,7 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words before the command."""
+        ctx.meta["words"] = tuple(args)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -102,15 +107,44 @@ def _default_specs(ctx: click.Context, param: click.Parameter, value: tuple[Path
     return paths
 
 
+def _complete_axis(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The axes that a shell offers for ``AXIS=VALUE``."""
+    from pav2gen.family.axes import AXES
+
+    return [f"{name}=" for name in AXES if name.startswith(incomplete)]
+
+
 PATH = NonEmptyPath(path_type=Path)
 specs_argument = click.argument("specs", nargs=-1, metavar="[SPEC]...", type=PATH, callback=_default_specs)
-out_option = click.option("--out", type=PATH, default="generated", show_default=True, help="The generated package.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would change, and write nothing.")
+out_option = click.option(
+    "--out", "-o", type=PATH, default="generated", show_default=True, help="The generated package."
+)
+dry_run_option = click.option("--dry-run", "-n", is_flag=True, help="Print what would change, and write nothing.")
 force_option = click.option("--force", is_flag=True, help="Replace or remove even files that were edited by hand.")
 
 
+def verbosity_options(command: Command) -> Command:
+    """``-v`` and ``-q`` of a command that reports what it did: what it leaves out otherwise, or its errors alone."""
+    quiet = click.option("--quiet", "-q", is_flag=True, help="Print errors alone.")
+    return click.option("--verbose", "-v", is_flag=True, help="Print a line for each file.")(quiet(command))
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Print the version and end; with ``-v`` also Python's and the platform."""
+    if value and not ctx.resilient_parsing:
+        click.echo(f"pav2gen {pav2gen.__version__}")
+        if {"-v", "--verbose"} & set(ctx.meta.get("words", ())):
+            click.echo(f"Python {platform.python_version()}, {sys.executable}")
+            click.echo(platform.platform())
+        ctx.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(pav2gen.__version__, prog_name="pav2gen", message="%(prog)s %(version)s")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    help="Print the version, and end.",
+)  # fmt: skip
+@click.option("--verbose", "-v", is_flag=True, expose_value=False, help="With --version: Python and the platform too.")
 def main() -> None:
     """Generate paged-attention decode kernels from a YAML spec.
 
@@ -126,10 +160,15 @@ def main() -> None:
 @main.command()
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...", type=PATH)
 @out_option
-@click.option("--filter", "filters", multiple=True, metavar="FILTER", help="A slug's glob or axis=value. Repeatable.")
+@click.option(
+    "--filter", "-f", "filters", multiple=True, metavar="FILTER", help="A slug's glob or axis=value. Repeatable."
+)
 @dry_run_option
 @force_option
-def build(specs: tuple[Path, ...], out: Path, filters: tuple[str, ...], dry_run: bool, force: bool) -> None:
+@verbosity_options
+def build(
+    specs: tuple[Path, ...], out: Path, filters: tuple[str, ...], dry_run: bool, force: bool, verbose: bool, quiet: bool
+) -> None:
     """Render kernels, tests and the dispatch table from SPEC files.
 
     Everything is rendered in memory and compared with the disk; what differs is written, in one step. A file that was
@@ -139,12 +178,12 @@ def build(specs: tuple[Path, ...], out: Path, filters: tuple[str, ...], dry_run:
     Example:
       pav2gen build specs/qwen36.yaml
       pav2gen build specs/*.yaml --dry-run
-      pav2gen build specs/qwen36.yaml --filter dtype=float16 --filter '*_p512' --out /tmp/part
+      pav2gen build specs/qwen36.yaml -f dtype=float16 -f '*_p512' -o /tmp/part
     """
     from pav2gen.commands.build import BuildOptions, build
 
     options = BuildOptions(out, filters, force, dry_run, on_wait=_say_waiting)
-    _print_outcome(build(specs, options), options)
+    _print_outcome(build(specs, options), options, verbose, quiet)
 
 
 @main.command()
@@ -152,7 +191,8 @@ def build(specs: tuple[Path, ...], out: Path, filters: tuple[str, ...], dry_run:
 @out_option
 @dry_run_option
 @force_option
-def remove(spec: str, out: Path, dry_run: bool, force: bool) -> None:
+@verbosity_options
+def remove(spec: str, out: Path, dry_run: bool, force: bool, verbose: bool, quiet: bool) -> None:
     """Remove the files and the dispatch rows of SPEC, a spec's name or its file.
 
     \b
@@ -162,14 +202,15 @@ def remove(spec: str, out: Path, dry_run: bool, force: bool) -> None:
     from pav2gen.commands.build import BuildOptions, remove
 
     options = BuildOptions(out, (), force, dry_run, on_wait=_say_waiting)
-    _print_outcome(remove(spec, options), options)
+    _print_outcome(remove(spec, options), options, verbose, quiet)
 
 
 @main.command()
 @specs_argument
 @out_option
+@verbosity_options
 @click.pass_context
-def check(ctx: click.Context, specs: tuple[Path, ...], out: Path) -> None:
+def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool, quiet: bool) -> None:
     """Compare the generated package with what its SPEC files, by default specs/*.yaml, render to.
 
     Exits with 1 if anything differs, and prints the commands that put it right. A file is hand-edited, changed (what
@@ -184,7 +225,8 @@ def check(ctx: click.Context, specs: tuple[Path, ...], out: Path) -> None:
 
     whole = ctx.get_parameter_source("specs") is not ParameterSource.COMMANDLINE
     report = check(specs, BuildOptions(out, on_wait=_say_waiting), whole)
-    _print_report(report)
+    if not quiet:
+        _print_report(report, LINES if not verbose else len(report.drifts))
     ctx.exit(1 if report.drifts else 0)
 
 
@@ -210,28 +252,31 @@ def list_(specs: tuple[Path, ...], as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("query", nargs=-1, required=True, metavar="AXIS=VALUE...")
+@click.argument("query", nargs=-1, metavar="[AXIS=VALUE]...", shell_complete=_complete_axis)
 @click.option(
     "--spec", "specs", multiple=True, type=PATH, callback=_default_specs, help="A spec file; default specs/*.yaml."
 )
 def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
     """Say which kernel serves a key, or what stands against it and what would add it.
 
+    Without words, say which axes there are, and what they can be.
+
     \b
     Example:
       pav2gen explain head_size=80 gqa_ratio=6
       pav2gen explain head_size=256 gqa_ratio=6 dtype=float16 block_size=16
     """
-    from pav2gen.commands.explain import explain, read_query
+    from pav2gen.commands.explain import axis_lines, explain, read_query
     from pav2gen.reading.spec_file import load
 
-    for line in explain(read_query(query), [load(path) for path in specs]).lines():
+    loaded = [load(path) for path in specs]
+    for line in explain(read_query(query), loaded).lines() if query else axis_lines(loaded):
         click.echo(line)
 
 
 @main.command()
 @click.option("--from", "config", required=True, type=PATH, help="A model's config.json, as on the Hugging Face Hub.")
-@click.option("--out", type=PATH, help="The spec to write.  [default: specs/NAME.yaml]")
+@click.option("--out", "-o", type=PATH, help="The spec to write.  [default: specs/NAME.yaml]")
 @click.option("--force", is_flag=True, help="Replace a spec that is there.")
 @click.option("--schema", metavar="PATH", help="Name this JSON Schema in the first line, for editors.")
 def init(config: Path, out: Path | None, force: bool, schema: str | None) -> None:
@@ -252,7 +297,7 @@ def init(config: Path, out: Path | None, force: bool, schema: str | None) -> Non
 
 
 @main.command()
-@click.option("-o", "--out", type=PATH, help="The file to write.  [default: print it]")
+@click.option("--out", "-o", type=PATH, help="The file to write.  [default: print it]")
 def schema(out: Path | None) -> None:
     """Print the JSON Schema of a spec, with which an editor completes and checks specs.
 
@@ -268,6 +313,31 @@ def schema(out: Path | None) -> None:
     else:
         write_schema(out)
         click.echo(f"{out}: written; name it in a spec's first line: # yaml-language-server: $schema={out.name}")
+
+
+@main.command()
+@click.argument("tree", type=PATH, required=False)
+@click.option("--python", default=sys.executable, help="The Python that runs vLLM.  [default: this one]")
+@out_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(tree: Path | None, python: str, out: Path, as_json: bool) -> None:
+    """Say what this machine has of all that pav2gen works with, and which command comes next.
+
+    TREE is a vLLM, by default that of the Python. Nothing is written, and what is absent is no error.
+
+    \b
+    Example:
+      pav2gen doctor
+      pav2gen doctor /usr/local/corex/lib64/python3/dist-packages --json
+    """
+    from pav2gen.commands.doctor import DoctorOptions, examine
+
+    found = examine(DoctorOptions(python, tree, out))
+    if as_json:
+        click.echo(json.dumps(found.document(), indent=1))
+    else:
+        for line in found.lines():
+            click.echo(line)
 
 
 @main.command("compile")
@@ -334,9 +404,13 @@ def _say_waiting(holder: str) -> None:
     click.echo(f"waiting for {holder}, which holds the package", err=True)
 
 
-def _print_outcome(outcome: Outcome, options: BuildOptions) -> None:
+def _print_outcome(outcome: Outcome, options: BuildOptions, verbose: bool, quiet: bool) -> None:
     """What a build did, in a line or two; what a dry run would do, file by file."""
-    for change in outcome.changes if options.dry_run else ():
+    if quiet and outcome.refusal:
+        raise outcome.refusal
+    if quiet:
+        return
+    for change in outcome.changes if options.dry_run or verbose else ():
         click.echo(
             f"{change.kind:8} {outcome.shown}/{change.path}{'' if change.ours else '  (not ours: needs --force)'}"
         )
@@ -359,17 +433,17 @@ def _files(number: int) -> str:
     return "1 file" if number == 1 else f"{number} files"
 
 
-def _print_report(report: DriftReport) -> None:
-    """The drift, kind by kind, then the commands that repair it."""
+def _print_report(report: DriftReport, most: int) -> None:
+    """The drift, kind by kind, at most ``most`` lines of each, then the commands that repair it."""
     if not report.drifts:
         click.echo(f"{report.shown}: all {report.files} files are current")
         return
     for kind, drifts in groupby(report.drifts, key=lambda drift: drift.kind):
         every = list(drifts)
-        for drift in every[:LINES]:
+        for drift in every[:most]:
             click.echo(f"{kind:11} {report.shown}/{drift.path}{f'  ({drift.note})' if drift.note else ''}")
-        if len(every) > LINES:
-            click.echo(f"{kind:11} and {len(every) - LINES} more")
+        if len(every) > most:
+            click.echo(f"{kind:11} and {len(every) - most} more")
     click.echo("to put it right:")
     for command in report.repairs:
         click.echo(f"  {command}")

@@ -19,7 +19,8 @@ LAYERS = (
     {"reading"},
     {"render"},
     {"output"},
-    {"install", "bench", "commands"},
+    {"install", "bench"},
+    {"commands"},
     {"cli"},
     {"__main__"},
 )

@@ -63,7 +63,7 @@ PATH = click.Path(path_type=Path)
 spec_argument = click.argument("spec", type=PATH)
 device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 filter_option = click.option(
-    "--filter", "filters", multiple=True, metavar="FILTER", help="A slug's glob or axis=value. Repeatable."
+    "--filter", "-f", "filters", multiple=True, metavar="FILTER", help="A slug's glob or axis=value. Repeatable."
 )
 max_gib_option = click.option(
     "--max-gib", type=Gibibytes(min=0, min_open=True), default=2.0, show_default=True,
@@ -218,7 +218,7 @@ def _print_layouts(
 @click.option(
     "--bench", "files", multiple=True, type=PATH, metavar="FILE", help="From pav2gen bench --json. Repeatable."
 )
-@click.option("--out", type=PATH, help="The page to write.  [default: SPEC's name, .html]")
+@click.option("--out", "-o", type=PATH, help="The page to write.  [default: SPEC's name, .html]")
 def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: Path | None) -> None:
     """Write one HTML page about the kernels of SPEC: what they are, what they cost, how fast they were measured to be.
 

@@ -5,6 +5,7 @@ It looks and writes nothing. What is absent is a finding, never an error.
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -14,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pav2gen
-from pav2gen.commands import machine_probes
 from pav2gen.commands.machine_probes import DRIVER, PYTHON, TORCH, NoAnswer, ask
 from pav2gen.errors import UserError
-from pav2gen.family.axes import AXES, KEY_AXES
+from pav2gen.family.axes import KEY_AXES
 from pav2gen.family.target import TARGETS, Target
 from pav2gen.install.status import Status, status
 from pav2gen.output.tree import DEFAULT_FOLDER, Tree, read_tree
 from pav2gen.runtime import toolchain
 from pav2gen.wording import flow_list, spelled
 
-__all__ = ["Diagnosis", "DoctorOptions", "Finding", "examine", "machine_probes"]
+#: So many specs of a package get a line of their own.
+MOST_SPECS = 8
 
 #: The figures of a target that a driver tells as well.
 COMPARED = ("multiprocessors", "warp_size", "max_threads_per_block", "shared_memory_bytes")
@@ -32,7 +33,7 @@ COMPARED = ("multiprocessors", "warp_size", "max_threads_per_block", "shared_mem
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Where to look: the interpreter that runs vLLM, the tree (None: that interpreter's vLLM), the generated package."""
+    """Where to look: the interpreter that runs vLLM, a tree (None: that interpreter's), the package, the specs."""
 
     python: str = sys.executable
     tree: Path | None = None
@@ -42,7 +43,7 @@ class DoctorOptions:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for: whether it is there and usable, what to say of it, and its figures for programs."""
+    """One thing that was looked for: whether it is there and usable, what to say of it, and figures for programs."""
 
     name: str
     found: bool
@@ -69,7 +70,9 @@ class Diagnosis:
 
     def document(self) -> dict[str, Any]:
         """The same for programs."""
-        findings = {finding.name: {k: v for k, v in asdict(finding).items() if k != "name"} for finding in self.findings}
+        findings = {
+            finding.name: {k: v for k, v in asdict(finding).items() if k != "name"} for finding in self.findings
+        }
         return {"schema": 1, "findings": findings, "next": self.next, "because": self.because}
 
 
@@ -124,7 +127,13 @@ def _card(options: DoctorOptions) -> Finding:
         return Finding("card", False, "the driver tells of no card", answer)
     first, more = cards[0], [line for card in cards[:1] for line in _against_target(card)]
     others = f", and {len(cards) - 1} more" if cards[1:] else ""
-    return Finding("card", True, f"{first.get('name')}{others}; driver {answer.get('version')}", answer, tuple(more))
+    return Finding("card", True, f"{first.get('name')}{others}; {_driver(answer.get('version'))}", answer, tuple(more))
+
+
+def _driver(version: object) -> str:
+    """The CUDA release of a driver, from its number: 12040 is 12.4."""
+    known = isinstance(version, int) and version > 0
+    return f"driver for CUDA {version // 1000}.{version % 1000 // 10}" if known else "a driver of an unknown release"  # type: ignore[operator]
 
 
 def _against_target(card: Mapping[str, Any]) -> Iterator[str]:
@@ -164,7 +173,9 @@ def _compilers() -> Iterator[Finding]:
         except (toolchain.CompilerMissingError, OSError) as reason:
             yield Finding(name, False, f"not found: {reason}" if name == "g++" else str(reason))
             continue
-        yield Finding(name, True, f"{compiler}: {version[:100]}", {"compiler": compiler, "version": version})
+        release = re.search(r"release [\d.]+|version [\d.]+|\d+\.\d+\.\d+", version)
+        text = f"{compiler}, {release[0] if release else version[:60]}"
+        yield Finding(name, True, text, {"compiler": compiler, "version": version})
 
 
 def _toolchain(found: toolchain.Toolchain) -> tuple[str, str]:
@@ -191,17 +202,19 @@ def _package(generated: Path) -> tuple[Finding, Tree | None]:
     text = f"{generated}: {number} kernels of {len(manifests)} specs"
     if tree.incomplete:
         text += "; incomplete: a build was cut short"
-    more = tuple(f"{entry.owner}: {shapes([row['key'] for row in entry.rows])}" for entry in manifests)
+    more = [f"{entry.owner}: {shapes([row['key'] for row in entry.rows])}" for entry in manifests]
+    if len(more) > MOST_SPECS:
+        more = [*more[:MOST_SPECS], f"and {len(more) - MOST_SPECS} more: pav2gen list"]
     figures = {entry.owner: len(entry.rows) for entry in manifests}
-    return Finding("package", not tree.incomplete, text, {"kernels": figures}, more), tree
+    return Finding("package", not tree.incomplete, text, {"kernels": figures}, tuple(more)), tree
 
 
 def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
     """What the keys have on each axis, without the features that none of them has."""
     parts = []
     for name in KEY_AXES:
-        values = list(dict.fromkeys(key.get(name) for key in keys))
-        if values not in ([None], [False], ["auto"]) and name in AXES:
+        values = list(dict.fromkeys(key[name] for key in keys if name in key))
+        if values not in ([], [None], [False], ["auto"]):
             parts.append(f"{name} {spelled(values[0]) if len(values) == 1 else flow_list(values)}")
     return ", ".join(parts)
 
@@ -238,9 +251,7 @@ def _installed(state: Status) -> str:
     return f"installed: {specs}; {next(filter(None, trouble), 'its install was cut short')}"
 
 
-def _next(
-    options: DoctorOptions, tree: Tree | None, place: Path | None, states: Sequence[Status]
-) -> tuple[str, str]:
+def _next(options: DoctorOptions, tree: Tree | None, place: Path | None, states: Sequence[Status]) -> tuple[str, str]:
     """The next command, and why."""
     out = [] if options.generated == DEFAULT_FOLDER else ["--out", str(options.generated)]
     if tree is None:

@@ -257,3 +257,16 @@ def _named(lines: Iterable[str]) -> Iterator[str]:
     yield from every[:MOST_NAMED]
     if len(every) > MOST_NAMED:
         yield f"  and {len(every) - MOST_NAMED} more"
+
+
+def axis_lines(specs: Sequence[Spec]) -> Iterator[str]:
+    """What can be explained: each axis, what it is, what a kernel can have there, and what the specs have."""
+    yield "pav2gen explain AXIS=VALUE...  takes the axes below; those that are left out are free"
+    width = max(map(len, AXES))
+    for name, axis in AXES.items():
+        values = {value for spec in specs for value in spec.axes[name]}
+        numbers = sorted(value for value in values if isinstance(value, (int, float)))
+        names = sorted(str(value) for value in values if isinstance(value, str))
+        built = [*([None] if None in values else []), *numbers, *names]
+        can_be = f" Can be {axis.works}." if axis.works else ""
+        yield f"  {name:{width}}  {axis.about}{can_be} The specs have {', '.join(map(spelled, built))}."

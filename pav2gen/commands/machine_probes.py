@@ -1,7 +1,7 @@
 """What ``doctor`` looks at in processes of its own: a Python, its torch, and the driver of a card.
 
-Whatever is asked there may crash or hang: a broken torch, a driver that does not answer. A probe answers with JSON, or its
-last words say why not.
+Whatever is asked there may crash or hang: a broken torch, a driver that does not answer. A probe answers with JSON, or
+its last words say why not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ print(json.dumps({"version": platform.python_version(), "executable": sys.execut
 TORCH = """
 import json, torch
 found = {"version": torch.__version__, "cuda": torch.version.cuda or "", "available": torch.cuda.is_available()}
-found["devices"] = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if found["available"] else []
+number = torch.cuda.device_count() if found["available"] else 0
+found["devices"] = [torch.cuda.get_device_name(index) for index in range(number)]
 print(json.dumps(found))
 """
 
@@ -61,17 +62,16 @@ ATTRIBUTES = {"max_threads_per_block": 1, "shared_memory_bytes": 8, "warp_size":
               "threads_per_multiprocessor": 39, "major": 75, "minor": 76, "memory_clock_khz": 36, "memory_bits": 37}
 cards = []
 for index in range(number.value):
-    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    device, title = ctypes.c_int(), ctypes.create_string_buffer(256)
     call("cuDeviceGet", ctypes.byref(device), index)
-    call("cuDeviceGetName", name, 256, device)
-    card = {"name": name.value.decode(errors="replace")}
+    call("cuDeviceGetName", title, 256, device)
+    card = {"name": title.value.decode(errors="replace")}
     for key, attribute in ATTRIBUTES.items():
         value = ctypes.c_int()
         if not cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
             card[key] = value.value
     cards.append(card)
-print(json.dumps({"library": name_of if (name_of := getattr(cuda, "_name", "")) else "", "version": version.value,
-                  "cards": cards}))
+print(json.dumps({"library": name, "version": version.value, "cards": cards}))
 """
 
 

@@ -19,10 +19,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 tree_argument = click.argument("tree", type=click.Path(path_type=Path))
 out_option = click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("generated"), show_default=True,
+    "--out", "-o", type=click.Path(path_type=Path), default=Path("generated"), show_default=True,
     help="The folder of the generated package.",
 )  # fmt: skip
-dry_run_option = click.option("--dry-run", is_flag=True, help="Print a unified diff of the edits, and change nothing.")
+dry_run_option = click.option(
+    "--dry-run", "-n", is_flag=True, help="Print a unified diff of the edits, and change nothing."
+)
 force_option = click.option("--force", is_flag=True, help="Also replace or remove what was edited by hand.")
 spec_option = click.option("--spec", "specs", multiple=True, metavar="NAME", help="Only this spec; repeatable.")
 min_seq_len_option = click.option(

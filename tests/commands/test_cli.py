@@ -16,12 +16,13 @@ from conftest import REPOSITORY, snapshot
 import pav2gen
 from pav2gen.cli import main
 from pav2gen.errors import UserError
+from pav2gen.family.axes import AXES
 
 Write = Callable[..., Path]
 Run = Callable[..., Result]
 OUT = Path("generated")
 COMMANDS = (
-    *("build", "remove", "check", "list", "explain", "init"),
+    *("build", "remove", "check", "list", "explain", "init", "schema", "doctor"),
     *("compile", "install", "status", "uninstall", "wheel", "bench", "tune", "report"),
 )
 CONFIG = {
@@ -93,6 +94,105 @@ class TestHelp:
             script = f"import sys; sys.modules['torch'] = None\nfrom pav2gen.cli import main\nmain({words})"
             result = subprocess.run([sys.executable, "-c", script], env=environ(), capture_output=True, text=True)
             assert result.returncode == 0, result.stderr
+
+
+class TestConveniences:
+    def test_the_version_with_what_it_runs_on(self, run: Run) -> None:
+        for words in (("--version", "-v"), ("-v", "--version"), ("--version", "--verbose")):
+            version, python, platform = run(*words).output.splitlines()
+            assert version == f"pav2gen {pav2gen.__version__}"
+            assert python == f"Python {'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}" and platform
+
+    @pytest.mark.parametrize(
+        ("command", "pairs"),
+        [
+            ("build", {"-o": "--out", "-f": "--filter", "-n": "--dry-run", "-v": "--verbose", "-q": "--quiet"}),
+            ("remove", {"-o": "--out", "-n": "--dry-run", "-v": "--verbose", "-q": "--quiet"}),
+            ("check", {"-o": "--out", "-v": "--verbose", "-q": "--quiet"}),
+            ("init", {"-o": "--out"}),
+            ("schema", {"-o": "--out"}),
+            ("doctor", {"-o": "--out"}),
+            ("install", {"-o": "--out", "-n": "--dry-run"}),
+            ("status", {"-o": "--out"}),
+            ("uninstall", {"-n": "--dry-run"}),
+            ("wheel", {"-o": "--out"}),
+            ("bench", {"-f": "--filter"}),
+            ("tune", {"-f": "--filter"}),
+            ("report", {"-f": "--filter", "-o": "--out"}),
+        ],
+    )
+    def test_short_options(self, command: str, pairs: dict[str, str]) -> None:
+        options = [option for param in main.commands[command].params for option in [set(param.opts)]]
+        for short, long in pairs.items():
+            assert {short, long} in options
+
+    def test_verbose_names_each_file_and_quiet_none(self, run: Run, write_spec: Write) -> None:
+        spec = write_spec()
+        plain = run("build", spec, "-n").output
+        built = run("build", spec, "-v").output
+        assert len(built.splitlines()) == 14 + 2 and built.splitlines()[:14] == plain.splitlines()[:14]
+        assert run("build", spec, "-q").output == "" and run("check", "-q").output == ""
+        (OUT / "notes.txt").touch()
+        assert (run("check", "-q").exit_code, run("check", "-q").output) == (1, "")
+        (OUT / "dispatch.py").write_text("mine", "utf-8")
+        refused = run("build", spec, "-q")
+        assert refused.exit_code == 2 and refused.output.startswith("error: generated: 1 file edited")
+        refused = run("build", spec, "-q", "-n")
+        assert refused.exit_code == 2 and refused.output.startswith("error: generated: 1 file edited")
+        run("build", spec, "--force")
+        assert run("remove", "small", "-q").output == ""
+
+    def test_verbose_names_every_drift(self, run: Run, write_spec: Write) -> None:
+        run("build", write_spec())
+        for number in range(30):
+            (OUT / f"notes{number}.txt").touch()
+        assert "and 10 more" in run("check").output
+        assert run("check", "-v").output.count("orphan  ") == 30
+
+    def test_explain_without_words_says_what_it_can_explain(self, run: Run, write_spec: Write) -> None:
+        write_spec()
+        head, *lines = run("explain").output.splitlines()
+        assert head.startswith("pav2gen explain AXIS=VALUE...")
+        assert [line.split()[0] for line in lines] == list(AXES)
+        assert next(line for line in lines if "partition_size" in line).endswith("The specs have 256, 512.")
+        assert all("Can be " in line for line in lines if line.split()[0] in ("head_size", "dtype", "block_size"))
+
+    @pytest.mark.parametrize(
+        ("words", "offered"),
+        [
+            ("pav2gen bu", {"build"}),
+            ("pav2gen build --dr", {"--dry-run"}),
+            ("pav2gen explain head", {"head_size="}),
+            ("pav2gen compile --toolchain ", {"corex", "nvcc", "host"}),
+        ],
+    )
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_shell_completion(self, folder: Path, words: str, offered: set[str], shell: str) -> None:
+        current = words.split(" ")[-1]
+        asked = {"COMP_WORDS": words, "COMP_CWORD": current if shell == "fish" else str(len(words.split(" ")) - 1)}
+        done = process(environment={"_PAV2GEN_COMPLETE": f"{shell}_complete", **asked})
+        text = done.stdout.decode()
+        assert all(word in text for word in offered) and b"Traceback" not in done.stderr
+        assert b"complete" in process(environment={"_PAV2GEN_COMPLETE": f"{shell}_source"}).stdout
+
+    @pytest.mark.parametrize(("no_color", "escapes"), [("1", False), ("", True)])
+    def test_no_color(self, write_spec: Write, no_color: str, escapes: bool) -> None:
+        """In a terminal; elsewhere a table never has colours."""
+        spec = write_spec()
+        leader, follower = os.openpty()
+        command = [sys.executable, "-m", "pav2gen", "list", str(spec)]
+        environment = environ({"NO_COLOR": no_color, "TERM": "xterm-256color"})
+        with subprocess.Popen(command, stdout=follower, env=environment) as running:
+            os.close(follower)
+            text = b""
+            while True:
+                try:
+                    text += os.read(leader, 1 << 16)
+                except OSError:  # the other end was closed
+                    break
+        os.close(leader)
+        assert running.returncode == 0 and b"hd256" in text
+        assert (b"\x1b[" in text) == escapes
 
 
 class TestBuild:
@@ -309,8 +409,7 @@ class TestMistakes:
             (["--nonsense"], "No such option '--nonsense'", "pav2gen"),
             (["build", "--nonsense"], "No such option '--nonsense'", "pav2gen build"),
             (["init"], "Missing option '--from'", "pav2gen init"),
-            (["explain"], "Missing argument", "pav2gen explain"),
-            (["build", "x", "--out", ""], "Invalid value for '--out': the path is empty", "pav2gen build"),
+            (["build", "x", "--out", ""], "Invalid value for '--out' / '-o': the path is empty", "pav2gen build"),
             (["simt", "nonsense"], "No such command 'nonsense'", "pav2gen simt"),
             (
                 ["bench", "x", "--max-gib", "nan"],
