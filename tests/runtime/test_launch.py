@@ -79,7 +79,8 @@ def test_the_layout_tells_shapes_and_not_addresses():
 
 
 def fields(args):
-    return {name: getattr(args, name) for name, _ in launch.Args._fields_}
+    found = {name: getattr(args, name) for name, _ in launch.Args._fields_}
+    return {name: list(value) if name == "tensors" else value for name, value in found.items()}
 
 
 def arguments(call, layout):
