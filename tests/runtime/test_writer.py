@@ -204,6 +204,15 @@ def test_workspace_and_calls_do_not_grow_with_the_tokens(every):
     assert counts[2] - counts[1] == counts[1] - counts[0] < 50
 
 
+def test_what_the_layout_costs_a_token_that_is_written_alone(every):
+    """A sector of 32 bytes holds one grain of a key, and a value's elements are 16 slots apart."""
+    kernel = harness(every, "float16", "fp8_e4m3", "CheckedWriter", "warp64")
+    kernel.run(make(kernel.case([21], kv_heads=4)))
+    keys, values = (kernel.report.buffers[name].stores for name in ("key_cache", "value_cache"))
+    assert keys.bytes == values.bytes == 4 * 256
+    assert (32 * keys.sectors_32 / keys.bytes, 32 * values.sectors_32 / values.bytes) == (2, 16)
+
+
 def test_scales_of_each_head_map_its_peak_to_the_largest_code():
     key = torch.tensor([[[1.0, -3.0], [0.0, 0.0]], [[2.0, 0.5], [0.0, 0.0]]])
     for kv_cache_dtype, largest in (("int8", 127), ("fp8", 448), ("fp8_e5m2", 57344)):
