@@ -143,7 +143,8 @@ def costs(chosen: Selection) -> Iterator[Verdict]:
     for variant, plan in chosen.kernels:
         (contestant,) = (c for c in setup.kernels(variant.key) if c.row and c.row.symbol == variant.symbol)
         for num_seqs, length in SHAPES:
-            call = make(Case(variant.key, variant.partition_size, (length,) * num_seqs, kv_heads=4, shared_blocks=512))
+            case = Case(variant.key, variant.partition_size, (length,) * num_seqs, kv_heads=4, shared_blocks=512)
+            call = make(case)._replace(lse=None)
             mib = workspace_bytes(contestant, call, setup.device) / (1 << 20)
             calls = launches(contestant, call)
             planned = plan.torch_calls(num_seqs, length, plan.torch.cpu, known=True)

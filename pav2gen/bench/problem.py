@@ -107,7 +107,7 @@ def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0
         sparse=SPARSE if problem.key.blocksparse else None,
         **options,  # type: ignore[arg-type]
     )
-    small = cases.make(case)
+    small = cases.make(case)._replace(lse=None)  # vLLM asks for none
     order = torch.randperm(pages + SPARE_BLOCKS, generator=torch.Generator().manual_seed(seed))[:pages].int()
     table = order.view(problem.num_seqs, -1)
     count = max(1, -(-CACHES * cache_bytes // problem.kv_bytes))

@@ -162,7 +162,7 @@ def test_supports(package):
     assert package.supports(**{**MODEL, "dtype": "float16"}, kv_cache_dtype="fp8")
     assert not package.supports(**{**MODEL, "num_heads": 44})
     assert not package.supports(**{**MODEL, "num_heads": 23})
-    assert not package.supports(**MODEL, kv_cache_dtype="int8")
+    assert not package.supports(**MODEL, kv_cache_dtype="int4")
     assert not package.supports(**MODEL, alibi=True)
     assert not package.supports(**{**MODEL, "num_kv_heads": None}) and not package.supports(
         **{**MODEL, "num_heads": "24"}
