@@ -51,6 +51,7 @@ COMMANDS: tuple[tuple[list[str], int], ...] = (
     (["remove", "通义"], 2),
     (["remove", "规格/small.yaml", "--out", "出/kernels"], 0),
     (["status", "规格"], 2),
+    (["doctor", "树"], 0),
     (["wheel", "--dest", "轮"], 0),
 )
 
