@@ -243,7 +243,7 @@ RULES: tuple[Rule, ...] = (
     _axis_rule("dtype", "the types of query and output that vLLM's operator takes"),
     _axis_rule(
         "kv_cache_dtype",
-        "the names of vLLM's --kv-cache-dtype; fp8 is a storage format, decoded in float32 on any card",
+        "the names of vLLM's --kv-cache-dtype; fp8 and int8 are storage formats, decoded in float32 on any card",
     ),
     AxisRule(
         "softcap-positive",
@@ -295,7 +295,7 @@ RULES: tuple[Rule, ...] = (
     ),
     AxisRule(
         "whole-groups",
-        "a key lies in the cache as groups of 16 bytes, 16 elements of fp8 (vLLM's split_kv_cache)",
+        "a key lies in the cache as groups of 16 bytes, 16 elements of 8 bits (vLLM's split_kv_cache)",
         ("head_size", "kv_cache_dtype"),
         _whole_groups,
     ),

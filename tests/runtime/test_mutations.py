@@ -109,6 +109,7 @@ FAULTS = [
     Fault("slopes of another head", KERNEL, "call.alibi_slopes.view(", "call.alibi_slopes.flip(0).view(", "biased"),
     Fault("k_scale forgotten", KERNEL, ".mul_(by_head(call.k_scale, 2))", ".mul_(1.0)", "stored8"),
     Fault("v_scale forgotten", KERNEL, ".mul_(by_head(call.v_scale, 1))", ".mul_(1.0)", "stored8"),
+    Fault("scale of the neighbouring head", KERNEL, "by_head(call.v_scale, 1)", "by_head(call.v_scale.flip(0) if hasattr(call.v_scale, 'flip') else call.v_scale, 1)", "stored8"),
     Fault("scales swapped", KERNEL, "by_head(call.k_scale, 2)", "by_head(call.v_scale, 2)", "stored8"),
     Fault("the other fp8 format", KERNEL, 'fp8_table("fp8_e4m3"', 'fp8_table("fp8_e5m2"', "stored8"),
     Fault("subnormal codes flushed", "runtime/fp8.py", "magnitude = (codes & 0x7F) << 7", "magnitude = ((codes & 0x7F) * ((codes & 0x78) > 0)) << 7", "stored8"),
