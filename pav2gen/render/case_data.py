@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pav2gen.family.modifications.tree import INTEGER, walk
 from pav2gen.family.variant import Variant
 from pav2gen.plan.kernel import AnyKernel, Kernel
 
 #: Tokens of a long test. It has up to twice as many where that is needed to reach ``LONG_PARTITIONS``.
 LONG_TOKENS = 33_000
 LONG_PARTITIONS = 130
+
+
+#: Masks that name longer distances are tested on one side of them: a test should take a second.
+LONGEST_DISTANCE = 8192
 
 
 class SparsePattern(NamedTuple):
@@ -46,12 +51,15 @@ def data_of(kernel: AnyKernel) -> CaseData | None:
 def boundary_lengths(variant: Variant) -> list[int]:
     """Lengths in tokens around 0, a page, a partition, a partition and a page, and two partitions.
 
-    With a window also around its length, with a page, and with a partition more.
+    With a window also around its length, with a page, and with a partition more; with a modification, around the
+    distances that its mask names.
     """
     page, partition, window = variant.block_size, variant.partition_size, variant.sliding_window
     edges = [0, page, partition, partition + page, 2 * partition]
     if window is not None:
         edges += [window, window + page, window + partition]
+    for distance in mask_distances(variant):
+        edges += [distance, distance + page]
     return sorted({max(0, edge + step) for edge in edges for step in (-1, 0, 1)})
 
 
@@ -59,6 +67,13 @@ def long_length(variant: Variant) -> int:
     """Tokens of a sequence with several hundred partitions, or fewer where they are long; the last page is not full."""
     tokens = min(max(LONG_TOKENS, LONG_PARTITIONS * variant.partition_size), 2 * LONG_TOKENS)
     return tokens // variant.partition_size * variant.partition_size + variant.block_size + 3
+
+
+def mask_distances(variant: Variant) -> list[int]:
+    """The integers of a modification's mask that may be distances: a call of this length reaches both sides of it."""
+    mask = variant.own.mask_tree if variant.own else None
+    integers = {int(node.value) for node in walk(mask) if node.is_literal and node.type == INTEGER} if mask else set()
+    return sorted(value for value in integers if 2 <= value <= LONGEST_DISTANCE)
 
 
 def sparse_patterns(page: int) -> list[SparsePattern]:

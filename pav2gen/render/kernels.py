@@ -24,8 +24,8 @@ GENERATOR = f"pav2gen {pav2gen.__version__}"
 #: How a line of a header is written in each kind of file.
 COMMENTS = {".cu": ("// ", ""), ".md": ("<!-- ", " -->")}
 HASH_COMMENT = ("# ", "")
-#: Of a variant's axes, so many stand on the first of two lines.
-FIRST_AXES = 5
+#: A line of a header has at most this many axes.
+AXES_OF_A_LINE = 5
 
 #: Template -> file, of the package as a whole. The runtime is copied beside them.
 SHARED_TEMPLATES = {
@@ -140,8 +140,9 @@ class Heading:
     def of(self, v: Point) -> str:
         """The header of a file of ``v``: ``text``, and the axes as ``explain`` takes them. No newline at its end."""
         axes = [f"{axis}={spelled(value)}" for axis, value in v.axes.items()]
-        lines = [f"key: {' '.join(axes[:FIRST_AXES])}", f"     {' '.join(axes[FIRST_AXES:])}"]
-        return "\n".join((self.text, *(self._comment(line) for line in lines if line.strip())))
+        starts = range(0, len(axes), AXES_OF_A_LINE)
+        lines = (f"{'     ' if start else 'key: '}{' '.join(axes[start : start + AXES_OF_A_LINE])}" for start in starts)
+        return "\n".join((self.text, *map(self._comment, lines)))
 
     def _comment(self, line: str) -> str:
         """A line as a comment. What would end the comment is escaped: a header never becomes code."""

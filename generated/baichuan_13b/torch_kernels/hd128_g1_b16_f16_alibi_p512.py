@@ -3,7 +3,8 @@
 # spec: specs/baichuan_13b.yaml sha256:5f93f7a99c5459afed7a12744a37b089ece3a84a47193a877707e51e680f09b6
 # template: templates/torch/kernel.py.j2 sha256:bc106288832800c8d8c0c3ab70130e8512e5607a0eac8bc659df8709fbb75f76
 # key: head_size=128 gqa_ratio=1 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=true blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
+#      alibi=true blocksparse=false softcap=null sliding_window=null sinks=false
+#      modification=null partition_size=512
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 128, one query head for each KV head, pages of 16, float16, ALiBi

@@ -3,7 +3,8 @@
 # spec: specs/llama2_7b.yaml sha256:83f193cf51ae9d6cabc31df0d65a70f47cfd9170f8319146fc3bd3704a30a935
 # template: templates/torch/kernel.py.j2 sha256:bc106288832800c8d8c0c3ab70130e8512e5607a0eac8bc659df8709fbb75f76
 # key: head_size=128 gqa_ratio=1 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false
+#      modification=null partition_size=512
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 128, one query head for each KV head, pages of 16, float16

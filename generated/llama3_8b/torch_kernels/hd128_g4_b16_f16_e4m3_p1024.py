@@ -3,7 +3,8 @@
 # spec: specs/llama3_8b.yaml sha256:981fb19686883a69fca1bc8215bb8de29005c5bf77fdcc8d6893792866ffe3e9
 # template: templates/torch/kernel.py.j2 sha256:bc106288832800c8d8c0c3ab70130e8512e5607a0eac8bc659df8709fbb75f76
 # key: head_size=128 gqa_ratio=4 block_size=16 dtype=float16 kv_cache_dtype=fp8_e4m3
-#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=1024
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false
+#      modification=null partition_size=1024
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 128, 4 query heads for each KV head, pages of 16, float16, fp8_e4m3 cache

@@ -3,7 +3,8 @@
 # spec: specs/phi2.yaml sha256:e30188f0f47c862d2986cb4b7ec4d77766b2d02262439181760f7f4e357c99d7
 # template: templates/torch/kernel.py.j2 sha256:bc106288832800c8d8c0c3ab70130e8512e5607a0eac8bc659df8709fbb75f76
 # key: head_size=80 gqa_ratio=1 block_size=32 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false
+#      modification=null partition_size=512
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 80, one query head for each KV head, pages of 32, float16

@@ -3,7 +3,8 @@
 # spec: specs/qwen25_05b.yaml sha256:828347a0eca253503cb5c086b722d0b2fc92b817b53c8e2451937c245dfe8942
 # template: templates/torch/kernel.py.j2 sha256:bc106288832800c8d8c0c3ab70130e8512e5607a0eac8bc659df8709fbb75f76
 # key: head_size=64 gqa_ratio=7 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=256
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false
+#      modification=null partition_size=256
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 64, 7 query heads for each KV head, pages of 16, float16

@@ -3,7 +3,8 @@
 # spec: specs/qwen25_7b.yaml sha256:43c72145c076924cb06d37e98179c30143cb6cfde76ac71f27ab685d2659ec10
 # template: templates/torch/kernel.py.j2 sha256:bc106288832800c8d8c0c3ab70130e8512e5607a0eac8bc659df8709fbb75f76
 # key: head_size=128 gqa_ratio=7 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=256
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false
+#      modification=null partition_size=256
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 128, 7 query heads for each KV head, pages of 16, float16

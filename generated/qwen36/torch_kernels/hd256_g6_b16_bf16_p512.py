@@ -3,7 +3,8 @@
 # spec: specs/qwen36.yaml sha256:3e86b5238041d82a747f22dc1539ba1dafc4a40bab731528270a3b8dc99ce5d6
 # template: templates/torch/kernel.py.j2 sha256:bc106288832800c8d8c0c3ab70130e8512e5607a0eac8bc659df8709fbb75f76
 # key: head_size=256 gqa_ratio=6 block_size=16 dtype=bfloat16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false
+#      modification=null partition_size=512
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 256, 6 query heads for each KV head, pages of 16, bfloat16

@@ -3,7 +3,8 @@
 # spec: specs/qwen36_35b_a3b.yaml sha256:50b1cb7b6861fa95e7ed841e5f223988d9263139a5335f78daa386b7800d9e28
 # template: templates/torch/kernel.py.j2 sha256:bc106288832800c8d8c0c3ab70130e8512e5607a0eac8bc659df8709fbb75f76
 # key: head_size=256 gqa_ratio=8 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false
+#      modification=null partition_size=512
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 256, 8 query heads for each KV head, pages of 16, float16

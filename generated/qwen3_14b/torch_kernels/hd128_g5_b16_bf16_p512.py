@@ -3,7 +3,8 @@
 # spec: specs/qwen3_14b.yaml sha256:dd1ebd0c91d99e7fa7743df82eae77b62926b87b8e41584a4a9d81b08fae96c0
 # template: templates/torch/kernel.py.j2 sha256:bc106288832800c8d8c0c3ab70130e8512e5607a0eac8bc659df8709fbb75f76
 # key: head_size=128 gqa_ratio=5 block_size=16 dtype=bfloat16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false
+#      modification=null partition_size=512
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 128, 5 query heads for each KV head, pages of 16, bfloat16

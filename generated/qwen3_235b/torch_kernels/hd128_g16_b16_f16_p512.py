@@ -3,7 +3,8 @@
 # spec: specs/qwen3_235b.yaml sha256:9299a345cb1d375ce982235b72c6baf141f73d7ac52912f560311ecca9dbf42a
 # template: templates/torch/kernel.py.j2 sha256:bc106288832800c8d8c0c3ab70130e8512e5607a0eac8bc659df8709fbb75f76
 # key: head_size=128 gqa_ratio=16 block_size=16 dtype=float16 kv_cache_dtype=auto
-#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false modification=null partition_size=512
+#      alibi=false blocksparse=false softcap=null sliding_window=null sinks=false
+#      modification=null partition_size=512
 """Paged-attention decode, split-KV, in PyTorch.
 
 head size 128, 16 query heads for each KV head, pages of 16, float16

@@ -1,0 +1,51 @@
+"""``merge_states``: the attention over several key ranges, each of which was computed on its own.
+
+An attention over a range of keys gives an output o and an lse, the natural logarithm of its sum of exp(score). Those of
+all ranges together are out = sum of exp(lse_i - lse) o_i, and lse = log of the sum of exp(lse_i). A range in which
+nothing is attended has (0, -inf), and is neutral.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .. import check
+from ..state import LOWEST
+
+NAME = "merge_states"
+SCHEMA = f"{NAME}(Tensor(a!) out, Tensor(b!) lse, Tensor outs, Tensor lses) -> ()"
+
+
+@torch.no_grad()
+def merge_states(out: torch.Tensor, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:
+    """Fill ``out`` and ``lse`` with the attention over all key ranges.
+
+    outs: [states, rows, heads, head size]; out: [rows, heads, head size] of the same dtype. lses: [states, rows, heads]
+    float32; lse: [rows, heads] float32. out and lse may be a state's own tensors. A sink belongs to one state alone.
+    Raises ValueError for other shapes or dtypes.
+    """
+    _check(out, lse, outs, lses)
+    if outs.shape[0] == 0:
+        out.zero_()
+        lse.fill_(float("-inf"))
+        return
+    base = lses.amax(0).clamp_min_(LOWEST)  # [rows, heads]; finite where no state attends anything
+    weights = torch.sub(lses, base).exp_()  # [states, rows, heads]
+    total = weights.sum(0)
+    merged = torch.mul(outs, weights.unsqueeze(-1)).masked_fill_((weights == 0).unsqueeze(-1), 0.0).sum(0)
+    out.copy_(merged.div_(total.unsqueeze(-1)).masked_fill_((total == 0).unsqueeze(-1), 0.0))
+    lse.copy_(total.log_().add_(base))
+
+
+def _check(out: torch.Tensor, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:
+    if outs.dim() != 4 or outs.dtype not in check.DTYPES:
+        check.fail(f"outs must be [states, rows, heads, head size], got {check.shape_of(outs)}", NAME)
+    if lses.shape != outs.shape[:3] or lses.dtype != torch.float32:
+        check.fail(f"lses must be float32 {list(outs.shape[:3])}, got {check.shape_of(lses)}", NAME)
+    if out.shape != outs.shape[1:] or out.dtype != outs.dtype:
+        wanted = f"{check.dtype_name(outs.dtype)} {list(outs.shape[1:])}"
+        check.fail(f"out must be {wanted}, got {check.shape_of(out)}", NAME)
+    if lse.shape != lses.shape[1:] or lse.dtype != torch.float32:
+        check.fail(f"lse must be float32 {list(lses.shape[1:])}, got {check.shape_of(lse)}", NAME)
+    if len({tensor.device for tensor in (out, lse, outs, lses)}) > 1:
+        check.fail("all tensors must be on one device", NAME)
