@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, touched
+
+from tests.conftest import REPOSITORY, touched
 
 BENCH = REPOSITORY / "benches" / "build_speed.py"
 BUILD = """\

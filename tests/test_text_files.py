@@ -6,7 +6,8 @@ import ast
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+
+from tests.conftest import REPOSITORY
 
 #: What reads or writes text, and the position of its mode, None where it is always text.
 READERS = {"read_text": None, "write_text": None, "open": 1, "fdopen": 1, "TemporaryFile": 0, "NamedTemporaryFile": 0}

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from mutants import json_mutants
 
 from pav2gen.bench.progress import Journal
 from pav2gen.bench.report import report
 from pav2gen.bench.tune import MEASUREMENT
 from pav2gen.cli import main
 from pav2gen.errors import UserError
+from tests.mutants import json_mutants
 
 #: What must be shown as text.
 TAG = "<meta http-equiv=refresh content=0>"

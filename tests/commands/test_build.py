@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY, snapshot, touched
-from faults import killed
 
 from pav2gen.commands.build import BuildOptions, Outcome, remove
 from pav2gen.commands.check import check
@@ -35,6 +33,8 @@ from pav2gen.render.manifest_reader import NotAManifest, parse
 from pav2gen.render.package import render_package
 from pav2gen.render.templates import Templates
 from pav2gen.runtime.select import Key, Row
+from tests.conftest import REPOSITORY, snapshot, touched
+from tests.faults import killed
 
 Write = Callable[..., Path]
 Make = Callable[..., Outcome]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from conftest import REPOSITORY, snapshot
 
 import pav2gen
 from pav2gen.cli import main
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES
+from tests.conftest import REPOSITORY, snapshot
 
 Write = Callable[..., Path]
 Run = Callable[..., Result]

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import REPOSITORY
 
 from pav2gen.cli import main
 from pav2gen.commands import doctor, machine_probes
 from pav2gen.commands.build import BuildOptions, build
 from pav2gen.commands.doctor import DoctorOptions, Finding, examine, shapes, target_of
 from pav2gen.commands.machine_probes import DRIVER, PYTHON, TORCH, NoAnswer, ask
+from tests.conftest import REPOSITORY
 
 BI_V100 = {
     "name": "Iluvatar BI-V100", "warp_size": 64, "multiprocessors": 16, "max_threads_per_block": 4096,

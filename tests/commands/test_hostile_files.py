@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY
-from mutants import FILES, byte_mutant, json_mutants
 
 from pav2gen.commands.build import BuildOptions, Outcome, build, remove
 from pav2gen.commands.check import check
@@ -27,6 +25,8 @@ from pav2gen.render.manifest import SHARED, stamp_line
 from pav2gen.render.manifest_reader import parse
 from pav2gen.render.package import render_package
 from pav2gen.render.templates import Templates
+from tests.conftest import REPOSITORY
+from tests.mutants import FILES, byte_mutant, json_mutants
 
 Write = Callable[..., Path]
 Make = Callable[..., Outcome]

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, SPEC, snapshot
-from locales import LOCALES, variables
+
+from tests.conftest import REPOSITORY, SPEC, snapshot
+from tests.locales import LOCALES, variables
 
 #: Runs commands, a JSON list on each line of a file, in one process; prints the exit code of each. Their words become
 #: what Python makes of the bytes that a terminal sends.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from mutants import FILES, json_mutants
 
 from pav2gen.errors import UserError
 from pav2gen.install.record import parse_record
+from tests.mutants import FILES, json_mutants
 
 DIGEST = "0" * 64
 HUNKS = [["", "# pav2gen: a call\nimport pav2\n"], ["if a:\n", "if use_v1:\n"], ["a\n", "# pav2gen: b\n"]]

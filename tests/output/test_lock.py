@@ -10,11 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
 
 from pav2gen.errors import UserError
 from pav2gen.output import lock
 from pav2gen.output.lock import locked, no_wait, shared
+from tests.conftest import REPOSITORY
 
 OUT = Path("generated")
 
@@ -116,7 +116,7 @@ def test_a_file_system_without_locks(monkeypatch: pytest.MonkeyPatch, code: str)
 
 
 def test_two_builds_of_two_environments_lose_nothing(folder: Path) -> None:
-    from conftest import SPEC
+    from tests.conftest import SPEC
 
     command = [sys.executable, "-m", "pav2gen", "build"]
     sizes = {"one": 64, "two": 128}

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY, snapshot, touched
-from faults import Step, before_each_step, killed, raise_at
 
 from pav2gen.commands.build import BuildOptions, Outcome, build, remove
 from pav2gen.commands.check import check
 from pav2gen.errors import UserError
 from pav2gen.output import journal
 from pav2gen.render.templates import Templates
+from tests.conftest import REPOSITORY, snapshot, touched
+from tests.faults import Step, before_each_step, killed, raise_at
 
 Write = Callable[..., Path]
 Make = Callable[..., Outcome]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mutants import text_mutants
 
 from pav2gen.errors import UserError
 from pav2gen.family.spec import variants
 from pav2gen.reading.spec_file import parse as parse_spec
 from pav2gen.reading.tuning_file import parse
+from tests.mutants import text_mutants
 
 SPEC = b"""\
 schema: 1

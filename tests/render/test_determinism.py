@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+
+from tests.conftest import REPOSITORY
 
 Environment = Mapping[str, str]
 EMPTY: Environment = {}

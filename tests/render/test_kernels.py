@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import TEMPLATES
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from pav2gen.render import templates as template
 from pav2gen.render.fileset import FileSet
 from pav2gen.render.package import render_package
 from pav2gen.render.templates import Templates
+from tests.conftest import TEMPLATES
 
 
 def sha256(file: Path) -> str:
