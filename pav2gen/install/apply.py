@@ -28,7 +28,7 @@ from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.render.kernels import GENERATOR
 
 #: Our own modules that go into a tree beside the generated package.
-MODULES = ("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "features", "serving")
+MODULES = ("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "layer_features", "serving")
 
 
 @dataclass(frozen=True)

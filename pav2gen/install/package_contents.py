@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pav2gen.errors import UserError
 from pav2gen.files import sha256
@@ -23,15 +23,11 @@ PAYLOAD = Path(__file__).parent / "payload"
 #: The folder, below the package, of a library that was compiled elsewhere.
 PREBUILT = "prebuilt"
 
-#: Files that only tests need: pytest's settings, inputs and references, and the C++ that executes CUDA on a CPU.
-FOR_TESTS = frozenset(
-    (
-        "pytest.ini",
-        "tests/conftest.py",
-        "runtime/building/prefetch.py",
-        *(f"runtime/{name}.py" for name in ("cases", "cuda_harness", "harness", "oracle", "probe")),
-    )
-)
+#: Files that only tests need: pytest's settings, and what prepares many libraries for them.
+FOR_TESTS = frozenset(("pytest.ini", "tests/conftest.py", "runtime/building/prefetch.py"))
+#: Modules of the runtime, and of its folders, that only tests need: inputs, references and runs.
+TEST_MODULES = frozenset(("cases", "cuda_harness", "harness", "oracle", "probe"))
+#: The C++ that executes CUDA on a CPU.
 SIMT = "runtime/simt/include/"
 
 
@@ -86,6 +82,10 @@ def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) ->
             if _wanted(path, choice):
                 files.add(path, table.get(path, content) if path == "dispatch.py" else content)
     for name in modules:
+        if name in specs:
+            raise UserError(
+                f"the spec {quoted(name)} has the name of a module that is installed; give it another", name
+            )
         files.add(f"{name}.py", (PAYLOAD / f"{name}.py").read_bytes())
     return _with_prebuilt(PackageContents(files, specs), choice.prebuilt)
 
@@ -138,7 +138,12 @@ def _wanted(path: str, choice: Choice) -> bool:
     """Whether a file travels. The shared manifest describes the whole package, so it stays behind."""
     if path == manifest.path_of(SHARED):
         return False
-    return choice.tests or not (path in FOR_TESTS or path.startswith(SIMT) or path.split("/")[1:2] == ["tests"])
+    return choice.tests or not (
+        path in FOR_TESTS
+        or path.startswith(SIMT)
+        or path.split("/")[1:2] == ["tests"]
+        or (path.startswith("runtime/") and PurePosixPath(path).stem in TEST_MODULES)
+    )
 
 
 def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents:

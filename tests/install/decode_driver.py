@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from stubs import Kernels, stub_vllm
+from stubs import Kernels, Stub, stub_vllm
 
 #: Parameters of forward_decode that differ from tree to tree, under our names.
 KNOWN_AS = {"context_lens": "seq_lens", "max_context_len": "max_seq_len", "kv_scale": "k_scale"}
@@ -42,7 +42,8 @@ def apply_plugin(folder: str) -> None:
     """What vLLM does with the entry point of the wheel that was unpacked to ``folder``."""
     from importlib.metadata import distributions
 
-    sys.modules["vllm.attention.layer"].__file__ = __file__
+    if isinstance(sys.modules["vllm.attention.layer"], Stub):
+        sys.modules["vllm.attention.layer"].__file__ = __file__  # some source to read
     sys.path.insert(0, folder)
     try:
         (point,) = [

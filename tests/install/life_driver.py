@@ -94,6 +94,46 @@ def swap_blocks(source: torch.Tensor, target: torch.Tensor, mapping: torch.Tenso
         target[new] = source[old]
 
 
+def plain_extend(
+    *, out: Any, query: Any, key_cache: Any, value_cache: Any, num_kv_heads: int, scale: float, block_tables: Any,
+    query_start_loc: Any, seq_lens: Any, block_size: int, max_query_len: int, max_seq_len: int, alibi_slopes: Any,
+    kv_cache_dtype: str, k_scale: float, v_scale: float, softcap: Any = None, sliding_window: Any = None,
+) -> None:  # fmt: skip
+    """What the extend operator computes, one sequence after the other, in float64."""
+    starts, group = query_start_loc.tolist(), query.shape[1] // num_kv_heads
+    assert max_query_len >= int(query_start_loc.diff().max()) and max_seq_len >= int(seq_lens.max())
+    for s, length in enumerate(seq_lens.tolist()):
+        rows = slice(starts[s], starts[s + 1])
+        slots = torch.arange(length)
+        block, row = block_tables[s, slots // block_size].long(), slots % block_size
+        k = key_cache[block, :, :, row, :].flatten(2)
+        v = value_cache[block, :, :, row]
+        if kv_cache_dtype == "auto":
+            k, v = k.double(), v.double()
+        else:
+            k, v = (decoded(x.view(torch.uint8), y, kv_cache_dtype) for x, y in ((k, k_scale), (v, v_scale)))
+        q = query[rows].double().unflatten(1, (num_kv_heads, group))
+        out[rows] = attended(q, k, v, scale, softcap, sliding_window).flatten(1, 2).to(out.dtype)
+
+
+def attended(q: Any, k: Any, v: Any, scale: float, softcap: float | None, window: int | None) -> torch.Tensor:
+    """Causal attention of the last tokens of a sequence, in float64. q: [tokens, kv heads, group, head size]."""
+    scores = scale * torch.einsum("qhgd,khd->hgqk", q, k)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    ahead = k.shape[0] - q.shape[0] + torch.arange(q.shape[0])[:, None] - torch.arange(k.shape[0])
+    scores = scores.masked_fill((ahead < 0) | (ahead >= (window or k.shape[0])), float("-inf"))
+    return torch.einsum("hgqk,khd->qhgd", scores.softmax(-1), v)
+
+
+def add_extend(package: str) -> None:
+    """Give a generated package the plain extend operator, for any shape."""
+    module, serving = (importlib.import_module(name) for name in (package, f"{package}.serving"))
+    supports = serving.supports
+    module.paged_attention_extend = plain_extend  # type: ignore[attr-defined]
+    serving.supports = lambda operator="decode", **shape: operator == "extend" or supports(operator=operator, **shape)
+
+
 def encoded(values: torch.Tensor, scale: float, dtype: str) -> torch.Tensor:
     """The codes of ``values``: to nearest even, saturating."""
     if dtype == "int8":
@@ -114,7 +154,7 @@ class Life:
     def __init__(self, job: dict[str, Any]) -> None:
         self.named, self.dtype = job["kv_cache_dtype"], job["stored"]
         self.scales = job["scales"] if self.named != "auto" else [1.0, 1.0]
-        self.window = job.get("window")
+        self.window, self.softcap = job.get("window"), job.get("softcap")
         config = importlib.import_module("vllm.config").CacheConfig(
             PAGE, 0.9, 1, self.named, sliding_window=self.window
         )
@@ -182,17 +222,15 @@ class Life:
                 for which, given in enumerate((key, value)):
                     old = self.given[index][s][which]
                     self.given[index][s][which] = torch.cat([old, given[rows].view(-1, KV_HEADS, HEAD_SIZE)])
-                if decode or context:
+                if decode or context or self.softcap:
                     self.compare(index, s, before[s], query[rows], out[rows])
 
     def compare(self, index: int, s: int, before: int, query: torch.Tensor, out: torch.Tensor) -> None:
         """Hold the output of a sequence's new tokens to float64 of what the cache should hold."""
         q = query.view(-1, KV_HEADS, HEADS // KV_HEADS, HEAD_SIZE).double()
         k, v = (self.stored(given, scale) for given, scale in zip(self.given[index][s], self.scales))
-        scores = HEAD_SIZE**-0.5 * torch.einsum("qhgd,khd->hgqk", q, k)
-        ahead = before + torch.arange(q.shape[0])[:, None] - torch.arange(k.shape[0])
-        scores = scores.masked_fill((ahead < 0) | (ahead >= (self.window or k.shape[0])), float("-inf"))
-        truth = torch.einsum("hgqk,khd->qhgd", scores.softmax(-1), v).reshape(-1, HEADS, HEAD_SIZE)
+        assert k.shape[0] == before + q.shape[0]
+        truth = attended(q, k, v, HEAD_SIZE**-0.5, self.softcap, self.window).reshape(-1, HEADS, HEAD_SIZE)
         allowed = 1.25 * (truth.half().double() - truth).norm(dim=2) + 2e-6 * truth.norm(dim=2)
         error = (out.view(truth.shape).double() - truth).norm(dim=2)
         self.worst = max(self.worst, float((error / allowed).nan_to_num(nan=1e9).max()))
@@ -264,6 +302,8 @@ def main() -> None:
     for job in jobs:
         with environment(job.get("env", {})):
             kernels = import_tree(job["tree"], job.get("plugin", ""))
+            if job.get("extend"):
+                add_extend("pav2_kernels" if job.get("plugin") else "vllm.attention.ops.pav2")
             results.append(live(job, kernels))
     print(json.dumps(results))
 

@@ -252,7 +252,7 @@ def test_a_backend_that_decodes_otherwise_is_not_looked_at(hooks: ModuleType, an
 
 
 def test_the_payload_is_what_travels() -> None:
-    modules = {"hooks.py", "cache_hooks.py", "prefix_hooks.py", "softcap_hooks.py", "features.py", "serving.py"}
+    modules = {"hooks.py", "cache_hooks.py", "prefix_hooks.py", "softcap_hooks.py", "layer_features.py", "serving.py"}
     modules |= {"structure.py", "cache_structure.py", "softcap_structure.py", "syntax.py"}
     modules |= {"plugin.py", "entry_point.py"}
     assert {file.name for file in PAYLOAD.glob("*.py*")} == {"__init__.pyi", *modules}

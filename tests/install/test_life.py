@@ -38,6 +38,12 @@ axes: {head_size: 256, gqa_ratio: 6, partition_size: 256, kv_cache_dtype: [auto,
 operators: [decode, cache]
 backends: [torch]
 """
+#: The same shape with a window, or a softcap.
+FEATURES = (
+    SPEC.replace("life", "features")
+    .replace("[auto, fp8_e4m3, fp8_e5m2, int8]", "auto")
+    .replace("operators", "features: {softcap: [null, 50.0], sliding_window: [null, 32]}\noperators")
+)
 PLUGIN = {"PAV2_PLUGIN": "1"}
 INT8 = {"PAV2_KV_CACHE_DTYPE": "int8"}
 AUTO = {"kv_cache_dtype": "auto", "stored": "auto"}
@@ -91,6 +97,26 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     add("fresh int8", None, {**CODES, "env": INT8})
     add("fresh int8 always", None, {**CODES, "env": INT8}, writer="always")
     add("fresh auto always", None, AUTO, writer="always")
+    (folder / "features").mkdir()
+    features = make_package(folder / "features", FEATURES)
+    feature_wheel = build_wheel(folder / "features", Choice(), features)
+    zipfile.ZipFile(folder / "features" / feature_wheel.name).extractall(folder / "features/site")
+    feature_plugin = {"plugin": str(folder / "features/site"), "env": PLUGIN}
+    softcap, extend = {**AUTO, "softcap": 50.0, "extend": True}, {"extend": True, "context": True}
+    add("window", bi, {**AUTO, "window": 32}, generated=features)
+    add("window of another size", bi, {**AUTO, "window": 31}, generated=features)
+    add("window plugin", bi, {**AUTO, "window": 32, **feature_plugin}, patch=False)
+    add("softcap", bi, {**softcap, "context": True}, generated=features)
+    add("softcap plugin", bi, {**softcap, **feature_plugin}, patch=False)
+    add("softcap without extend", bi, {**softcap, "extend": False}, generated=features)
+    add("softcap not built", bi, {**softcap, "softcap": 30.0}, generated=features)
+    add("softcap off", bi, {**softcap, "env": {"PAV2_DISABLE": "1"}}, generated=features)
+    add("prefix", bi, {**AUTO, **extend})
+    add("prefix e4m3", bi, {**FP8, **extend})
+    add("prefix int8", bi, {**CODES, **extend, "env": INT8})
+    add("prefix plugin", bi, {**AUTO, **extend, **plugin, "env": PLUGIN}, patch=False)
+    add("prefix fresh", None, {**AUTO, **extend})
+    add("prefix without extend", bi, {**AUTO, "context": True})
     add("not a dtype", bi, {**FP8, "env": {"PAV2_KV_CACHE_DTYPE": "int4"}})
     for number, (name, path, old, new) in enumerate(FAULTS):
         shutil.copytree(folder / name, folder / f"fault {number}")
@@ -132,6 +158,47 @@ def test_an_uncompressed_cache_lives_as_before(name: str, ran: dict[str, Result]
     assert found["called"] == ["v1"]  # 73 tokens
     assert found["wrong_codes"] == 0
     assert found["worst"] <= 1.0
+
+
+@pytest.mark.parametrize("name", ["window", "window plugin", "softcap", "softcap plugin"])
+def test_a_feature_of_a_layer_is_computed_in_every_decode_and_prompt(name: str, ran: dict[str, Result]) -> None:
+    """vLLM's own kernels would leave it out, so they are never called."""
+    found = ran[name]
+    assert "error" not in found, found
+    assert found["called"] == []
+    assert found["wrong_codes"] == 0
+    assert found["worst"] <= 1.0
+
+
+def test_a_window_without_a_kernel_stays_on_vllms_own_path(ran: dict[str, Result]) -> None:
+    """vLLM 0.6.3 cuts the block tables to the window, which this driver does not: V1 attends to all tokens."""
+    found = ran["window of another size"]
+    assert found["called"] == ["v1"]
+    assert found["worst"] > 1.0
+    assert any("sliding_window 31" in line for line in found["log"])
+
+
+def test_a_softcap_that_cannot_be_served_is_refused_when_the_layer_is_made(ran: dict[str, Result]) -> None:
+    refused = "ValueError: XFormers does not support attention logits soft capping."
+    assert ran["softcap without extend"]["error"] == ran["softcap off"]["error"] == refused
+    assert any("prompts need the extend kernels" in line for line in ran["softcap without extend"]["log"])
+    said = ran["softcap not built"]["error"]
+    assert said.startswith("ValueError: vLLM's XFormersImpl has no softcap, and the kernels cannot serve it: no kernel")
+
+
+@pytest.mark.parametrize("name", ["prefix", "prefix e4m3", "prefix int8", "prefix plugin", "prefix fresh"])
+def test_a_prefill_with_a_cached_prefix_is_served(name: str, ran: dict[str, Result]) -> None:
+    found = ran[name]
+    assert "error" not in found, found
+    assert found["wrong_codes"] == 0
+    assert found["worst"] <= 1.0
+
+
+def test_a_triton_kernel_that_hangs_the_card_is_not_called(ran: dict[str, Result]) -> None:
+    said = ran["prefix without extend"]["error"]
+    assert said.startswith("NoKernelError: ")
+    assert "add extend to the operators of the spec" in said
+    assert said.endswith("vLLM's own path is a Triton kernel, which hangs this card; PAV2_DISABLE=1 runs it anyway")
 
 
 def test_a_package_without_a_writer_says_what_to_build(ran: dict[str, Result]) -> None:

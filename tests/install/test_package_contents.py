@@ -14,7 +14,7 @@ from pav2gen.install.apply import Outcome
 from pav2gen.install.package_contents import Choice, cuda_sources, package_contents
 from pav2gen.install.wheel import MODULES
 
-from .conftest import make_library
+from .conftest import ALPHA, make_library, make_package
 
 Put = Callable[..., Outcome]
 
@@ -91,6 +91,15 @@ def test_a_library_is_judged_by_what_it_says(
         with pytest.raises(UserError) as refused:
             put(vllm(name=f"{toolchain}{len(sentence)}"), generated=cuda, prebuilt=library)
         assert str(refused.value).startswith(f"{library}: {sentence}")
+
+
+@pytest.mark.parametrize("name", ["hooks", "serving"])
+def test_a_spec_with_the_name_of_a_hook_is_refused(
+    name: str, vllm: Callable[..., Path], put: Put, folder: Path
+) -> None:
+    generated = make_package(folder, ALPHA.replace("alpha", name))
+    with pytest.raises(UserError, match=f"the spec '{name}' has the name of a module that is installed"):
+        put(vllm(), generated=generated)
 
 
 def test_a_package_without_cuda_kernels_has_no_use_for_it(vllm: Callable[..., Path], put: Put, prebuilt: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from . import NoKernelError, paged_attention_v2, prefer_v2, supports
 from .cache_hooks import check_writer
-from .features import NONE, Features, active, wrap_forward
+from .layer_features import NONE, Features, active, wrap_forward
 from .serving import (
     disabled,
     foreign_codes,

@@ -8,7 +8,7 @@ import logging
 import torch
 
 from . import NoKernelError
-from .features import active
+from .layer_features import active
 from .serving import disabled, foreign_codes, lacks, log_once, shape_of, stored, stored_dtype
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import NoKernelError, check_model, supports
-from .features import Features
+from .layer_features import Features
 from .runtime.call import Call
 from .runtime.check import check
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .features import Features
+from .layer_features import Features
 from .serving import disabled, lacks, log_once, stored, stored_dtype
 
 #: Where a backend's object keeps the softcap that it would have refused.

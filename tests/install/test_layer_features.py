@@ -76,7 +76,7 @@ def test_a_decode_of_the_layer_has_its_features(
 
 
 def test_features_end_with_the_layers_forward_also_by_an_error(hooks: ModuleType, make: Any) -> None:
-    active = importlib.import_module("pav2_fake.features").active
+    active = importlib.import_module("pav2_fake.layer_features").active
     one, other = make(window=8), make(softcap=2.0)
 
     def nested() -> list[Any]:
@@ -88,7 +88,7 @@ def test_features_end_with_the_layers_forward_also_by_an_error(hooks: ModuleType
     assert (outer.softcap, outer.sliding_window) == (None, 8)
     with pytest.raises(ZeroDivisionError):
         one.forward(lambda: 1 // 0)
-    assert active() == importlib.import_module("pav2_fake.features").NONE
+    assert active() == importlib.import_module("pav2_fake.layer_features").NONE
 
 
 def test_a_layer_without_features_is_left_as_it_is(make: Any) -> None:
@@ -127,7 +127,7 @@ def test_a_window_that_is_not_a_number_has_no_kernel(answers: Answers, make: Any
 def test_what_vllm_would_leave_out_is_never_left_to_it(
     hooks: ModuleType, answers: Answers, v2: str, supported: bool
 ) -> None:
-    features = importlib.import_module("pav2_fake.features")
+    features = importlib.import_module("pav2_fake.layer_features")
     impl = Impl()
     features.wrap_forward(impl, features.Features(softcap=50.0, required=True))
     answers.supported = answers.preferred = supported
