@@ -82,10 +82,6 @@ def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) ->
             if _wanted(path, choice):
                 files.add(path, table.get(path, content) if path == "dispatch.py" else content)
     for name in modules:
-        if name in specs:
-            raise UserError(
-                f"the spec {quoted(name)} has the name of a module that is installed; give it another", name
-            )
         files.add(f"{name}.py", (PAYLOAD / f"{name}.py").read_bytes())
     return _with_prebuilt(PackageContents(files, specs), choice.prebuilt)
 

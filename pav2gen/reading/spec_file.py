@@ -81,7 +81,9 @@ _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", 
 RESERVED_NAMES = frozenset(
     (
         *("runtime", "dispatch", "test", "tests", "conftest", "generated", "pav2gen", *_DEVICES),
-        *("hooks", "plugin", "structure", "prebuilt"),  # what an installation puts beside the specs
+        # What an installation puts beside the specs.
+        *("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "layer_features", "serving", "prebuilt"),
+        *("plugin", "structure", "cache_structure", "softcap_structure", "syntax"),
     )
 )
 

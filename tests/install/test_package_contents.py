@@ -13,8 +13,9 @@ from pav2gen.errors import UserError
 from pav2gen.install.apply import Outcome
 from pav2gen.install.package_contents import Choice, cuda_sources, package_contents
 from pav2gen.install.wheel import MODULES
+from pav2gen.reading.spec_file import RESERVED_NAMES
 
-from .conftest import ALPHA, make_library, make_package
+from .conftest import make_library
 
 Put = Callable[..., Outcome]
 
@@ -93,13 +94,8 @@ def test_a_library_is_judged_by_what_it_says(
         assert str(refused.value).startswith(f"{library}: {sentence}")
 
 
-@pytest.mark.parametrize("name", ["hooks", "serving"])
-def test_a_spec_with_the_name_of_a_hook_is_refused(
-    name: str, vllm: Callable[..., Path], put: Put, folder: Path
-) -> None:
-    generated = make_package(folder, ALPHA.replace("alpha", name))
-    with pytest.raises(UserError, match=f"the spec '{name}' has the name of a module that is installed"):
-        put(vllm(), generated=generated)
+def test_no_spec_can_have_the_name_of_a_module_that_is_put_beside_it() -> None:
+    assert {*MODULES} <= RESERVED_NAMES
 
 
 def test_a_package_without_cuda_kernels_has_no_use_for_it(vllm: Callable[..., Path], put: Put, prebuilt: Path) -> None:
