@@ -1,1 +1,1 @@
-"""A vLLM tree: find it, put a generated package into it, tell what is there, and undo it; or pack it as a plugin."""
+"""Install a generated package into a vLLM tree, report on it, undo it; or pack the package as a vLLM plugin."""

@@ -1,4 +1,4 @@
-"""``pav2gen install``: a generated package put into vLLM trees, all of it or nothing."""
+"""``pav2gen install``: puts a generated package into vLLM trees, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODULES = ("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "layer_featu
 
 @dataclass(frozen=True)
 class InstallOptions:
-    """What an install may be told.
+    """The options of an install.
 
     generated: the folder of the generated package. python: the interpreter that will run the tree, which imports the
     package before it is installed; empty leaves that out. writer: "auto" calls the generated writer of the cache where
@@ -52,7 +52,7 @@ class InstallOptions:
 
 @dataclass(frozen=True)
 class PlannedInstall:
-    """What an install does to one tree: what it is, the changes in their order, the source files edited, the diff."""
+    """What an install does to one tree: the changes in their order, the edited source files, the diff, and notes."""
 
     tree: VllmTree
     fork: Fork
@@ -64,7 +64,7 @@ class PlannedInstall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an install did, or would do if it was a dry run. ``imported`` is False where no import was tried."""
+    """What an install did, or would do without --dry-run. ``imported`` is False where no import was tried."""
 
     contents: PackageContents
     trees: tuple[PlannedInstall, ...]
@@ -80,8 +80,8 @@ class Outcome:
 def install(path: Path, options: InstallOptions) -> Outcome:
     """Put the chosen specs of ``options.generated`` into the vLLM trees at ``path``; they replace what was installed.
 
-    Everything is computed and tried before the first write. Raises UserError, with nothing changed, where a tree is not
-    as a vLLM that is known, the package is not sound, files would be lost, or something cannot be written.
+    Everything is computed and tried before the first write. Raises UserError, with nothing changed, where a tree
+    differs from every known vLLM, the package is not sound, files would be lost, or something cannot be written.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -166,10 +166,11 @@ def _edit(before: bytes, after: bytes) -> RecordedEdit:
 def _changes(
     found: TreeState, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
 ) -> Iterator[Change]:
-    """The changes that install ``files`` and ``sources``; none where they are installed.
+    """The changes that install ``files`` and ``sources``; none where they are installed already.
 
-    First the record, which names both states; then the package, its table behind the kernels that it names, so that all
-    is there when the sources call it; what the package had before goes when nothing calls it; last the record alone.
+    The first change is the record of both states. Then the package is written, the dispatch table after its kernels,
+    and then the sources, so that they never call what is missing. Then the files of the earlier package are removed.
+    The last change is the record of this install alone.
     """
     tree, there = found.tree, found.record
     place = tree.pav2 / NAME
@@ -207,13 +208,13 @@ def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
     if found.strangers():
         yield f"{PAV2} holds files that are not from pav2gen: {', '.join(found.strangers()[:5])}"
     if LAYER not in edited.sources:
-        yield f"{LAYER} has no place for check_layer: a shape without a kernel is told at the first call, not at load"
+        yield f"{LAYER} has no place for check_layer: a missing kernel is reported at the first call, not at load"
     if not calls_forward_decode(found.tree):
         yield "no backend of this tree calls PagedAttention.forward_decode; only direct calls of the operator take V2"
 
 
 def _together(planned: Sequence[PlannedInstall]) -> list[Change]:
-    """The changes of all trees. Raises UserError where two share a file, by a link, that each needs another edit of."""
+    """The changes of all trees. Raises UserError where two trees share a file by a link, and need different edits."""
     changes = [change for plan in planned for change in plan.changes]
     last = {change.path: change for change in changes}
     for change in changes:

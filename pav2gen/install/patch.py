@@ -44,7 +44,7 @@ FAMILIES = {
     "tensor": "tensor scales, as vLLM 0.7 to 0.11",
 }
 
-#: What V1 is, by the word that ``choose_v1`` is told.
+#: What V1 can do, by the value of the argument ``v1`` of ``choose_v1``.
 V1_KINDS = {
     "whole": "V1 works",
     "plain": "V1 works, but takes neither kv_cache_dtype nor the block-sparse pattern",
@@ -147,7 +147,7 @@ def least(kinds: Sequence[str], found: Iterable[str]) -> str:
 
 
 def v1_kind(works: bool, plain: bool) -> str:
-    """The word that ``choose_v1`` is told of V1: a key of ``V1_KINDS``."""
+    """The argument ``v1`` of ``choose_v1``: a key of ``V1_KINDS``."""
     return "none" if not works else "plain" if plain else "whole"
 
 
@@ -193,7 +193,7 @@ def _prefix_call(prefix: Prefix) -> Insertion:
 
 
 def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
-    """The call of ``choose_v1``, which is told what the tree would choose, and what its V1 and V2 can do."""
+    """The call of ``choose_v1``, with what the tree would choose, and what its V1 and V2 can do."""
     v1, v2 = v1_kind(v1_runs, decode.plain), "works" if v2_runs or decode.detours else "stub"
     told = (f"{ours}={theirs}" for ours, theirs in decode.arguments.items())
     call = _call("choose_v1", ("TEST", f'v1="{v1}"', f'v2="{v2}"', *told))
@@ -230,7 +230,7 @@ def _notes(decodes: Decodes) -> Iterator[str]:
 
 
 def _import(name: str, module: str = "hooks") -> str:
-    """The import of a hook. It stands in the function: nothing of ours is loaded before it is needed."""
+    """The import of a hook, inside the function: nothing of ours is loaded before it is needed."""
     return f"from {HOOKS}.{module} import {name}\n"
 
 

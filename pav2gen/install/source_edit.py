@@ -1,6 +1,6 @@
-"""The text of a source file of vLLM, and the one change that we make to such a text: lines put in, by libcst.
+"""The text of a source file of vLLM, and the one change that an install makes to it: it inserts lines, by libcst.
 
-Whatever is not put in stays as it is to the byte: BOM, line ends, indentation, comments.
+Everything else stays the same to the byte: BOM, line ends, indentation, comments.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class _Test(cst.CSTTransformer):
 
 
 def _block(suite: cst.BaseSuite) -> cst.IndentedBlock:
-    """A body as a block, also where it stands on the line of the ``def``."""
+    """A body as a block, also where it is on the line of the ``def``."""
     if isinstance(suite, cst.IndentedBlock):
         return suite
     assert isinstance(suite, cst.SimpleStatementSuite)

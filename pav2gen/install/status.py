@@ -19,7 +19,7 @@ from pav2gen.output.tree import DEFAULT_FOLDER
 
 @dataclass(frozen=True)
 class Status:
-    """A tree: what it is, the record of its install (None if there is none), and what is wrong with that, in sentences.
+    """A tree: its kind, the record of its install (None if there is none), and sentences on what is wrong with it.
 
     edited: what someone changed by hand. stale: how it differs from the generated package; None where that is unknown,
     and ``unknown`` says why. library: what the compiled library in it says of itself; empty if there is none.
@@ -42,7 +42,7 @@ class Status:
 def status(path: Path, generated: Path = DEFAULT_FOLDER) -> list[Status]:
     """What is installed in the vLLM trees at ``path``, compared with the package at ``generated``. Writes nothing.
 
-    Raises UserError where there is no tree, or it is not as a vLLM that is known.
+    Raises UserError where there is no tree, or it differs from every known vLLM.
     """
     return [_status(read_tree_state(tree), generated) for tree in find_trees(path)]
 
@@ -85,7 +85,7 @@ def _edited(found: TreeState) -> Iterator[str]:
 
 
 def _stale(record: Record, generated: Path) -> Iterator[str]:
-    """How an install of today would differ."""
+    """How an install of the package as it is now would differ."""
     choice = Choice(() if record.all_specs else tuple(record.specs), record.min_seq_len, record.tests)
     today = package_contents(generated, choice, MODULES)
     for name, entry in today.specs.items():

@@ -1,4 +1,4 @@
-"""What an install left in a tree, against what stands there now: the sources as they were, and what was edited."""
+"""The state of a tree: what an install left in it, the sources without our lines, and what was edited since."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pav2gen.output.disk import Disk
 
 @dataclass(frozen=True)
 class SourceState:
-    """A source file of vLLM: its bytes now, those without our lines, whether our lines are in it.
+    """A source file of vLLM: its bytes now, its bytes without our lines, and whether our lines are in it.
 
     edited: whether it was changed after the install; the changes are then in both.
     """
@@ -35,7 +35,7 @@ class SourceState:
 
 @dataclass(frozen=True)
 class TreeState:
-    """A tree. ``files`` are those in ``pav2/`` now, leftovers of a run and the record left out: path -> sha256."""
+    """The state of a tree. files: path below ``pav2/`` -> sha256, without the record and what runs left behind."""
 
     tree: VllmTree
     record: Record | None
@@ -56,10 +56,10 @@ class TreeState:
 
 
 def read_tree_state(tree: VllmTree) -> TreeState:
-    """What stands in a tree.
+    """The state of a tree.
 
-    Raises UserError where it lacks a file that has to be edited, something cannot be read, the record is broken, or
-    our lines were changed, so that they cannot be told from the rest.
+    Raises UserError where a file to be edited is missing, something cannot be read, the record is broken, or our lines
+    were changed, so that nothing tells them from the rest.
     """
     disk = Disk(tree.pav2, tree.where(PAV2))
     if tree.pav2.is_symlink():
@@ -112,7 +112,7 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
 
 
 def tidy(found: TreeState, files: Collection[str] = ()) -> None:
-    """Remove what runs and kills left in ``pav2/`` where none of ``files`` stands any more, and empty folders."""
+    """Remove what runs and kills left in folders of ``pav2/`` that hold none of ``files``, and empty folders."""
     folders = {os.path.dirname(path) for path in files}
     for path in found.leftovers:
         folder = os.path.dirname(path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pav2gen.errors import UserError
 
-#: What the trial ends with where it cannot be made.
+#: The exit code of a trial that cannot be made.
 NO_TORCH = 9
 SECONDS = 300
 

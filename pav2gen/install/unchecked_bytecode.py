@@ -1,10 +1,10 @@
-"""Whether Python runs what it compiled of a source without a look at the source: then an edit of that has no effect."""
+"""Compiled files that Python runs without a look at their source, so that an edit of the source has no effect."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: In the second word of a compiled file: it is found by the source's hash, and that hash is checked.
+#: Flags in the second word of a compiled file: it belongs to a source by its hash, and Python checks that hash.
 HASHED, CHECKED = 1, 2
 
 

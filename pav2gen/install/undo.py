@@ -1,4 +1,4 @@
-"""``pav2gen uninstall``: a vLLM tree without what was installed, to the byte."""
+"""``pav2gen uninstall``: removes what was installed, so that each byte of the tree is as it was before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pav2gen.output.lock import OnWait, locked, no_wait
 
 @dataclass(frozen=True)
 class Undone:
-    """What was taken out of a tree, or would be; nothing where nothing was installed.
+    """What was removed from a tree, or would be; nothing where nothing was installed.
 
     restored: the sources that are as they were before the install. edited: those that keep what was edited since.
     kept: files in ``pav2/`` that no install put there.

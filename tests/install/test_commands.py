@@ -132,7 +132,7 @@ def test_a_tree_whose_backends_decode_otherwise(vllm: Vllm, run: Run) -> None:
 def test_a_tree_with_no_place_for_the_check_at_load(vllm: Vllm, run: Run) -> None:
     tree = vllm()
     (tree / "vllm" / "attention" / "layer.py").unlink()
-    note = "note: attention/layer.py has no place for check_layer: a shape without a kernel is told at the first call"
+    note = "note: attention/layer.py has no place for check_layer: a missing kernel is reported at the first call"
     assert any(line.startswith(note) for line in lines(run("install", tree, "--dry-run", "--python", ""), tree))
 
 

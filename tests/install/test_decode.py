@@ -44,22 +44,27 @@ FAULTS = (
     (
         "stub",
         "hooks.py",
-        "preferred = prefer_v2(max_seq_len, query.shape[0], **shape)",
-        "preferred = supports(**shape)",
+        "prefer_v2(max_seq_len, query.shape[0], **shape)\n    reason",
+        "supports(**shape)\n    reason",
     ),
     ("stub", "hooks.py", "preferred = prefer_v2(max_seq_len, query", "preferred = not prefer_v2(max_seq_len, query"),
     ("stub", "hooks.py", 'return use_v1 or (v2 == "stub" and max_seq_len <= V1_LIMIT)', "return use_v1"),
     ("stub", "hooks.py", "    if disabled():\n        return use_v1\n", ""),
     ("stub", "hooks.py", "    if disabled():\n        return False\n", ""),
-    ("stub", "hooks.py", "    paged_attention_v2(**call)\n        return True", "    return True"),
-    ("stub", "hooks.py", "call)\n        return True", "call)\n        return False"),
-    ("stub", "hooks.py", '"num_kv_heads": key_cache.shape[1]', '"num_kv_heads": query.shape[1]'),
+    ("stub", "hooks.py", "        paged_attention_v2(**given)\n        return True", "        return True"),
+    ("stub", "hooks.py", "given)\n        return True", "given)\n        return False"),
+    ("stub", "serving.py", '"num_kv_heads": key_cache.shape[1]', '"num_kv_heads": query.shape[1]'),
     ("stub", OPS, "        seq_lens=seq_lens,", "        seq_lens=seq_lens // 2,"),
     ("stub", OPS, "        value_cache=value_cache,", "        value_cache=value_cache + 1,"),
     ("stub", DECODE, "        use_v1 = choose_v1(", "        use_v2 = choose_v1("),
     ("fresh", "hooks.py", 'return use_v1 or (v2 == "stub" and', "return use_v1 or ("),
     ("fresh", "hooks.py", "    if not reason and not prefer_v2(", "    if reason and not prefer_v2("),
-    ("fresh", "hooks.py", "            paged_attention_v2(**call)\n            return True", "            return True"),
+    (
+        "fresh",
+        "hooks.py",
+        "            paged_attention_v2(**given)\n            return True",
+        "            return True",
+    ),
     ("wide", "hooks.py", "if not reason and preferred:", "if False:"),
 )
 #: What decodes without a fault: 300, 1000 and 8193 tokens, and 1000 and 9000 tokens under PAV2_DISABLE=1.
@@ -168,7 +173,7 @@ def subclass_form(vllm: Path) -> None:
 
 def plant(vllm: Path, path: str, old: str, new: str) -> None:
     """A fault in a patched tree."""
-    file = vllm / (f"attention/ops/pav2/{path}" if path == "hooks.py" else path)
+    file = vllm / (path if path in (OPS, DECODE) else f"attention/ops/pav2/{path}")
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))

@@ -133,7 +133,7 @@ def test_another_choice_replaces_the_first(vllm: Vllm, put: Put) -> None:
     everything = checksums(tree)
     put(tree, "alpha", min_seq_len=512, tests=True)
     pav2 = tree / PAV2
-    assert sorted(path.name for path in pav2.iterdir() if path.is_dir()) == ["alpha", "runtime"]
+    assert sorted(path.name for path in pav2.iterdir() if path.is_dir()) == ["alpha", "runtime", "tests"]
     assert {row.split('"')[3] for row in rows(pav2)} == {"alpha"}
     assert all("min_seq_len=512, fixed_partition=0, multiprocessors=16" in row for row in rows(pav2))
     assert (pav2 / "alpha/tests").is_dir()

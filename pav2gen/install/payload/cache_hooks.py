@@ -16,9 +16,9 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
     """Run ``reshape_and_cache`` on ``call``, its arguments by name. False leaves the call to vLLM.
 
     writer: what the tree's own writer can do. "whole" takes every argument; "plain" ignores kv_cache_dtype, or refuses
-    all but "auto"; "none" only raises. A call that it can do is left to it, unless ``always`` (``pav2gen install
-    --writer always``) asks for ours, and also then where no kernel of ours takes it. For any other call ours is the
-    answer, also if that is an error: the operator's own, or what is missing in the package.
+    all but "auto"; "none" only raises. It keeps the calls that it can do. With ``always`` (``pav2gen install --writer
+    always``) ours is tried first for them. All other calls are ours. If no kernel takes such a call, the error of the
+    operator says why.
     """
     if disabled():
         return False
@@ -46,7 +46,7 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
 
 
 def check_writer(kv_cache_dtype: str) -> None:
-    """Raise ValueError if vLLM would fill a cache, whose codes it does not know, by a writer of its own."""
+    """Raise ValueError if a writer of vLLM's own would fill a cache of codes that it does not know."""
     write = getattr(sys.modules.get("vllm._custom_ops"), "reshape_and_cache", None)
     if not foreign_codes(kv_cache_dtype) or write is None or hasattr(write, "__pav2__"):
         return

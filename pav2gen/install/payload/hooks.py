@@ -85,8 +85,8 @@ def serve_v2(*, fallback: bool, **call: Any) -> bool:
     """Run the operator on ``call``, the arguments of ``paged_attention_v2`` by name. False leaves the call to vLLM.
 
     fallback: whether vLLM's own V2 works. It then serves every call that our kernels do not take, and every call that
-    is no longer than their min_seq_len. Without a fallback the operator's own error is the answer; so it is where
-    vLLM's own V2 would compute without what the layer asks for.
+    is no longer than their min_seq_len. Without a fallback, and where vLLM's own V2 would leave out what the layer asks
+    for, the operator raises its own error.
     """
     if disabled():
         return False
@@ -178,8 +178,8 @@ def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any
 def report(shape: dict[str, Any], writer: str, prefix: str) -> None:
     """Log, once for each shape, which operators serve a layer, and what is missing for it.
 
-    writer: what the tree's own writer of the cache can do, as ``serve_write`` is told. prefix: what the tree's own path
-    for a cached prefix does, as ``serve_prefix`` is told. Both are empty where the hooks are not in the tree.
+    writer: what the tree's own writer of the cache can do: the argument of ``serve_write``. prefix: what the tree's own
+    path for a cached prefix does: the argument ``own`` of ``serve_prefix``. Both are empty without these hooks.
     """
     text = " ".join(f"{name}={shape[name]}" for name in shape)
     if without := miss(**shape):

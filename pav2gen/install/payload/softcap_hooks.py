@@ -1,8 +1,8 @@
 """Models with a softcap in a backend that has none, as XFormers: prompts through the cache, by the extend kernels.
 
 Such a backend refuses a softcap when a layer is made, or leaves it out with a warning. With kernels for both, decodes
-and prompts have it. The keys and values of a prompt are in the cache before its attention is computed, so a prompt is a
-sequence of which all tokens are new.
+and prompts have it. The keys and values of a prompt are in the cache before its attention is computed. So a prompt is a
+sequence in which all tokens are new.
 """
 
 from __future__ import annotations
