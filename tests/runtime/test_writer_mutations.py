@@ -61,7 +61,7 @@ FAULTS = [
     Fault("wrong block", CALL, "slots // page,", "(slots + 1) // page,"),
     Fault("negative slot written", CALL, "(slots >= 0) &", "(slots >= -8) &"),
     Fault("slot past the cache written", CALL, " & (slots < num_blocks * page)", ""),
-    Fault("a skipped token written over another", CALL, "torch.where(kept, own, torch", "torch.where(kept | (some > 0), own, torch"),
+    Fault("a skipped token written over another", CALL, "torch.where(kept, own,", "torch.where(kept | (some > 0), own,"),
     Fault("zeros written where all are skipped", KERNEL, "codes[1, -1].copy_(write.value_cache[0, :, :, 0])", "codes[1, -1].zero_()"),
     Fault("grains of a key in reverse", KERNEL, "codes.view(grain), 0, to.rows", "codes.view(grain).flip(2), 0, to.rows"),
     Fault("values transposed", KERNEL, "index_select(codes, 0,", "index_select(codes.transpose(1, 2).reshape(codes.shape), 0,"),

@@ -54,7 +54,7 @@ def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
     some, stand_in = kept.to(torch.int32).max(0, keepdim=True)  # [1]: whether any is kept, and one that is
     slots = torch.where(kept, slots, slots[stand_in] * some)
     own = torch.arange(tokens, device=slots.device)
-    rows = torch.where(kept, own, torch.where(some > 0, stand_in, tokens))
+    rows = torch.where(kept, own, stand_in.masked_fill(some == 0, tokens))
     return Targets(rows, slots // page, slots % page)
 
 
