@@ -17,7 +17,7 @@ from pav2gen.errors import UserError
 from pav2gen.reading.model import scores
 from pav2gen.reading.model.fields import Fields
 from pav2gen.reading.model.heads import head_notes, head_size, num_heads, num_kv_heads, value_size
-from pav2gen.reading.model.layers import layer_notes, uncovered_layers, windows
+from pav2gen.reading.model.layers import layer_notes, uncovered_layers, window_sentences, windows
 from pav2gen.reading.model.length import max_seq_len
 from pav2gen.reading.yaml_file import printable, read_file
 
@@ -30,8 +30,8 @@ class Attention:
     """What a config.json says of a model's attention.
 
     windows: the tokens that layers look back, each number once, None for all of them. scale: the factor of the scores,
-    None where it is ``head_size ** -0.5``. ``uncovered`` has a sentence for each feature that no kernel has, ``notes``
-    one for each other thing to know.
+    None where it is ``head_size ** -0.5``. ``features`` has a sentence for each feature that kernels are built with,
+    ``uncovered`` one for each that no kernel has, ``notes`` one for each other thing to know.
     """
 
     title: str
@@ -47,6 +47,7 @@ class Attention:
     windows: tuple[int | None, ...]
     sinks: bool
     scale: float | None
+    features: tuple[str, ...]
     uncovered: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -74,6 +75,7 @@ def read_attention(path: str | os.PathLike[str]) -> Attention:
         windows=windows(fields, length),
         sinks=scores.sinks(fields),
         scale=scores.scale(fields, size),
+        features=tuple(_features(fields, length)),
         uncovered=tuple(_uncovered(fields, length, size)),
         notes=tuple((*layer_notes(fields), *head_notes(fields, heads), *_scale_note(fields, size))),
     )
@@ -102,13 +104,19 @@ def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
         yield "cross attention to what an encoder has read: only the decoder's attention to itself is served"
     if fields.model_type in ENCODERS and not fields.get("is_decoder"):
         yield "attention of an encoder, to tokens on both sides: it decodes nothing"
-    if fields.get("attn_logit_softcapping", "max_attn_value") is not None:
-        cap = scores.softcap(fields)
-        yield f"a softcap of {cap:g} on the logits" if cap else "a softcap on the logits"
-    if scores.sinks(fields):
-        yield "attention sinks, a learned logit for each head"
+    if fields.get("attn_logit_softcapping", "max_attn_value") is not None and not scores.softcap(fields):
+        yield "a softcap on the logits"
     if value_size(fields, size) != size:
         yield f"heads of V of another size, {value_size(fields, size)}, than those of Q and K"
+
+
+def _features(fields: Fields, length: int) -> Iterator[str]:
+    """A sentence for each feature of the attention that kernels are built with."""
+    yield from window_sentences(fields, length)
+    if cap := scores.softcap(fields):
+        yield f"a softcap of {cap:g} on the logits"
+    if scores.sinks(fields):
+        yield "attention sinks, a learned logit for each head"
 
 
 def _scale_note(fields: Fields, size: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pav2gen.reading.model_config import Attention, read_attention
 from pav2gen.reading.spec_file import DEFAULTS, LONGEST_NAME, RESERVED_NAMES, parse
 from pav2gen.reading.yaml_file import printable
 from pav2gen.runtime.select import MIB
-from pav2gen.wording import flow_list, spelled
+from pav2gen.wording import flow_list, flow_map
 
 RANKS = (1, 2, 4, 8)
 SHORT_MODEL = 8192
@@ -62,17 +62,31 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
     yield "  block_size: [16]  # vLLM's default"
     yield f"  dtype: {_dtypes(attention)}"
     yield "  kv_cache_dtype: [auto]  # add fp8_e4m3 for vLLM's --kv-cache-dtype fp8"
-    features = {"alibi": spelled(attention.alibi), "blocksparse": "[false, true]" if attention.blocksparse else "false"}
-    yield f"features: {{alibi: {features['alibi']}, blocksparse: {features['blocksparse']}}}"
+    yield f"features: {flow_map(_features(attention))}"
     yield "backends: [torch]"
     yield f"dispatch: {{min_seq_len: {_min_seq_len(attention)}, partition: auto}}"
     yield f"limits: {{max_variants: {DEFAULTS['limits.max_variants']}, workspace_mib: {_workspace_mib(attention)}}}"
+
+
+def _features(attention: Attention) -> Iterator[tuple[str, object]]:
+    """The features of the model: those with a choice by layer have a list."""
+    yield "alibi", attention.alibi
+    yield "blocksparse", "[false, true]" if attention.blocksparse else False
+    if attention.softcap is not None:
+        yield "softcap", attention.softcap
+    if attention.windows != (None,):
+        yield "sliding_window", flow_list(attention.windows)
+    if attention.sinks:
+        yield "sinks", True
 
 
 def _head(attention: Attention) -> Iterator[str]:
     """The comments above the keys."""
     yield f"# {attention.title}: made by pav2gen init from its config.json, model type {attention.model_type}."
     yield from (f"# {note[0].upper()}{note[1:]}." for note in attention.notes)
+    if attention.features:
+        yield "# Built as features, which calls name by keyword (docs/modifications.md):"
+        yield from (f"#   {feature}" for feature in attention.features)
     if attention.uncovered:
         yield "# NOT COVERED by any kernel, so do not route these layers to them:"
         yield from (f"#   {feature}" for feature in attention.uncovered)

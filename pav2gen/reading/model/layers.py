@@ -71,8 +71,8 @@ def _window(fields: Fields) -> int | None:
     return int(window) if is_count(window) else None
 
 
-def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """A sentence for each way in which layers look back less far than the context goes."""
+def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
+    """A sentence on the sliding windows of a model, if it has some."""
     kinds = layer_kinds(fields)
     sizes = [size for size in windows(fields, max_seq_len) if size is not None]
     if sizes:
@@ -80,7 +80,12 @@ def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
         where = f"{number} of {len(kinds)} layers" if number else "some or all layers"
         where = "all layers" if sizes and None not in windows(fields, max_seq_len) else where
         sentence = " and ".join(map(str, sizes))
-        yield f"a sliding window of {sentence} tokens, in {where}: right only up to that context"
+        yield f"a sliding window of {sentence} tokens, in {where}"
+
+
+def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
+    """A sentence for each way that no kernel has, in which layers look back less far than the context goes."""
+    kinds = layer_kinds(fields)
     chunk = fields.get("attention_chunk_size")
     if is_count(chunk) and chunk < max_seq_len and (CHUNK in kinds or not kinds):
         where = f"{kinds.count(CHUNK)} of {len(kinds)} layers" if kinds else "some or all layers"
