@@ -77,7 +77,7 @@ class TorchCachePlan:
         Counted in templates/torch/cache.py.j2 and runtime/writer; the generated tests count them.
         """
         encoding = {"auto": 0, "int8": 5, "fp8_e5m2": 12, "fp8_e4m3": 17}[self.variant.kv_cache_dtype]
-        each_chunk = 23 + encoding
+        each_chunk = 22 + encoding
         return 1 + (4 if self.variant.kv_cache_dtype != "auto" else 0) + chunks * each_chunk
 
 

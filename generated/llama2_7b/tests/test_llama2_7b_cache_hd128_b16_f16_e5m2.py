@@ -94,7 +94,7 @@ def test_chunks(kernel, tokens, monkeypatch):
 
 def test_calls_are_as_planned_and_read_nothing_on_the_host(kernel, monkeypatch):
     kernel.in_chunks_of(4, monkeypatch)
-    assert kernel.count_calls(kernel.case(SKIPPED, seed=9)) == 110
+    assert kernel.count_calls(kernel.case(SKIPPED, seed=9)) == 107
 
 
 def test_workspace_of_many_tokens(kernel, monkeypatch):

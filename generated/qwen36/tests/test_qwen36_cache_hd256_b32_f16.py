@@ -86,7 +86,7 @@ def test_chunks(kernel, tokens, monkeypatch):
 
 def test_calls_are_as_planned_and_read_nothing_on_the_host(kernel, monkeypatch):
     kernel.in_chunks_of(4, monkeypatch)
-    assert kernel.count_calls(kernel.case(SKIPPED, seed=9)) == 70
+    assert kernel.count_calls(kernel.case(SKIPPED, seed=9)) == 67
 
 
 def test_workspace_of_many_tokens(kernel, monkeypatch):

@@ -62,7 +62,8 @@ def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
     halves = rounded_halves(values, 3, E4M3_SMALLEST / E4M3_DIVISOR, space)
     magnitudes = torch.bitwise_and(halves, MAGNITUDE, out=space.spare)
     magnitudes.clamp_max_(E4M3_NAN).bitwise_right_shift_(7)  # a float16's NaN is larger than E4M3's
-    codes.copy_(halves.bitwise_right_shift_(8).bitwise_and_(0x80).bitwise_or_(magnitudes))  # with the sign
+    signs = torch.bitwise_and(halves.bitwise_right_shift_(8), 0x80, out=halves)
+    codes.copy_(signs.bitwise_or_(magnitudes))
 
 
 def rounded_halves(values: torch.Tensor, fraction_bits: int, smallest: float, space: Fp8Space) -> torch.Tensor:
