@@ -146,7 +146,8 @@ def _list(node: Node) -> Iterable[Node]:
 def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[tuple[Node, TunedRow]]:
     """The rows of one kernel, each with its place."""
     fields = kernel.fields(*KERNEL_KEYS)
-    axes = fields["key"].fields(Key._fields)
+    optional = tuple(Key._field_defaults)  # features that a file from before them does not name
+    axes = fields["key"].fields([axis for axis in Key._fields if axis not in optional], optional)
     key = Key(**{name: reader_of(AXES[name])(node) for name, node in axes.items()})  # type: ignore[arg-type]
     if key not in built:
         raise fields["key"].fail(f"{spec.name} has no kernel for {key}; {_again(spec)}")

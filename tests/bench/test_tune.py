@@ -170,7 +170,10 @@ def test_figures_of_other_circumstances_are_not_taken_up(selection, clock):
     assert len(clock["log"]) == 6 and not any("resumed" in note for note in outcome.notes)
 
 
-@given(st.dictionaries(st.text(min_size=1), st.dictionaries(st.text(), st.floats(allow_nan=False))), st.integers(0, 40))
+@given(
+    st.dictionaries(st.text(min_size=1), st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False))),
+    st.integers(0, 40),
+)
 def test_a_journal_keeps_what_was_whole(tmp_path_factory, entries, cut):
     path = tmp_path_factory.mktemp("journal") / "a.partial"
     journal = Journal(path, {"device": "a"})

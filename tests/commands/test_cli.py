@@ -130,7 +130,7 @@ class TestConveniences:
         spec = write_spec()
         plain = run("build", spec, "-n").output
         built = run("build", spec, "-v").output
-        assert len(built.splitlines()) == 14 + 2 and built.splitlines()[:14] == plain.splitlines()[:14]
+        assert len(built.splitlines()) == 15 + 2 and built.splitlines()[:15] == plain.splitlines()[:15]
         assert run("build", spec, "-q").output == "" and run("check", "-q").output == ""
         (OUT / "notes.txt").touch()
         assert (run("check", "-q").exit_code, run("check", "-q").output) == (1, "")
