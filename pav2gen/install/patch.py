@@ -62,7 +62,8 @@ class Fork:
     """What a tree is: the family of its operator, its V1 (a key of ``V1_KINDS``), and whether its own V2 works.
 
     writer: what its ``reshape_and_cache`` can do, one of ``WRITER_KINDS``. prefix: what its ``forward_prefix`` does,
-    one of ``PREFIX_KINDS``. Both are empty where the tree has no place for our call.
+    one of ``PREFIX_KINDS``. Both are empty where the tree has no place for our call. refuses_softcap:
+    whether its XFormers backend raises for a softcap, and our call is in front of that.
     """
 
     scales: str
@@ -70,6 +71,7 @@ class Fork:
     v2_works: bool
     writer: str = ""
     prefix: str = ""
+    refuses_softcap: bool = False
 
     def __str__(self) -> str:
         v2 = "V2 works and stays as the fallback" if self.v2_works else "V2 is a stub"
@@ -101,12 +103,14 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
     decodes = _found(parsed[DECODE], find_decode)
     layers = find_layers(parsed[LAYER].tree) if LAYER in parsed else []
     writers, prefixes, missing = _optional(parsed[OPS], parsed[DECODE])
+    refusals = find_refusals(parsed[BACKEND].tree) if BACKEND in parsed and layers else []
     fork = Fork(
         scales=operators[-1].scales,
         v1=v1_kind(works, any(decode.plain for decode in decodes.choices)),
         v2_works=any(operator.works for operator in operators),
         writer=least(WRITER_KINDS, (found.kind for found in writers)),
         prefix=least(PREFIX_KINDS, (found.own for found in prefixes)),
+        refuses_softcap=bool(refusals),
     )
     always = writer == "always"
     writes = [_write_call(found, always) for found in writers if found.kind != "whole" or always]
@@ -118,7 +122,6 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
     }
     if layers:
         patched[LAYER] = insert_lines(parsed[LAYER], [_layer_check(layer, fork) for layer in layers])
-    refusals = find_refusals(parsed[BACKEND].tree) if BACKEND in parsed and layers else []
     if refusals:
         patched[BACKEND] = insert_lines(parsed[BACKEND], [_softcap(function) for function in refusals])
     return PatchedSources(fork, patched, (*_notes(decodes), *missing))

@@ -15,6 +15,15 @@ def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[st
     """
     yield f"cache writes: {_writes(fork.writer, operators.get('cache', 0), writer)}"
     yield f"prefills with a cached prefix: {_prefixes(fork.prefix, operators.get('extend', 0))}"
+    if fork.refuses_softcap:
+        yield f"softcap in the XFormers backend: {_softcap(operators.get('extend', 0))}"
+
+
+def _softcap(kernels: int) -> str:
+    """What becomes of a model with a softcap in a backend that refuses it. kernels: the number of extend kernels."""
+    if not kernels:
+        return "refused when the model loads; no extend kernels are installed"
+    return "decodes and prompts by kernels that have it, else refused when the model loads"
 
 
 def _writes(own: str, kernels: int, writer: str) -> str:

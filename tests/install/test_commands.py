@@ -39,6 +39,7 @@ BACKEND = ", attention/backends/xformers.py"
 SERVED = [
     "  cache writes: the tree's own writer",
     "  prefills with a cached prefix: the tree's own path",
+    "  softcap in the XFormers backend: refused when the model loads; no extend kernels are installed",
 ]
 FORK = "TREE/vllm: float scales, as vLLM 0.5.3 to 0.6; V1 works; V2 works and stays as the fallback"
 
@@ -50,7 +51,7 @@ def test_a_life(vllm: Vllm, run: Run) -> None:
     dry = lines(run("install", tree, "--dry-run", "--python", ""), tree)
     assert dry[0] == FORK
     assert dry[1:3] == ["--- a/vllm/_custom_ops.py", "+++ b/vllm/_custom_ops.py"]
-    summary, edits, threshold, *served = dry[-6:-1]
+    summary, edits, threshold, *served = dry[-7:-1]
     assert served == SERVED
     assert summary.startswith("  would install alpha (2 kernels), beta (2 kernels): ")
     assert summary.endswith(" files in attention/ops/pav2")
@@ -91,7 +92,7 @@ def test_the_options_of_a_choice(vllm: Vllm, run: Run) -> None:
     assert said[1].startswith("  installed alpha (2 kernels): ")
     assert said[3] == "  V2 serves decodes above 512 tokens"
     assert (
-        said[6] == "note: the import was not tried: that Python has no torch; --python names the one that runs the tree"
+        said[7] == "note: the import was not tried: that Python has no torch; --python names the one that runs the tree"
     )
     assert lines(run("status", tree), tree)[1] == (
         "  installed by pav2gen 0.1.0: alpha (2 kernels); min_seq_len 512; with tests"
@@ -104,7 +105,7 @@ def test_the_state_of_an_edited_tree(vllm: Vllm, run: Run) -> None:
     (tree / "vllm/attention/ops/pav2/notes").write_text("mine")
     file = tree / "vllm" / DECODE
     file.write_text(file.read_text() + "# mine\n")
-    assert lines(run("status", tree, "--out", "nowhere", code=1), tree)[4:] == [
+    assert lines(run("status", tree, "--out", "nowhere", code=1), tree)[5:] == [
         "  edited: attention/ops/paged_attn.py was edited since",
         "  edited: attention/ops/pav2/notes is not from pav2gen",
         "  current: unknown; nowhere: holds no generated package; run: pav2gen build specs/NAME.yaml",
