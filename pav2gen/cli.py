@@ -1,6 +1,6 @@
-"""The command line: parse, call, print. What a command does lies in the module that it calls.
+"""The command line: it parses, calls and prints. Each command's work lies in the module that the command calls.
 
-Those modules are imported by the commands that need them, so that ``--help`` answers at once.
+A command imports its module only when it runs, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-#: At most so many lines of each kind of drift.
+#: ``check`` prints at most this many lines for each kind of drift.
 LINES = 20
 
 
 class Failure(click.ClickException):
-    """A user's mistake on its way out: one line, exit code 2."""
+    """A user's mistake, shown as one line with exit code 2."""
 
     exit_code = 2
 
@@ -46,7 +46,7 @@ class Failure(click.ClickException):
 
 
 class CompilerFailure(Failure):
-    """What a compiler said, in its own lines."""
+    """A compiler's messages, line by line as the compiler wrote them."""
 
     def show(self, file: Any = None) -> None:
         """Print the lines to stderr."""
@@ -54,7 +54,7 @@ class CompilerFailure(Failure):
 
 
 def _usage(error: click.UsageError) -> click.ClickException:
-    """A mistake in the words of a command as a Failure; no words at all, which asks for the help, as it is."""
+    """Turn a mistake in a command's arguments into a Failure. The error that shows the help stays as it is."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2
         return error
     command = error.ctx.command_path if error.ctx else "pav2gen"
@@ -62,10 +62,10 @@ def _usage(error: click.UsageError) -> click.ClickException:
 
 
 class Commands(click.Group):
-    """The commands, for which what the user or the system got wrong is an answer, and no text is unprintable."""
+    """The commands. Mistakes and system errors become one-line failures, and any text can be printed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words before the command."""
+        """Read the arguments before the command's name."""
         ctx.meta["words"] = tuple(args)
         try:
             return super().parse_args(ctx, args)
@@ -85,7 +85,7 @@ class Commands(click.Group):
             raise Failure(str(error)) from error
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # the reader went away, which click ends without a word
+                raise  # the reader closed the pipe; click then exits silently
             raise Failure(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)) from error
 
 
@@ -93,7 +93,7 @@ class NonEmptyPath(click.Path):
     """A path that is not empty: ``--out "$UNSET"`` is not the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Turn the word into a path."""
+        """Turn the argument into a path."""
         if value == "":
             self.fail("the path is empty", param, ctx)
         return super().convert(value, param, ctx)
@@ -161,7 +161,7 @@ def main() -> None:
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...", type=PATH)
 @out_option
 @click.option(
-    "--filter", "-f", "filters", multiple=True, metavar="FILTER", help="A slug's glob or axis=value. Repeatable."
+    "--filter", "-f", "filters", multiple=True, metavar="FILTER", help="A glob of names, or axis=value. Repeatable."
 )
 @dry_run_option
 @force_option
@@ -171,8 +171,8 @@ def build(
 ) -> None:
     """Render kernels, tests and the dispatch table from SPEC files.
 
-    Everything is rendered in memory and compared with the disk; what differs is written, in one step. A file that was
-    edited by hand is never overwritten without --force, and a file that is not pav2gen's never removed.
+    Everything is rendered in memory and compared with the disk. Files that differ are written in one step. A file
+    edited by hand is not overwritten without --force. A file that pav2gen did not write is never removed.
 
     \b
     Example:
@@ -213,8 +213,9 @@ def remove(spec: str, out: Path, dry_run: bool, force: bool, verbose: bool, quie
 def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool, quiet: bool) -> None:
     """Compare the generated package with what its SPEC files, by default specs/*.yaml, render to.
 
-    Exits with 1 if anything differs, and prints the commands that put it right. A file is hand-edited, changed (what
-    its spec renders to is), missing, or an orphan (of no spec); a build that was cut short is incomplete.
+    Exits with 1 if anything differs, and prints the commands that repair it. Each file that differs is hand-edited,
+    changed (its spec now renders to another text), missing, or an orphan (it belongs to no spec). A build that was
+    interrupted is incomplete.
 
     \b
     Example:
@@ -234,7 +235,7 @@ def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool,
 @specs_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(specs: tuple[Path, ...], as_json: bool) -> None:
-    """List the variants of SPEC files, by default specs/*.yaml, with what each costs.
+    """List the variants of SPEC files, by default specs/*.yaml, and what each costs.
 
     \b
     Example:
@@ -257,9 +258,9 @@ def list_(specs: tuple[Path, ...], as_json: bool) -> None:
     "--spec", "specs", multiple=True, type=PATH, callback=_default_specs, help="A spec file; default specs/*.yaml."
 )
 def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
-    """Say which kernel serves a key, or what stands against it and what would add it.
+    """Say which kernel serves a key. If none does, say why, and what to add to a spec.
 
-    Without words, say which axes there are, and what they can be.
+    Without arguments, list the axes and their possible values.
 
     \b
     Example:
@@ -277,10 +278,10 @@ def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
 @main.command()
 @click.option("--from", "config", required=True, type=PATH, help="A model's config.json, as on the Hugging Face Hub.")
 @click.option("--out", "-o", type=PATH, help="The spec to write.  [default: specs/NAME.yaml]")
-@click.option("--force", is_flag=True, help="Replace a spec that is there.")
+@click.option("--force", is_flag=True, help="Replace the spec if it exists.")
 @click.option("--schema", metavar="PATH", help="Name this JSON Schema in the first line, for editors.")
 def init(config: Path, out: Path | None, force: bool, schema: str | None) -> None:
-    """Write a first spec for a model, with comments, and say what of its attention no kernel covers.
+    """Write a first spec for a model, with comments. Say which features of its attention no kernel covers.
 
     \b
     Example:
@@ -299,7 +300,7 @@ def init(config: Path, out: Path | None, force: bool, schema: str | None) -> Non
 @main.command()
 @click.option("--out", "-o", type=PATH, help="The file to write.  [default: print it]")
 def schema(out: Path | None) -> None:
-    """Print the JSON Schema of a spec, with which an editor completes and checks specs.
+    """Print the JSON Schema of a spec. Editors use it to complete and check specs.
 
     \b
     Example:
@@ -344,16 +345,18 @@ def doctor(tree: Path | None, python: str, out: Path, as_json: bool) -> None:
 @click.argument("package", type=PATH, default="generated")
 @click.option("--toolchain", type=click.Choice(["corex", "nvcc", "host"]), help="[default: corex if found, else nvcc]")
 @click.option("--arch", help="ivcore10 for a BI-V100, CoreX's default; sm_75 and the like for nvcc.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at the same time.  [default: one a processor]")
-@click.option("--warp-size", type=click.Choice(["32", "64"]), default="64", help="Of the host toolchain.")
-@click.option("--checked", is_flag=True, help="The host toolchain's build that checks and counts every access.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Compilers that run together.  [default: one for each processor]"
+)
+@click.option("--warp-size", type=click.Choice(["32", "64"]), default="64", help="Warp size of the host toolchain.")
+@click.option("--checked", is_flag=True, help="With the host toolchain: check and count every memory access.")
 def compile_(
     package: Path, toolchain: str | None, arch: str | None, jobs: int | None, warp_size: str, checked: bool
 ) -> None:
     """Compile the CUDA kernels of PACKAGE, a generated package, into one library, and print its path.
 
-    The library is kept in the platform's cache folder, by the content of all that goes into it. Inside a fork, where
-    there is no pav2gen: python .../pav2/runtime/library.py
+    The library is kept in the platform's cache folder. Its name is a hash of everything that it is built from. Inside a
+    fork without pav2gen, run: python .../pav2/runtime/library.py
 
     \b
     Example:
@@ -373,7 +376,7 @@ def compile_(
 
 @main.group()
 def simt() -> None:
-    """Run CUDA programs on the CPU, at warp size 64 or 32, and check and count what they read and write.
+    """Run CUDA programs on the CPU, at warp size 64 or 32. Check and count every read and write of memory.
 
     \b
     Example:
@@ -405,7 +408,7 @@ def _say_waiting(holder: str) -> None:
 
 
 def _print_outcome(outcome: Outcome, options: BuildOptions, verbose: bool, quiet: bool) -> None:
-    """What a build did, in a line or two; what a dry run would do, file by file."""
+    """Print what a build did, in a line or two. For a dry run, print what it would do, file by file."""
     if quiet and outcome.refusal:
         raise outcome.refusal
     if quiet:
@@ -434,7 +437,7 @@ def _files(number: int) -> str:
 
 
 def _print_report(report: DriftReport, most: int) -> None:
-    """The drift, kind by kind, at most ``most`` lines of each, then the commands that repair it."""
+    """Print the drift, at most ``most`` lines of each kind, then the commands that repair it."""
     if not report.drifts:
         click.echo(f"{report.shown}: all {report.files} files are current")
         return

@@ -1,4 +1,4 @@
-"""Where tables are printed."""
+"""The console that tables are printed on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def print_table(table: Table) -> None:
-    """Print a table: within the width of a terminal, else a row on each line, however long.
+    """Print a table. On a terminal it fits the width; elsewhere each row is one line of any length.
 
-    It has no colours and no bold letters where NO_COLOR is set to anything.
+    If NO_COLOR is set to any value, the table has no colours and no bold letters.
     """
     from rich.console import Console
 

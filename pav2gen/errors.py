@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake: a sentence, and where to look."""
+"""The one exception for a user's mistake: a message and its place."""
 
 from __future__ import annotations
 

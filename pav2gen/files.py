@@ -1,4 +1,4 @@
-"""Files in general: digests, paths that may be written, and what programs leave behind in a folder."""
+"""Helpers for files: digests, checks of paths, and files that other programs leave in a folder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path, PurePosixPath
 
 from pav2gen.errors import UserError
 
-#: What Python, editors and compilers leave in a folder of sources.
+#: Names of files and folders that Python, editors and compilers leave in a folder of sources.
 LEFTOVER_FOLDERS = frozenset({"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"})
 LEFTOVER_SUFFIXES = frozenset({".pyc", ".pyo", ".so", ".o"})
 
 
 def sha256(content: bytes) -> str:
-    """The sha256 of ``content`` in hexadecimal: how headers, manifests and the journal name bytes."""
+    """The sha256 of ``content`` in hexadecimal, as headers, manifests and the journal write it."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -29,13 +29,13 @@ def checked_path(path: str) -> str:
 
 
 def is_leftover(path: str) -> bool:
-    """Whether ``path`` is something that a run leaves behind: a cache or a compiled file."""
+    """Whether ``path`` is a cache or a compiled file that a run left behind."""
     pure = PurePosixPath(path)
     return pure.suffix in LEFTOVER_SUFFIXES or not LEFTOVER_FOLDERS.isdisjoint(pure.parts)
 
 
 def check_replaceable(path: Path, begins: bytes, what: str) -> None:
-    """Raise UserError unless ``path`` is free, empty, or holds ``what`` (its first bytes are then ``begins``)."""
+    """Raise UserError unless ``path`` is absent, empty, or holds ``what``: a file that starts with ``begins``."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -45,7 +45,7 @@ def check_replaceable(path: Path, begins: bytes, what: str) -> None:
 
 
 def check_output(path: Path, *inputs: Path) -> None:
-    """Raise UserError if ``path``, which a command would write, is one of the files that the command reads."""
+    """Raise UserError if a command would write ``path`` and also reads it."""
     for given in inputs:
         if os.path.realpath(path) == os.path.realpath(given):
             raise UserError("is read by this command, which would replace it; write to another file", str(path))

@@ -1,8 +1,8 @@
-"""JSON that someone may have edited: parsed, then read field by field into values of a known form.
+"""Checked reading of JSON that someone may have edited: parse it, then check each field.
 
-A reader is a function that returns a value as it should be, and raises ValueError with what is wrong. Readers of
-objects and lists are made of the readers of what they hold. Their messages name the place: ``rows[3].test: '5' is not
-one line of text``.
+A reader is a function that checks one value and returns it. It raises ValueError with a message if the value has
+another form. Readers of objects and lists are built from the readers of their items. Their messages name the place:
+``rows[3].test: '5' is not one line of text``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pav2gen.wording import quoted
 
 Reader = Callable[[Any], Any]
 
-#: Numbers and texts are no larger than this: no file of pav2gen comes near it.
+#: Upper bound of numbers and of text lengths. Real files of pav2gen stay far below it.
 LARGEST, LONGEST_TEXT, LONGEST_PROSE = 10**18, 4096, 1 << 20
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -26,7 +26,7 @@ _WORD = re.compile(r"[A-Za-z0-9_./-]{0,256}")
 
 
 def parse_json(content: bytes) -> Any:
-    """The value in ``content``. Raises ValueError for what is not UTF-8, not JSON, or nested too deep to be read."""
+    """The value in ``content``. Raises ValueError if it is not UTF-8, not JSON, or nested too deep."""
     try:
         return json.loads(content.decode(), parse_constant=_no_number)
     except RecursionError:
@@ -38,7 +38,7 @@ def _no_number(name: str) -> None:
 
 
 def seen(value: Any) -> str:
-    """What stands there, in the words of a message: a scalar in quotes."""
+    """``value`` as messages show it: a scalar in quotes."""
     return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else quoted(value)
 
 
@@ -50,7 +50,7 @@ def text(value: Any) -> str:
 
 
 def prose(value: Any) -> str:
-    """A text of any number of lines, of characters that UTF-8 has."""
+    """A text of any number of lines that UTF-8 can encode."""
     if (
         not isinstance(value, str)
         or len(value) > LONGEST_PROSE
@@ -101,7 +101,7 @@ def number(value: Any) -> float:
 
 
 def positive(value: Any) -> float:
-    """A finite number above 0, and no smaller than a billionth."""
+    """A finite number of at least 1e-9."""
     if number(value) < 1e-9:
         raise ValueError(f"{seen(value)} is not a number above 0")
     return value  # type: ignore[no-any-return]
@@ -120,7 +120,7 @@ def positive_whole(value: Any) -> int:
 
 
 def anything(value: Any) -> Any:
-    """A value of any form, which nobody uses."""
+    """A value of any form. Used for fields that pav2gen ignores."""
     return value
 
 
@@ -132,12 +132,12 @@ def scalar(value: Any) -> object:
 
 
 def optional(read: Reader) -> Reader:
-    """null, or what ``read`` reads."""
+    """null, or a value that ``read`` accepts."""
     return lambda value: None if value is None else read(value)
 
 
 def constant(expected: object) -> Reader:
-    """Nothing but ``expected``."""
+    """The value ``expected`` and no other."""
 
     def read(value: Any) -> object:
         if type(value) is not type(expected) or value != expected:
@@ -148,7 +148,7 @@ def constant(expected: object) -> Reader:
 
 
 def items(read: Reader) -> Reader:
-    """A list, as a tuple of what ``read`` reads."""
+    """A list, returned as a tuple. ``read`` checks each item."""
 
     def read_all(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -170,7 +170,7 @@ def pair(first: Reader, second: Reader) -> Reader:
 
 
 def mapping(key: Reader, read: Reader) -> Reader:
-    """An object with any keys that ``key`` reads."""
+    """An object with any keys that ``key`` accepts."""
 
     def read_all(value: Any) -> dict[Any, Any]:
         _check_object(value)
@@ -180,7 +180,7 @@ def mapping(key: Reader, read: Reader) -> Reader:
 
 
 def fields(readers: Mapping[str, Reader], extra: Reader | None = None) -> Reader:
-    """An object with the fields of ``readers``, each of them; others only where ``extra`` reads them."""
+    """An object with all the fields of ``readers``. Other fields are allowed only if ``extra`` reads them."""
 
     def read_all(value: Any) -> dict[str, Any]:
         _check_object(value)
@@ -200,7 +200,7 @@ def _check_object(value: Any) -> None:
 
 
 def _placed(place: str, read: Reader | None, value: Any) -> Any:
-    """What ``read`` reads. An error in it gets the place in front."""
+    """``read`` applied to a value. An error message gets the place in front."""
     assert read is not None
     try:
         return read(value)
@@ -211,7 +211,7 @@ def _placed(place: str, read: Reader | None, value: Any) -> Any:
 
 
 class _Placed(ValueError):
-    """What is wrong, and where below the value that was read."""
+    """A message, and its place relative to the value that was read."""
 
     def __init__(self, place: str, reason: str) -> None:
         self.place, self.reason = place, reason

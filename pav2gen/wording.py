@@ -1,4 +1,4 @@
-"""The words of messages: a quoted value, a list of what there is, the nearest word to a typo."""
+"""Helpers for messages: quote a value, list the choices, suggest the nearest word for a typo."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ LONGEST_QUOTE = 40
 
 
 def quoted(value: object) -> str:
-    """``value`` in single quotes, on one line whatever it holds, shortened to ``LONGEST_QUOTE`` characters."""
+    """``value`` in single quotes, on one line, shortened to ``LONGEST_QUOTE`` characters."""
     text = str(value)
     return repr(text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 3]}...")
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line, whatever it holds: what is not printable is escaped."""
+    """``text`` on one line. Characters that are not printable are escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
@@ -42,7 +42,7 @@ def one_of(choices: Iterable[object]) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A clause that names the nearest of ``choices`` (at least one) to ``word``, or all of them if none is near."""
+    """A clause that names the choice nearest to ``word``, or all choices if none is near. ``choices`` is not empty."""
     known = list(choices)
     near = difflib.get_close_matches(word[:LONGEST_QUOTE].lower(), known, n=1)
     return f"did you mean {near[0]}?" if near else f"write {one_of(known)}"

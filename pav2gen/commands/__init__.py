@@ -1,4 +1,4 @@
-"""The commands, one module each. A command calls the layers below in their order and has no logic of theirs.
+"""The commands, one module each. A command only calls the layers below, in their order.
 
 May import: every other package except ``cli``.
 """

@@ -1,4 +1,4 @@
-"""``pav2gen build`` and ``remove``: from spec files to a generated package, in one step that happens or doesn't."""
+"""``pav2gen build`` and ``remove``: from spec files to a generated package, written in one atomic step."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from pav2gen.wording import did_you_mean, quoted
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What a build may be told. ``on_wait`` is called when another command holds the tree.
+    """Options of a build. ``on_wait`` is called if another command holds the tree.
 
-    ``templates`` are the generator's own unless they are given.
+    ``templates`` default to the generator's own.
     """
 
     out: Path = DEFAULT_FOLDER
@@ -41,7 +41,7 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a build did, or would do if it was a dry run; ``refusal`` is then what would stop it."""
+    """The result of a build or a dry run. ``refusal`` is the error that would stop the build after a dry run."""
 
     shown: str
     kernels: Mapping[str, int]
@@ -56,10 +56,10 @@ class Outcome:
 
 
 def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
-    """Build the specs at ``paths`` into ``options.out``, beside the specs that were built there before.
+    """Build the specs at ``paths`` into ``options.out``. Specs that were built there before stay.
 
-    Raises UserError, with nothing written, for a bad spec, a filter that selects nothing, files that the build would
-    take from someone, and a tree that cannot be read or written.
+    Raises UserError, with nothing written, for a bad spec, a filter that selects nothing, files edited by hand that the
+    build would replace, and a tree that cannot be read or written.
     """
     _check_name(options.out)
     selections = load(paths, options.filters)
@@ -71,19 +71,19 @@ def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
 
 
 def _lock(options: BuildOptions, create: bool = False) -> AbstractContextManager[None]:
-    """The lock of the package: shared for a dry run, which only reads."""
+    """The lock of the package. A dry run only reads, and takes a shared lock."""
     if options.dry_run:
         return shared(options.out, options.on_wait)
     return locked(options.out, options.on_wait, create)
 
 
 def _check_name(out: Path) -> None:
-    """Raise UserError where Python could not import the package by the name of its folder."""
+    """Raise UserError if Python cannot import the package by the name of its folder."""
     name = Path(os.path.realpath(out)).name
     if not _importable(name):
         fit = re.sub(r"\W", "_", name)
         fit = fit if _importable(fit) else f"pav2_{fit}"
-        raise UserError(f"is no name of a Python package, which a generated one is; take {quoted(fit)}", str(out))
+        raise UserError(f"is not a valid name for a Python package; take {quoted(fit)}", str(out))
 
 
 def _importable(name: str) -> bool:
@@ -93,28 +93,30 @@ def _importable(name: str) -> bool:
 def remove(name: str, options: BuildOptions) -> Outcome:
     """Remove a spec's files and its rows in the dispatch table. ``name`` is the spec's, or its file's path.
 
-    Raises UserError as ``build`` does, and where the package has no such spec.
+    Raises UserError as ``build`` does, and if the package has no such spec.
     """
     with _lock(options):
         found = tree.read_tree(options.out)
-        found.sound_manifests()  # the removed spec's manifest must be sound too: it says which files are ours
+        found.sound_manifests()  # the removed spec's manifest must be valid too, because it lists the files to remove
         owner = _owner(name, found)
         return _carry_out(found, [], found.sound_manifests([owner]), options, removed=owner)
 
 
 def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions) -> None:
-    """Raise UserError where parts of specs, as ``--filter`` builds them, would be mixed with whole specs."""
+    """Raise UserError if the build would mix parts of specs (built with ``--filter``) with whole specs."""
     shown = found.disk.shown
     whole = [owner for owner, entry in found.manifests.items() if owner != SHARED and not entry.filter]
     if options.filters and (whole or options.out == DEFAULT_FOLDER):
         holds = f" ({shown} holds {', '.join(sorted(whole))})" if whole else ""
         raise UserError(
-            f"--filter builds a part of a package, which needs a folder of its own{holds}; give it another --out"
+            f"--filter builds a part of a package, which needs a separate folder{holds}; name one with --out"
         )
     for entry in others:
         if entry.filter and not options.filters:
             part = shlex.join(f"--filter={text}" for text in entry.filter)
-            raise UserError(f"holds only a part of {entry.owner} ({part}); give whole specs another --out", shown)
+            raise UserError(
+                f"holds only a part of {entry.owner} ({part}); name another folder for whole specs with --out", shown
+            )
 
 
 def _carry_out(
@@ -135,13 +137,13 @@ def _carry_out(
         kernels={chosen.spec.name: len(chosen.built) for chosen in selections},
         changes=comparison.changes,
         unchanged=comparison.unchanged,
-        notes=(*package.clashes, *(f"{owner} is still incomplete: its build was cut short" for owner in unsettled)),
+        notes=(*package.clashes, *(f"{owner} is still incomplete: its build was interrupted" for owner in unsettled)),
         refusal=refusal,
     )
 
 
 def _owner(name: str, found: Tree) -> str:
-    """The spec that ``name`` stands for: its name, or a path that ends in the name of its file."""
+    """The spec's name. ``name`` is that name, or a path that ends in the name of the spec's file."""
     built = sorted({*found.specs, *found.journal} - {SHARED})
     files = {entry.spec.get("file"): owner for owner, entry in found.manifests.items() if owner != SHARED}
     owner = name if name in built else files.get(Path(name).name, Path(name).stem)

@@ -1,4 +1,4 @@
-"""``pav2gen check``: how a generated package differs from what its specs render to today, and what repairs it."""
+"""``pav2gen check``: how a generated package differs from a rendering of its specs, and the commands to repair it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pav2gen.render.manifest import SHARED
 from pav2gen.render.package import Package, render_package
 from pav2gen.render.templates import Templates
 
-#: The kinds of drift, in the order that they are told.
+#: The kinds of drift, in the order of the report.
 KINDS = ("incomplete", "hand-edited", "changed", "missing", "orphan")
 
 
 @dataclass(frozen=True)
 class Drift:
-    """One way in which the package is not as it should be: a kind, where, and why.
+    """One difference between the package and its specs: its kind, its path, and a note.
 
-    ``owner`` is whose build repairs it (a spec's name, or that of what all specs share), None where no build does.
-    ``blocked`` says that a link or a folder stands there, which no build removes.
+    ``owner`` names the spec (or ``SHARED``) to build for the repair; None if no build repairs it. ``blocked`` says that
+    the path is a link or a folder, which no build removes.
     """
 
     kind: str
@@ -49,8 +49,8 @@ class DriftReport:
 def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftReport:
     """Compare ``options.out`` with what the specs at ``paths`` render to, byte by byte.
 
-    ``whole`` says that these are all the specs there are: then a spec in the package that is not among them is an
-    orphan. Raises UserError for a bad spec and for a tree that cannot be read.
+    ``whole`` says that ``paths`` are all existing specs. Then any other spec in the package is an orphan. Raises
+    UserError for a bad spec and for a tree that cannot be read.
     """
     selections = load(paths)
     names = {chosen.spec.name for chosen in selections}
@@ -72,9 +72,11 @@ def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftRep
 def _drifts(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
     changes = found.compare(package.files).changes
     absent = {owner for owner, files in package.files.items() if _all_new(owner, changes) == len(files)}
-    yield from (Drift("missing", f"{owner}/" if owner else "", "nothing of it is there", owner) for owner in absent)
+    yield from (
+        Drift("missing", f"{owner}/" if owner else "", "all of its files are missing", owner) for owner in absent
+    )
     for owner in _cut_short(found):
-        yield Drift("incomplete", journal.NAME, f"the build of {owner or 'the package'} was cut short", owner)
+        yield Drift("incomplete", journal.NAME, f"the build of {owner or 'the package'} was interrupted", owner)
     for change in changes:
         if change.owner not in absent:
             yield _drift(change, found)
@@ -82,12 +84,12 @@ def _drifts(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _cut_short(found: Tree) -> list[str]:
-    """The specs whose build was cut short, or what they share if that is not known."""
+    """The owners with an interrupted build, or ``SHARED`` if they are not known."""
     return sorted(found.journal.keys() - {SHARED}) or ([SHARED] if found.incomplete else [])
 
 
 def _all_new(owner: str, changes: Iterable[FileChange]) -> int:
-    """The number of an owner's files that are not there."""
+    """The number of an owner's missing files."""
     return sum(change.owner == owner and change.kind == "new" for change in changes)
 
 
@@ -95,7 +97,7 @@ def _drift(change: FileChange, found: Tree) -> Drift:
     """The kind of drift that a build would repair by ``change``."""
     if change.old is None:
         if change.is_manifest:
-            return Drift("incomplete", change.path, "the stamp of a complete build is not there", change.owner)
+            return Drift("incomplete", change.path, "without it the build is not complete", change.owner)
         return Drift("missing", change.path, owner=change.owner)
     if not change.ours:
         if not change.old.is_file:
@@ -108,7 +110,7 @@ def _drift(change: FileChange, found: Tree) -> Drift:
 
 
 def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
-    """What stands in the package and belongs to none of ``package``'s owners."""
+    """Files in the package that belong to no owner of ``package``."""
     strangers = set(found.specs) - package.files.keys()
     if whole:
         yield from (Drift("orphan", f"{name}/", "there is no such spec") for name in strangers)
@@ -120,12 +122,12 @@ def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _is_nobody_s(path: str) -> bool:
-    """Whether a file is of no account: what running leaves, and hidden files and folders, such as .git."""
+    """Whether to ignore a file: it is a leftover of a run, or is hidden or in a hidden folder, such as .git."""
     return is_leftover(path) or any(part.startswith(".") for part in path.split("/"))
 
 
 def _repairs(drifts: Sequence[Drift], selections: Sequence[Selection], shown: str, whole: bool) -> Iterator[str]:
-    """The commands that put right what ``drifts`` says."""
+    """The commands that repair ``drifts``."""
     out = [] if Path(shown) == DEFAULT_FOLDER else ["--out", shown]
     paths = {chosen.spec.name: str(chosen.path) for chosen in selections}
     owners = sorted({drift.owner for drift in drifts if drift.owner is not None})
@@ -136,7 +138,7 @@ def _repairs(drifts: Sequence[Drift], selections: Sequence[Selection], shown: st
     if built or SHARED in owners:
         command = shlex.join(["pav2gen", "build", *(built or [str(selections[0].path)]), *out])
         edited = any(drift.kind == "hand-edited" and not drift.blocked for drift in drifts)
-        yield f"{command} --force  # what was edited by hand is lost" if edited else command
+        yield f"{command} --force  # edits by hand are lost" if edited else command
     gone = {drift.path.rstrip("/") for drift in drifts if drift.owner is None and drift.path.endswith("/")}
     for name in sorted({*gone, *(owner for owner in owners if owner and whole and owner not in paths)}):
         yield shlex.join(["pav2gen", "remove", name, *out])

@@ -1,4 +1,4 @@
-"""Which kernels serve a key, or which rule or axis stands against it, what is nearest, and what would add it."""
+"""``pav2gen explain``: the kernels that serve a key, or the obstacles, the nearest kernel, and edits that add it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Refusal:
-    """A rule that no kernel with the asked values can keep, and its sentence."""
+    """A rule that every kernel with the asked values breaks, and the message."""
 
     rule: AxisRule
     sentence: str
@@ -30,14 +30,14 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What in a spec stands against a query: axes that lack its value, or else exclusions that cover its points."""
+    """Why a spec does not serve a query: axes that lack its value, or else exclusions that cover it."""
 
     spec: Spec
     lacking: tuple[str, ...]
     exclusions: tuple[Exclusion, ...]
 
     def sentence(self, query: Mapping[str, object]) -> str:
-        """What stands against ``query``, and where."""
+        """The obstacle to ``query`` and its place, as a message."""
         if self.lacking:
             axes = (f"{axis} {flow_list(self.spec.axes[axis])} lacks {spelled(query[axis])}" for axis in self.lacking)
             return f"{_file(self.spec)}: {', '.join(axes)}"
@@ -49,7 +49,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class AxisEdit:
-    """The new ``values`` of axes, and the ``line`` that gives them, to write at ``where`` (``file:line`` as it is)."""
+    """An edit of a spec: ``line`` goes to ``where`` (``file:line`` before the edit) and gives axes new ``values``."""
 
     values: Mapping[str, tuple[object, ...]]
     line: str
@@ -58,11 +58,11 @@ class AxisEdit:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer to a query: the kernels that serve it, or what stands against it and what would add it.
+    """The answer to a query: the kernels that serve it, or the obstacles and the edits that would add it.
 
     ``obstacles`` has one entry for each spec, the easiest to overcome first. ``nearest`` is the variant that differs
-    from the query on the fewest axes, and there the least. ``edits`` belong to one spec, and ``command`` builds it;
-    both are empty where a rule stands against the query, or no spec can take it.
+    from the query on the fewest axes, and least on those. ``edits`` belong to one spec, and ``command`` builds it. Both
+    are empty if a rule forbids the query, or if no spec can serve it.
     """
 
     query: Mapping[str, object]
@@ -74,7 +74,7 @@ class Explanation:
     command: str = ""
 
     def lines(self) -> tuple[str, ...]:
-        """The answer as text, a few lines of it."""
+        """The answer as a few lines of text."""
         asked = _pairs(self.query) or "any key"
         if self.served:
             served = (f"  {variant.spec}  {variant.slug}" for variant in self.served)
@@ -99,14 +99,14 @@ class Explanation:
         elif self.command:
             yield f"to add it, exclude less and run  {self.command}"
         elif self.obstacles and not self.refusals:
-            yield "no spec here can take it in; write one for its model: pav2gen init --from config.json"
+            yield "no spec here can be extended to it; write one for its model: pav2gen init --from config.json"
 
 
 def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
-    """Which variants of ``specs`` serve ``query``, or what stands against it and what would add it.
+    """Find the variants of ``specs`` that serve ``query``, or the obstacles and the edits that would add it.
 
-    ``query`` has values of some of ``AXES``, as text or typed; the other axes are free. Raises UserError for an
-    unknown axis, and a value of the wrong type.
+    ``query`` has values for some of ``AXES``, as text or typed. The other axes are free. Raises UserError for an
+    unknown axis, and for a value of the wrong type.
     """
     asked = {axis: read_value(axis, value) for axis, value in query.items()}
     family = [variant for spec in specs for variant in variants(spec)]
@@ -126,7 +126,7 @@ def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
 
 
 def read_query(words: Iterable[str]) -> dict[str, object]:
-    """The query that ``axis=value`` words make. Raises UserError for a word of another form, or an axis given twice."""
+    """The query from words ``axis=value``. Raises UserError for a word of another form, or an axis given twice."""
     query: dict[str, object] = {}
     for word in words:
         axis, equals, value = word.partition("=")
@@ -139,7 +139,7 @@ def read_query(words: Iterable[str]) -> dict[str, object]:
 
 
 def read_value(axis: str, value: object) -> object:
-    """``value`` of ``axis``, typed. Raises UserError for an unknown axis, and where it is of another type."""
+    """``value`` of ``axis``, typed. Raises UserError for an unknown axis or a value of another type."""
     if axis not in AXES:
         raise UserError(f"there is no axis {quoted(axis)}; {did_you_mean(axis, AXES)}")
     found = AXES[axis]
@@ -147,12 +147,12 @@ def read_value(axis: str, value: object) -> object:
 
 
 def differing_axes(query: Mapping[str, object], variant: Variant) -> tuple[str, ...]:
-    """The axes on which ``variant`` has another value than ``query`` asks for."""
+    """The axes on which ``variant`` differs from ``query``."""
     return tuple(axis for axis, value in query.items() if getattr(variant, axis) != value)
 
 
 def _refusals(query: Mapping[str, object]) -> Iterator[Refusal]:
-    """The rules that the values of ``query`` break, whatever its free axes are."""
+    """The rules that ``query`` breaks for all values of its free axes."""
     for rule in RULES:
         if isinstance(rule, AxisRule) and query.keys() >= set(rule.axes):
             sentence = rule.complaint(*(query[axis] for axis in rule.axes))
@@ -161,7 +161,7 @@ def _refusals(query: Mapping[str, object]) -> Iterator[Refusal]:
 
 
 def _obstacle(query: Mapping[str, object], spec: Spec) -> Obstacle:
-    """What in ``spec``, which doesn't serve ``query``, stands against it."""
+    """Why ``spec`` does not serve ``query``."""
     lacking = tuple(axis for axis, value in query.items() if value not in spec.axes[axis])
     if lacking:
         return Obstacle(spec, lacking, ())
@@ -171,16 +171,16 @@ def _obstacle(query: Mapping[str, object], spec: Spec) -> Obstacle:
 
 
 def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float]:
-    """How much an obstacle asks to change: the axes to extend, then how far from what they have."""
+    """A sort key, the size of the change: the number of axes to extend, then the distance from their values."""
     axes = obstacle.spec.axes
     nearest = (min(relative_difference(query[axis], has) for has in axes[axis]) for axis in obstacle.lacking)
     return len(obstacle.lacking), sum(nearest)
 
 
 def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit]:
-    """The lines that put the asked values on the axes that lack them.
+    """The edits that add the asked values to the axes that lack them.
 
-    A section that is not there, or stands in braces, comes whole.
+    A section that is missing, or written in braces, is given as a whole.
     """
     spec, whole = obstacle.spec, dict[str, dict[str, tuple[object, ...]]]()
     for axis in obstacle.lacking:
@@ -203,33 +203,33 @@ def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit
 
 
 def _keys(spec: Spec, section: str) -> list[str]:
-    """The keys of a section, as its file has them."""
+    """The keys of a section, in the file's order."""
     return [path.removeprefix(f"{section}.") for path in spec.places if re.fullmatch(rf"{section}\.\w+", path)]
 
 
 def _values(spec: Spec, key: str) -> str:
-    """What a spec gives for an axis."""
+    """The values of an axis in a spec, as text."""
     values = spec.axes[key]
     return flow_list(values) if len(values) > 1 else spelled(values[0])
 
 
 def _in_braces(spec: Spec, section: str) -> bool:
-    """Whether a section is a mapping in braces: its first value stands on the line of its own key."""
+    """Whether a section is a mapping in braces. Then its first value is on the line of the section's key."""
     return any(spec.places[f"{section}.{key}"] == spec.places[section] for key in _keys(spec, section))
 
 
 def _line(place: str) -> int:
-    """The line of ``file:line``."""
+    """The line number of ``file:line``."""
     return int(place.rpartition(":")[2])
 
 
 def _range(first: str, last: str) -> str:
-    """``file:line``, or ``file:first-last`` of what goes as a whole."""
+    """``file:line``, or ``file:first-last`` for lines that are replaced together."""
     return first if _line(first) == _line(last) else f"{first}-{_line(last)}"
 
 
 def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[AxisEdit]) -> bool:
-    """Whether ``spec`` with ``edits`` keeps every rule and serves ``query``."""
+    """Whether ``spec`` keeps every rule and serves ``query`` after ``edits``."""
     axes = dict(spec.axes)
     for edit in edits:
         axes.update(edit.values)
@@ -242,7 +242,7 @@ def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[AxisEd
 
 
 def _file(spec: Spec) -> str:
-    """The path of a spec's file, as it was loaded."""
+    """The path that a spec was loaded from."""
     return spec.where("").rpartition(":")[0] or spec.file_name
 
 
@@ -252,7 +252,7 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 
 def _named(lines: Iterable[str]) -> Iterator[str]:
-    """The first ``MOST_NAMED`` lines, and how many more there are."""
+    """The first ``MOST_NAMED`` lines, and the number of the others."""
     every = list(lines)
     yield from every[:MOST_NAMED]
     if len(every) > MOST_NAMED:

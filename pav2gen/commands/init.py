@@ -1,4 +1,4 @@
-"""``pav2gen init``: a first spec for a model, written where there is none yet."""
+"""``pav2gen init``: write a first spec for a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pav2gen.reading.model_config import read_attention
 from pav2gen.reading.spec_file import parse
 from pav2gen.render.spec_draft import draft_spec
 
-#: Where specs stand.
+#: The default folder of specs.
 SPECS = Path("specs")
 
 
@@ -25,12 +25,12 @@ class Draft:
 
 
 def init(config: Path, out: Path | None = None, force: bool = False, schema: str | None = None) -> Draft:
-    """Write a spec for the model whose config.json is at ``config`` to ``out``, by default ``specs/NAME.yaml``.
+    """Write a spec to ``out`` (default ``specs/NAME.yaml``) for the model with the config.json at ``config``.
 
     ``schema`` is the path of a JSON Schema that the spec names in its first line, relative to the spec.
 
-    Raises UserError where the config cannot be served, where the file is there already (unless ``force``), and where
-    it cannot be written.
+    Raises UserError if no kernel can serve the config, if the file exists (unless ``force``), or if it cannot be
+    written.
     """
     text = (_schema_line(schema) + draft_spec(config)).encode()
     path = out or SPECS / f"{parse(text, os.fspath(config)).name}.yaml"
@@ -46,9 +46,9 @@ def init(config: Path, out: Path | None = None, force: bool = False, schema: str
 
 
 def _schema_line(schema: str | None) -> str:
-    """The comment by which the YAML language server finds a schema; nothing without one."""
+    """The comment that tells the YAML language server its schema; empty without a schema."""
     if schema is None:
         return ""
     if not schema.strip() or not schema.isprintable():
-        raise UserError("--schema is not a path that a comment can hold; take a printable one")
+        raise UserError("--schema must be a printable path, because a comment contains it")
     return f"# yaml-language-server: $schema={schema}\n"

@@ -1,4 +1,4 @@
-"""``pav2gen list``: every variant of some specs, with what it costs."""
+"""``pav2gen list``: every variant of some specs, and its costs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def entries(selections: Iterable[Selection]) -> list[dict[str, Any]]:
 
 
 def table(listed: Sequence[dict[str, Any]]) -> Table:
-    """The entries as a table: spec, kernel, and a column for each figure that any has."""
+    """The entries as a table: spec, kernel, and a column for each figure that any entry has."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -43,5 +43,5 @@ def table(listed: Sequence[dict[str, Any]]) -> Table:
 
 
 def _cell(figure: object) -> str:
-    """A figure as the table shows it; nothing for one that is not known, or that the kernel does not have."""
+    """A figure as the table shows it; empty if the figure is not known or the kernel does not have it."""
     return "" if figure is None else spelled(figure)

@@ -16,7 +16,7 @@ def schema_text() -> str:
 
 
 def write_schema(path: Path) -> None:
-    """Write the schema to ``path``. Raises UserError where something else stands there, or nothing can be written."""
+    """Write the schema to ``path``. Raises UserError if another kind of file is there, or it cannot be written."""
     check_replaceable(path, f'{{\n  "$schema": "{DIALECT}"'.encode(), "a JSON Schema of pav2gen")
     try:
         path.write_text(schema_text(), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The one table of axes: what each may be, how a spec, a message and a name write its values.
+"""The one table of axes: the values of each axis, and how specs, messages and names write them.
 
-Everything that knows an axis asks this table: the spec and tuning readers, the rules, ``explain``, ``--filter``, names
-of kernels, titles, the bench document, ``init`` and the JSON Schema. To add an axis, add an entry here, its field in
+All code that handles axes uses this table: the spec and tuning readers, the rules, ``explain``, ``--filter``, kernel
+names, titles, the bench document, ``init`` and the JSON Schema. To add an axis, add an entry here, and a field in
 ``runtime.select.Key`` and in ``family.variant.Variant``.
 """
 
@@ -20,10 +20,10 @@ KV_TAGS = {"auto": "", "fp8_e4m3": "_e4m3", "fp8_e5m2": "_e5m2", "int8": "_int8"
 
 PARTITION_SIZES = (64, 128, 256, 512, 1024, 2048)
 
-#: The sections of a spec that hold axes, and what their values are.
+#: The two sections of a spec that hold axes.
 AXES_SECTION, FEATURES_SECTION = "axes", "features"
 
-#: What a value of each type is called in messages.
+#: Each type as messages call it.
 TYPE_NAMES: Mapping[type, str] = {
     int: "a whole number from 0 to 999999999",
     float: "a number",
@@ -38,10 +38,9 @@ class Axis:
 
     ``kind`` is the type of its values; ``nullable`` says that None ("without the feature") is one too. ``allowed``
     holds every value that a kernel can be generated for, empty if a rule decides instead, and ``works`` says the same
-    in words. ``default`` is the tuple of values of a spec that leaves the axis out, None if it may not. ``aliases``
-    are other spellings of values. ``about`` is one sentence for the JSON Schema and ``explain``. ``tag`` makes a
-    value's part of a kernel's name; ``title`` makes its part of a kernel's description, empty for what is not worth
-    telling.
+    in words. ``default`` is the tuple of values for a spec that leaves the axis out, None if the axis is required.
+    ``aliases`` are other spellings of values. ``about`` is one sentence for the JSON Schema and ``explain``. ``tag``
+    makes a value's part of a kernel's name. ``title`` makes a value's part of a kernel's description, and may be empty.
     """
 
     name: str
@@ -62,13 +61,13 @@ class Axis:
         return f"{self.section}.{self.name}"
 
     def has_type(self, value: object) -> bool:
-        """Whether ``value`` has the type of this axis; its range is not looked at."""
+        """Whether ``value`` has the type of this axis. The range is not checked."""
         if value is None:
             return self.nullable
         return type(value) is self.kind or (self.kind is float and type(value) is int)
 
     def parse(self, text: str) -> object:
-        """The value that ``text`` spells, as on a command line. Raises UserError where it spells none."""
+        """The value that ``text`` spells, as on a command line. Raises UserError if ``text`` does not spell a value."""
         text = text.strip()
         if self.nullable and text in ("null", "none", "~"):
             return None
@@ -89,7 +88,7 @@ def _number(prefix: str) -> Callable[[object], str]:
 
 
 def _name_part(value: object) -> str:
-    """A number as it stands in a name: ``50`` for 50.0, ``0p5`` for 0.5."""
+    """A number as names spell it: ``50`` for 50.0, ``0p5`` for 0.5."""
     return str(value).removesuffix(".0").replace(".", "p")
 
 
@@ -203,7 +202,7 @@ _TABLE = (
     Axis(
         "modification",
         str,
-        "The name of one of the spec's modifications of the score or the mask; null is none.",
+        "The name of a modification (of the score or the mask) that the spec defines; null is none.",
         tag=lambda value: "" if value is None else f"_mod_{value}",
         title=lambda value: "" if value is None else str(value),
         default=(None,),
@@ -225,10 +224,10 @@ _TABLE = (
 #: Every axis by its name, in the order in which they name a kernel; the last one varies fastest.
 AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
 
-#: The axes that "24/4 heads of 256" says already.
+#: The axes that the phrase "24/4 heads of 256" covers.
 HEADS = ("head_size", "gqa_ratio")
 
-#: The axes that a call is matched on.
+#: The axes that must match between a call and a kernel.
 KEY_AXES = tuple(name for name in AXES if name != "partition_size")
 
 if Key._fields != KEY_AXES:

@@ -1,4 +1,4 @@
-"""A family of kernels as a spec describes it: the product of its axes, less what it excludes."""
+"""A family of kernels as a spec describes it: the product of its axes without the excluded points."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How a call is routed: above ``min_seq_len`` tokens V2 serves; ``partition`` fixes the partition size, or None.
+    """How calls are routed. Above ``min_seq_len`` tokens V2 serves. ``partition`` fixes the partition size unless None.
 
     host_lengths: whether a PyTorch kernel may read the lengths of a call on a GPU, ``auto`` or ``never``.
     """
@@ -83,10 +83,10 @@ class Limits:
 class Spec:
     """A family of kernels. ``axes`` has the values of every axis of ``family.axes``.
 
-    ``operators`` are those of ``variant.OPERATORS`` that are built. ``cuda`` holds what the spec sets of the layout of
-    CUDA kernels (``cuda_plan.CHOICES``); the rest is planned. ``modifications`` are those that the spec defines, by
-    name. ``places`` says where things stand in the file (``axes.head_size``, ``axes.head_size[0]``,
-    ``model.tensor_parallel[1]``), each as ``file:line``.
+    ``operators`` are those of ``variant.OPERATORS`` that are built. ``cuda`` holds the layout settings of CUDA kernels
+    that the spec fixes (``cuda_plan.CHOICES``); the plan chooses the others. ``modifications`` maps the name of each
+    modification to its definition. ``places`` maps a path (``axes.head_size``, ``axes.head_size[0]``,
+    ``model.tensor_parallel[1]``) to its ``file:line``.
     """
 
     name: str
@@ -107,23 +107,23 @@ class Spec:
 
     @property
     def canonical_path(self) -> str:
-        """The path that headers name, whatever folder the build ran in."""
+        """The path that headers name. It does not depend on the folder that the build ran in."""
         return f"specs/{self.file_name}"
 
     def where(self, *path: str) -> str:
-        """``file:line`` of the first of ``path`` that stands in the file, else the file's name."""
+        """``file:line`` of the first path that the file contains, else the file's name."""
         return next((self.places[name] for name in path if name in self.places), self.file_name)
 
 
 def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
-    """The values of an axis and one more: numbers in ascending order, null first."""
+    """The values of an axis with one value added: null first, then numbers in ascending order."""
     if isinstance(value, str):
         return (*values, value)
     return tuple(sorted((*values, value), key=lambda one: (one is not None, one)))
 
 
 def variants(spec: Spec) -> tuple[Variant, ...]:
-    """Every decode kernel of ``spec`` in the order of its axes: the product, less what its exclusions cover."""
+    """Every decode kernel of ``spec`` in the order of its axes: the product of the axes without the excluded points."""
     return tuple(
         replace(variant, own=spec.modifications.get(variant.modification or ""))
         for variant in expand(spec.name, {axis: spec.axes[axis] for axis in AXES})

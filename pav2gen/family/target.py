@@ -1,4 +1,4 @@
-"""Hardware profiles: the figures that plans are made from, each with its source, or marked unknown."""
+"""Hardware profiles: the figures that plans use. Each figure has its source or is marked unknown."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pav2gen.wording import did_you_mean, one_of, quoted
 class Target:
     """One card. A figure that is not known is None, and ``sources`` says so.
 
-    ``bandwidth_gbps`` is what a copy reaches where that was measured, ``peak_bandwidth_gbps`` what the memory's clock
-    and width allow. ``shared_memory_bytes`` is what a block may use without asking for more. ``load_bytes`` is the
-    width of a thread's load that is thought fastest. ``latency_ns`` is that of a load from memory, from issue to use.
+    ``bandwidth_gbps`` is the measured bandwidth of a copy. ``peak_bandwidth_gbps`` follows from the memory's clock and
+    width. ``shared_memory_bytes`` is the limit of a thread block without opting in to more. ``load_bytes`` is the width
+    in bytes of the load per thread that is believed to be fastest. ``latency_ns`` is the time of a load from memory,
+    from issue to use.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Target:
     latency_ns: float = 600.0
 
     def with_overrides(self, figures: Mapping[str, object]) -> Target:
-        """This card with ``figures`` (names of ``FIGURES``) put in place of its own, as a spec's ``target`` may ask.
+        """This card with some ``figures`` (names of ``FIGURES``) replaced, as a spec's ``target`` may ask.
 
         Raises UserError for a figure that does not exist, or a value of a wrong type or range.
         """
@@ -52,7 +53,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure may be when a spec overrides it: a number from ``low`` to ``high``, or one of ``choices``."""
+    """The values to which a spec may set a figure: a number from ``low`` to ``high``, or one of ``choices``."""
 
     low: float = 0
     high: float = 0
@@ -67,7 +68,7 @@ class Figure:
 
     @property
     def works(self) -> str:
-        """What would work, in words."""
+        """The allowed values, in words."""
         if self.choices:
             return one_of(self.choices)
         return f"a {'whole ' if self.whole else ''}number from {self.low:g} to {self.high:g}"

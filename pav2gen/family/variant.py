@@ -1,6 +1,6 @@
-"""A variant: one point of a family of kernels, of an operator, and every name that derives from it.
+"""A variant: one kernel of a family, for one operator, and all names that derive from its axes.
 
-Nothing ever parses a name back: code that needs an axis reads the field.
+No code parses a name back into axes. Code that needs an axis reads the field.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Point(ABC):
     @property
     @abstractmethod
     def axes(self) -> dict[str, object]:
-        """The value of each axis that the kernel has, in the order in which they name it."""
+        """The value of each axis of the kernel, in the order of its name."""
 
     @property
     @abstractmethod
@@ -91,7 +91,7 @@ class Variant(Point):
     sliding_window: int | None = None
     sinks: bool = False
     modification: str | None = None
-    #: What the spec defines under the name ``modification``.
+    #: The spec's definition of the modification that ``modification`` names.
     own: Modification | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -111,7 +111,7 @@ class Variant(Point):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What its attention has beyond plain attention, in words."""
+        """The kernel's features beyond plain attention, in words."""
         words = (AXES[axis].title(getattr(self, axis)) for axis in FEATURES)
         return tuple(word for word in words if word)
 
@@ -123,7 +123,7 @@ class Variant(Point):
 
 @dataclass(frozen=True)
 class CacheVariant(Point):
-    """One cache writer: what it shares with the decode kernels that read its caches."""
+    """One cache writer. Its axes are those that it shares with the decode kernels that read its caches."""
 
     operator: ClassVar[str] = "cache"
 
@@ -150,7 +150,7 @@ class CacheVariant(Point):
 
 
 def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
-    """The writers of the caches that ``variants`` read, in their order."""
+    """The writers of the caches that ``variants`` read, in the order of ``variants``."""
     fields = ("spec", *CacheKey._fields)
     return tuple(dict.fromkeys(CacheVariant(*(getattr(each, name) for name in fields)) for each in variants))
 
@@ -160,6 +160,6 @@ OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {"de
 
 
 def expand(name: str, axes: Mapping[str, Sequence[object]]) -> tuple[Variant, ...]:
-    """Every point of the product of ``axes``, in the order of ``AXES``; an axis that is not there has its default."""
+    """Every point of the product of ``axes``, in the order of ``AXES``. A missing axis has its default values."""
     values = itertools.product(*(axes.get(axis, known.default or ()) for axis, known in AXES.items()))
     return tuple(Variant(name, **dict(zip(AXES, point, strict=True))) for point in values)  # type: ignore[arg-type]

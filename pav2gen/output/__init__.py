@@ -1,4 +1,4 @@
-"""The generated package on the disk: what stands there, and the one atomic step that changes it.
+"""The generated package on the disk: reads it, and changes it in one atomic step.
 
 May import: ``render`` and everything below it.
 """

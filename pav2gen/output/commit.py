@@ -1,11 +1,11 @@
-"""The one step that writes: all of a build's changes take their places, or none does.
+"""Writes a build in one step: either all of its changes take effect, or none.
 
-New files are written aside first, in a folder beside the journal; then each takes its place by a rename, and a folder
-that is new as a whole by a single one. So a full disk is met while the tree is still as it was. An error or Ctrl-C
-undoes what was done; a build that is killed leaves its journal, from which the next build knows what is ours.
+New files are first written to a folder beside the journal. Then each file is renamed to its place; a folder that is
+entirely new takes a single rename. A full disk is therefore noticed before the tree changes. An error or Ctrl-C undoes
+all changes. A build that is killed leaves its journal, which tells the next build which files are ours.
 
-Only the journal is forced to the disk. To do the same for each file would cost more than all the rest of a build, and
-buy little: what a power cut takes from a file, `check` names and `build --force` renders again.
+Only the journal is synced to the disk. Syncing every file would take longer than the rest of the build and gain little:
+after a power cut, `check` names the damaged files and `build --force` renders them again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pav2gen.output.transaction import Transaction, write_new
 from pav2gen.output.tree import Comparison, FileChange, Tree
 from pav2gen.render.manifest import SHARED
 
-#: What to do where a build failed and could not be undone.
+#: Advice if a build failed and could not be undone.
 REMEDY = "the package is incomplete; run the same build again"
 
 
 def commit(tree: Tree, comparison: Comparison, owners: Collection[str], unsettled: Collection[str]) -> None:
-    """Make the tree as a build of ``owners`` has it. Writes nothing where nothing differs.
+    """Apply the changes of a build of ``owners`` to the tree. Writes nothing if nothing differs.
 
-    The folder of the tree exists and is locked. ``unsettled`` are other owners, whose build was cut short and is not
-    repaired by this one: the journal keeps them. Raises UserError, with everything as it was before, where the tree
-    cannot be written, or someone changed a file of it since it was compared.
+    The folder of the tree exists and is locked. ``unsettled`` are other owners with an interrupted build that this
+    build does not repair; the journal keeps them. Raises UserError, after undoing all changes, if the tree cannot be
+    written, or if someone changed a file after the comparison.
     """
     if comparison.changes or tree.incomplete:
         _Commit(tree, comparison.changes, owners, unsettled).run()
@@ -56,7 +56,7 @@ class _Commit:
         self._moved: list[str] = []
 
     def run(self) -> None:
-        """All the steps: the journal before anything else changes, and its end as the last change."""
+        """Run all steps. Writing the journal is the first change, and removing it is the last."""
         undone = partial(journal.end, self._root, self._tree.journal)
         with Transaction(self._shown, REMEDY, undone) as transaction:
             journal.begin(self._root, journal.merged(self._tree.journal, _entries(self._changes)))
@@ -71,7 +71,7 @@ class _Commit:
             self._finish()
 
     def _shown(self, file: str) -> str:
-        """The name of a file in messages. What is written aside is told as the file that it becomes."""
+        """The name of a file in messages. A file in the folder aside has the name of its final place."""
         path = file.removeprefix(os.fspath(self._root)).removeprefix(f"/{journal.ASIDE}")
         return self._tree.disk.shown + path
 
@@ -96,14 +96,14 @@ class _Commit:
             transaction.place(aside, place, content, old.digest if old else "")
 
     def _finish(self) -> None:
-        """Folders left empty go, then the journal: the last change of a build."""
+        """Remove empty folders, then the journal. That is the last change of a build."""
         journaled = (files for owner, files in self._tree.journal.items() if owner in self._owners)
         removed = {path for path in chain(*journaled)} | {c.path for c in self._changes if c.new is None}
         _tidy(Disk(self._root, self._tree.disk.shown), removed)
         journal.end(self._root, self._unsettled)
 
     def _missing_folder(self, path: str) -> str:
-        """The topmost folder on the way to ``path`` that the tree lacks, empty if it has them all."""
+        """The topmost folder on the way to ``path`` that the tree lacks; empty if the tree has all of them."""
         end = path.find("/")
         while end >= 0:
             folder = f"{self._root}/{path[:end]}"
@@ -116,7 +116,7 @@ class _Commit:
 
 
 def _order(change: FileChange) -> tuple[bool, bool, bool, str]:
-    """New files, then removals, then the manifests, the shared one last: no manifest is ahead of its files."""
+    """Order the changes: new files, removals, manifests, the shared manifest. No manifest is ahead of its files."""
     return (change.is_manifest, change.is_manifest and change.owner == SHARED, change.new is None, change.path)
 
 
@@ -129,7 +129,7 @@ def _entries(changes: Iterable[FileChange]) -> dict[str, dict[str, list[str]]]:
 
 
 def _tidy(disk: Disk, removed: Iterable[str]) -> None:
-    """Drop what Python compiled from files that are gone, and the folders that they leave empty."""
+    """Remove the bytecode of removed files, and folders that become empty."""
     for path in sorted(removed, reverse=True):
         if os.path.lexists(f"{disk.root}/{path}"):
             continue
@@ -146,7 +146,7 @@ def _tidy(disk: Disk, removed: Iterable[str]) -> None:
 
 
 def _is_own_folder(disk: Disk, folder: str) -> bool:
-    """Whether a folder of the tree is there, with no link on the way to it: what lies beyond a link is not ours."""
+    """Whether a folder of the tree exists, and no part of its path is a link. Files beyond a link are not ours."""
     with contextlib.suppress(UserError):
         return disk.has_folder(folder)
     return False

@@ -1,4 +1,4 @@
-"""Reading a generated package off the disk without following links, and the words for what stands in a file's place."""
+"""Reads a generated package from the disk without following links, and names things that are not regular files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from pav2gen.errors import UserError
 from pav2gen.files import sha256
 
-#: A link is not followed, and a pipe is not waited for.
+#: Flags of ``open``: do not follow a link, and do not wait for a pipe.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What stands at a path: the bytes, the mode bits and the owner of a file, or the ``kind`` of something else.
+    """The thing at a path: bytes, mode bits and owner of a regular file, or the ``kind`` of anything else.
 
-    ``owner`` is the numbers of a user and a group.
+    ``owner`` has the numeric ids of the user and the group.
     """
 
     content: bytes = b""
@@ -30,12 +30,12 @@ class OnDisk:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file: anything else is never ours."""
+        """Whether it is a regular file. Anything else is never ours."""
         return self.kind == "a file"
 
     @property
     def digest(self) -> str:
-        """The sha256 of a file's content, empty for anything else."""
+        """The sha256 of a file's content; empty for anything else."""
         return sha256(self.content) if self.is_file else ""
 
 
@@ -48,10 +48,10 @@ class Disk:
         self._folders: dict[str, bool] = {}
 
     def at(self, path: str) -> OnDisk | None:
-        """What stands at ``path``, None for nothing.
+        """The thing at ``path``; None if nothing is there.
 
-        Raises UserError where a symbolic link or a file stands in the place of a folder (what lies beyond a link is
-        not ours to touch), and for what cannot be read.
+        Raises UserError if a folder on the way is a symbolic link or a file, or if the path cannot be read. Files
+        beyond a link are not ours.
         """
         if not self.has_folder(path.rpartition("/")[0]):
             return None
@@ -61,13 +61,13 @@ class Disk:
             raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{path}") from error
 
     def folders(self) -> list[str]:
-        """The names of the folders in the root, sorted, links left out; none if there is no root."""
+        """The names of the folders in the root, sorted, without links. Empty if the root does not exist."""
         if not self.has_folder(""):
             return []
         return sorted(entry.name for entry in self._entries("") if entry.is_dir(follow_symlinks=False))
 
     def walk(self) -> Iterator[str]:
-        """The path of everything below the root that is no folder. Links are not followed.
+        """The paths of everything below the root except folders. Links are not followed.
 
         Raises UserError for a folder that cannot be read.
         """
@@ -89,7 +89,7 @@ class Disk:
             raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{folder}".rstrip("/")) from error
 
     def has_folder(self, folder: str) -> bool:
-        """Whether ``folder`` is there. Raises UserError where a link or a file stands in its place, or above it."""
+        """Whether ``folder`` exists. Raises UserError if it, or a folder above it, is a link or a file."""
         known = self._folders.get(folder)
         if known is None:
             known = self._folders[folder] = self._is_folder(folder)
@@ -106,12 +106,12 @@ class Disk:
             raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{folder}".rstrip("/")) from error
         if stat.S_ISDIR(mode):
             return True
-        kind = "a symbolic link" if stat.S_ISLNK(mode) else "no folder"
+        kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a folder"
         raise UserError(f"is {kind}, and a folder of the package belongs there; remove it", f"{self.shown}/{folder}")
 
 
 def look(file: str) -> OnDisk | None:
-    """What stands at the path ``file``, None for nothing. A link in its place is not followed. Raises OSError."""
+    """The thing at the path ``file``; None if nothing is there. A link is not followed. Raises OSError."""
     try:
         handle = os.open(file, READ)
     except FileNotFoundError:

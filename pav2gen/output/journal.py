@@ -1,7 +1,7 @@
-"""The journal of a build under way: it stands in the tree from before the first change until after the last.
+"""The journal of a running build. It is in the tree from before the first change until after the last.
 
-A build that was killed leaves it behind. It names the bytes that the build found and those it was putting there, so
-that the next build knows both for its own, and repairs the tree without being told to.
+A build that was killed leaves its journal. The journal has the hashes of the old and the new content of each file. The
+next build therefore recognizes both as its own, and repairs the tree without --force.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from pav2gen import json_data
 from pav2gen.output.transaction import write_all
 
-#: The journal, and the folder where a build writes aside, both at the root of the generated package.
+#: The journal, and the folder for new files of a build, both at the root of the generated package.
 NAME = ".pav2gen-build.json"
 ASIDE = ".pav2gen-build"
 
-#: owner -> path below the package's root -> the sha256 of each content that is ours.
+#: owner -> path below the package's root -> the sha256 of each content that belongs to a build.
 Entries = Mapping[str, Mapping[str, Iterable[str]]]
 
 
@@ -31,7 +31,7 @@ _READ = json_data.mapping(
 
 
 def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
-    """What the journal says; nothing if there is none, or if it is not as a build wrote it."""
+    """The entries of the journal; empty if it is missing or no build wrote it."""
     try:
         entries = _READ(json_data.parse_json((root / NAME).read_bytes()))
     except (OSError, ValueError):
@@ -40,14 +40,14 @@ def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def begin(root: Path, entries: Entries) -> None:
-    """Put a journal in place, and an empty folder to write aside in. What an earlier build wrote aside goes."""
+    """Write a journal, and make an empty folder aside. Files that an earlier build left aside are removed."""
     _remove_aside(root)
     os.mkdir(root / ASIDE)
     _write(root, entries)
 
 
 def end(root: Path, entries: Entries) -> None:
-    """Leave a journal of ``entries``, or none if there are none: then that is the last change. What is aside goes."""
+    """Remove the folder aside, and replace the journal by ``entries``. Without entries, remove the journal."""
     if entries:
         _write(root, entries)
     _remove_aside(root)
@@ -56,7 +56,7 @@ def end(root: Path, entries: Entries) -> None:
 
 
 def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
-    """All that any of ``journals`` knows for ours."""
+    """The entries of all ``journals`` together."""
     known: dict[str, dict[str, set[str]]] = {}
     for entries in journals:
         for owner, files in entries.items():
@@ -66,7 +66,7 @@ def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
 
 
 def _write(root: Path, entries: Entries) -> None:
-    """Replace the journal, and force it to the disk: what follows may be cut short by more than a signal."""
+    """Replace the journal, and sync it to the disk: a power cut may interrupt the steps that follow."""
     data = {owner: {path: sorted(digests) for path, digests in files.items()} for owner, files in entries.items()}
     draft = root / ASIDE / NAME
     os.makedirs(draft.parent, exist_ok=True)

@@ -1,6 +1,6 @@
-"""One writer at a time in a folder: a command locks the folder itself, so the environment has no say and no file stays.
+"""Locks a folder: one writer at a time. The lock is on the folder itself, so that no lock file stays behind.
 
-A command that only reads shares the lock with other readers. The system drops the lock of a process that dies.
+Commands that only read share the lock. The system drops the lock of a process that dies.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from pav2gen.errors import UserError
 #: Seconds that a command waits for another one, and seconds between two tries.
 PATIENCE, INTERVAL = 300.0, 0.05
 
-#: Called once, with who holds the folder, before a command waits.
+#: Called once before a command waits, with a description of the process that holds the folder.
 OnWait = Callable[[str], None]
 
 
 def no_wait(holder: str) -> None:
-    """Say nothing while another command holds the folder."""
+    """Wait silently while another command holds the folder."""
 
 
 @contextmanager
 def locked(folder: Path, on_wait: OnWait, create: bool = False) -> Iterator[None]:
-    """Hold ``folder`` alone, to write in it. ``on_wait`` is called once if another command holds it.
+    """Lock ``folder`` exclusively, to write in it. ``on_wait`` is called once if another command holds it.
 
-    ``create`` makes a folder that is missing, with its parents; those that are still empty in the end are removed.
-    Without it, a missing folder is not locked. Raises UserError where the folder cannot be made or locked, and where
-    another command holds it for longer than ``PATIENCE``.
+    ``create`` makes a missing folder and its parents. Those that are still empty at the end are removed. Without
+    ``create``, a missing folder is not locked. Raises UserError if the folder cannot be made or locked, or if another
+    command holds it for longer than ``PATIENCE``.
     """
     path = os.path.realpath(folder)
     made = _make(path, os.fspath(folder)) if create else []
     with _held(path, os.fspath(folder), fcntl.LOCK_EX, on_wait, made if create else None):
         try:
             yield
-        finally:  # before the lock is dropped: another command may be waiting for this very folder
+        finally:  # before the lock is dropped, because another command may wait for this folder
             _remove_empty(made)
 
 
 @contextmanager
 def shared(folder: Path, on_wait: OnWait) -> Iterator[None]:
-    """Hold ``folder`` together with other readers, while no command writes in it. A missing folder is not locked.
+    """Lock ``folder`` together with other readers, so that no command writes in it. A missing folder is not locked.
 
     Raises UserError as ``locked`` does.
     """
@@ -56,9 +56,9 @@ def shared(folder: Path, on_wait: OnWait) -> Iterator[None]:
 
 @contextmanager
 def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | None) -> Iterator[None]:
-    """Hold the folder that ``path`` names. A folder that was removed while we waited for it is made again.
+    """Lock the folder at ``path``. A folder that was removed during the wait is made again.
 
-    ``made`` gathers the folders that were made; None means that none may be.
+    ``made`` collects the folders that are made. None means: make no folders.
     """
     while True:
         handle = _open(path, shown)
@@ -79,21 +79,21 @@ def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | N
 
 
 def _open(path: str, shown: str) -> int | None:
-    """The folder's descriptor; None where there is no folder, which the reader of the tree then tells."""
+    """The folder's descriptor; None if the path is not a folder. The reader of the tree reports that."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except NotADirectoryError:
         if not os.path.lexists(path):
-            return None  # a file stands in the place of a parent
+            return None  # a parent is a file
         raise UserError("is not a folder; name another one", shown) from None
     except OSError as error:
         raise UserError(f"cannot be locked ({error.strerror})", shown) from error
 
 
 def _lock(handle: int, shown: str, kind: int, on_wait: OnWait) -> None:
-    """Lock a folder, waiting for others. Raises UserError where it cannot be locked, or they take too long."""
+    """Lock a folder, after waiting for other commands. Raises UserError if that fails or takes too long."""
     deadline = None
     while True:
         try:
@@ -111,7 +111,7 @@ def _lock(handle: int, shown: str, kind: int, on_wait: OnWait) -> None:
 
 
 def _names(path: str, handle: int) -> bool:
-    """Whether ``path`` still names the folder that was locked."""
+    """Whether the folder at ``path`` is still the one that was locked."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
     except OSError:
@@ -119,7 +119,7 @@ def _names(path: str, handle: int) -> bool:
 
 
 def holder(handle: int) -> str:
-    """Who holds the lock of an open folder, as far as the system tells: ``process 4711 (pav2gen build a.yaml)``."""
+    """The holder of a folder's lock, if the system tells: ``process 4711 (pav2gen build a.yaml)``."""
     status = os.fstat(handle)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
@@ -133,7 +133,7 @@ def holder(handle: int) -> str:
 
 
 def _command(pid: str) -> str:
-    """The words of a process, in brackets; nothing where they are not known."""
+    """The command line of a process, in brackets; empty if it is not known."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except OSError:
@@ -144,9 +144,9 @@ def _command(pid: str) -> str:
 
 
 def _make(path: str, shown: str) -> list[str]:
-    """Make a folder and its missing parents; returns those that were made, the topmost first.
+    """Make a folder and its missing parents. Returns the new folders, the topmost first.
 
-    Raises UserError, with those that were made removed again, where one cannot be made.
+    Raises UserError if a folder cannot be made, after removing the new ones.
     """
     made: list[str] = []
     try:
@@ -162,7 +162,7 @@ def _make(path: str, shown: str) -> list[str]:
 
 
 def _remove_empty(folders: list[str]) -> None:
-    """Remove those of ``folders`` that are empty, the last first."""
+    """Remove the empty ones of ``folders``, the last first."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             if not os.listdir(folder):

@@ -1,8 +1,8 @@
-"""Steps on the disk that are all taken or all undone: what build, install and uninstall write by.
+"""Transactions on the disk: all steps are taken, or all are undone. build, install and uninstall write with them.
 
-Each step notes how it is undone before it is taken; undoing a step that was not taken does no harm. Right before a file
-is replaced or removed it is read again, so that an edit that was saved in the meantime is not lost. Undoing leaves such
-an edit alone too.
+Each step records how to undo it before it is taken. Undoing a step that was not taken is harmless. A file is read again
+right before it is replaced or removed, so that an edit saved in the meantime is not lost. Undoing does not touch such
+an edit either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pav2gen.output.disk import OnDisk, look
 
 
 class _Edited(Exception):
-    """A file is not as the command found it: someone saved it since."""
+    """Someone changed a file after the command read it."""
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -27,16 +27,16 @@ class _Edited(Exception):
 
 
 class Transaction:
-    """Steps that are undone, last first, when the ``with`` block ends in an exception.
+    """Steps that are undone, last first, if the ``with`` block ends in an exception.
 
-    An OSError, and a file that someone changed since the command read it, become a UserError that says what state the
-    files are in.
+    An OSError, or a file that someone changed after the command read it, becomes a UserError. Its message says in which
+    state the files are.
     """
 
     def __init__(self, shown: Callable[[str], str], remedy: str, on_undone: Callable[[], None] = lambda: None) -> None:
-        """``shown`` gives the name that messages have for a path (empty: for all of it).
+        """``shown`` gives the name of a path in messages. It gets an empty path for the folder as a whole.
 
-        ``remedy`` ends the message where not all could be undone. ``on_undone`` is called when all was undone.
+        ``remedy`` ends the message if a step could not be undone. ``on_undone`` is called after all was undone.
         """
         self._shown = shown
         self._remedy = remedy
@@ -50,7 +50,7 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Undo everything if the block failed. Raises UserError as the class says."""
+        """Undo everything if the block failed. Raises UserError as the class describes."""
         if error is None:
             return
         state = "everything is as it was" if self._roll_back() else self._remedy
@@ -77,7 +77,7 @@ class Transaction:
     def place(self, aside: str, file: str, content: bytes, expected: str | None) -> None:
         """Rename ``aside``, which holds ``content``, to ``file``.
 
-        ``expected`` is the sha256 of the file that it replaces, empty for none, None for whatever stands there.
+        ``expected`` is the sha256 of the file that it replaces; empty if there must be no file; None to skip the check.
         """
         old = _checked(file, expected)
         self._undo.append(partial(_put_back, file, aside, old, content))
@@ -89,14 +89,14 @@ class Transaction:
         os.replace(aside, folder)
 
     def remove(self, aside: str, file: str, expected: str | None) -> None:
-        """Remove ``file``; ``expected`` as ``place`` has it. Undoing writes it to ``aside`` first."""
+        """Remove ``file``. ``expected`` is as in ``place``. Undoing writes the content to ``aside`` first."""
         old = _checked(file, expected)
         if old is not None:
             self._undo.append(partial(_put_back, file, aside, old, None))
             os.unlink(file)
 
     def _roll_back(self) -> bool:
-        """Undo every step, last first, also after one that cannot be undone. Returns whether all could be."""
+        """Undo every step, last first, even if one cannot be undone. Returns whether all steps were undone."""
         whole = True
         while self._undo:
             try:
@@ -112,7 +112,7 @@ class Transaction:
 
 
 def write_new(file: str, content: bytes, like: OnDisk | None) -> None:
-    """Write a file that is not there yet, with the mode and owner of ``like``, or those of any new file."""
+    """Write a new file, with the mode and owner of ``like`` if given."""
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         write_all(handle, content)
@@ -126,14 +126,14 @@ def write_new(file: str, content: bytes, like: OnDisk | None) -> None:
 
 
 def write_all(handle: int, content: bytes) -> None:
-    """Write all of ``content``: one call may take less than it was given."""
+    """Write all of ``content``. A single call of ``write`` may write less."""
     view = memoryview(content)
     while view:
         view = view[os.write(handle, view) :]
 
 
 def _checked(file: str, expected: str | None) -> OnDisk | None:
-    """What stands at ``file`` now. Raises _Edited where that is not a file with the sha256 ``expected``."""
+    """The thing at ``file`` now. Raises _Edited if it is not a file with the sha256 ``expected``."""
     there = look(file)
     if there and not there.is_file:
         raise _Edited(file)
@@ -143,7 +143,7 @@ def _checked(file: str, expected: str | None) -> OnDisk | None:
 
 
 def _put_back(file: str, aside: str, old: OnDisk | None, new: bytes | None) -> None:
-    """Restore what stood at ``file`` before ``new``. Raises _Edited where someone saved something else there since."""
+    """Restore the content of ``file`` from before ``new``. Raises _Edited if someone saved other content since."""
     there = look(file)
     if there == old:
         return

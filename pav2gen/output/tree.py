@@ -1,4 +1,4 @@
-"""The generated package as it stands on the disk: what is there, whose it is, and how it differs from a build."""
+"""The generated package on the disk: its files, their owners, and the differences from a build."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pav2gen.render.fileset import FileSet
 from pav2gen.render.manifest import SHARED, Manifest
 from pav2gen.render.manifest_reader import NotAManifest, parse
 
-#: Where a package stands unless ``--out`` says otherwise.
+#: The folder of the package unless ``--out`` names another.
 DEFAULT_FOLDER = Path("generated")
 
 
 @dataclass(frozen=True)
 class FileChange:
-    """A file that a build makes different. ``old`` is None where there is none yet, ``new`` where it is removed.
+    """A file that a build changes. ``old`` is None for a new file; ``new`` is None for a removed file.
 
-    ``digest`` is the sha256 of ``new``, empty without it. ``ours`` is whether the old content is what a build left
-    there, which a build may replace without asking.
+    ``digest`` is the sha256 of ``new``; empty without it. ``ours`` says whether a build wrote the old content; then a
+    build may replace it without --force.
     """
 
     owner: str
@@ -41,19 +41,19 @@ class FileChange:
 
     @property
     def is_manifest(self) -> bool:
-        """Whether it is a MANIFEST.json, which is written when everything else stands."""
+        """Whether it is a MANIFEST.json. Manifests are written after all other files."""
         return self.path == manifest.path_of(self.owner)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A build against the tree: the changes, sorted by path, and the number of files that stay as they are."""
+    """A build compared with the tree: the changes, sorted by path, and the number of unchanged files."""
 
     changes: tuple[FileChange, ...]
     unchanged: int
 
     def refusal(self, shown: str, force: bool) -> UserError | None:
-        """Why the build may not go on: it would take a file from someone (unless ``force``), or a link (always)."""
+        """The error if the build must not replace a file edited by hand (unless ``force``) or a link (always)."""
         taken = [change for change in self.changes if not change.ours]
         for change in taken:
             if change.old and not change.old.is_file:
@@ -63,13 +63,13 @@ class Comparison:
             return None
         files = "1 file" if len(taken) == 1 else f"{len(taken)} files"
         names = ", ".join(change.path for change in taken[:10]) + (", ..." if len(taken) > 10 else "")
-        lost = f"{files} edited or put there by hand would be lost: {names}"
+        lost = f"{files} edited or added by hand would be lost: {names}"
         return UserError(f"{lost}; nothing was written. To replace them, add --force", shown)
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A generated package. ``manifests`` and ``broken`` (why a manifest cannot be trusted) are by owner."""
+    """A generated package. ``manifests`` and ``broken`` map owners to manifests, and to reasons not to trust them."""
 
     disk: Disk
     manifests: Mapping[str, Manifest]
@@ -79,13 +79,13 @@ class Tree:
 
     @property
     def specs(self) -> list[str]:
-        """The names of the specs that were built here, sorted, those with a broken manifest included."""
+        """The names of the specs that were built here, sorted, including those with a broken manifest."""
         return sorted({*self.manifests, *self.broken} - {SHARED})
 
     def sound_manifests(self, except_for: Collection[str] = ()) -> list[Manifest]:
-        """The manifests of the specs here. ``except_for`` names specs that are built anew or removed.
+        """The manifests of the specs here, except those in ``except_for``, which are rebuilt or removed.
 
-        Raises UserError where another manifest is broken or of another version: its rows belong in the dispatch table.
+        Raises UserError if a manifest is broken or of another version, because the dispatch table needs its rows.
         """
         for owner in sorted(self.broken.keys() - {SHARED, *except_for}):
             place = f"{self.disk.shown}/{manifest.path_of(owner)}"
@@ -97,7 +97,7 @@ class Tree:
         return [entry for owner, entry in sorted(self.manifests.items()) if owner not in (SHARED, *except_for)]
 
     def compare(self, package: Mapping[str, FileSet]) -> Comparison:
-        """What ``package`` (each owner's files from now on) changes. Every byte is compared, nothing is taken on trust.
+        """Compare with ``package``, the new files of each owner. Every byte is compared.
 
         Raises UserError as ``Disk.at`` does.
         """
@@ -108,14 +108,16 @@ class Tree:
                 old, new = self.disk.at(path), files.get(path)
                 if old and old.is_file and old.content == new:
                     unchanged += 1
-                elif new is not None or (old and old.is_file):  # else it is gone already, or someone's link or folder
+                elif new is not None or (
+                    old and old.is_file
+                ):  # else the file is gone, or is a link or folder that is not ours
                     ours = old is None or (old.is_file and old.digest in known.get(path, ()))
                     digest = "" if new is None else files.digest(path)
                     changes.append(FileChange(owner, path, old, new, digest, ours))
         return Comparison(tuple(sorted(changes, key=lambda change: change.path)), unchanged)
 
     def known(self, owner: str) -> dict[str, set[str]]:
-        """The contents that are an owner's by its manifest or by a build that was cut short: path -> sha256s."""
+        """The contents that an owner's manifest or an interrupted build recorded: path -> sha256s."""
         known = {path: set(digests) for path, digests in self.journal.get(owner, {}).items()}
         if owner in self.manifests:
             entry = self.manifests[owner]
@@ -124,7 +126,7 @@ class Tree:
         return known
 
     def unsettled(self, owner: str) -> bool:
-        """Whether a build that was cut short left files of ``owner`` that are not as its manifest says."""
+        """Whether an interrupted build left files of ``owner`` that differ from its manifest."""
         entry = self.manifests.get(owner)
         owned = {**entry.owned(), entry.path: entry.digest} if entry else {}
         return any(self._digest(path) != owned.get(path) for path in self.journal.get(owner, ()))
@@ -137,7 +139,7 @@ class Tree:
 def read_tree(out: Path) -> Tree:
     """The tree at ``out``, which need not exist.
 
-    Raises UserError if it is no folder, cannot be read, or holds another package.
+    Raises UserError if it is not a folder, cannot be read, or holds another package.
     """
     disk = Disk(Path(os.path.realpath(out)), os.fspath(out))
     if os.path.lexists(disk.root) and not disk.root.is_dir():
@@ -155,12 +157,12 @@ def read_tree(out: Path) -> Tree:
             continue
         if owner and not manifests[owner].spec and not manifests[owner].unfit:
             where = f"{disk.shown}/{owner}"
-            raise UserError("is a generated package of its own, and cannot stand in another; move it elsewhere", where)
+            raise UserError("is a separate generated package, which cannot be inside another; move it elsewhere", where)
     return Tree(disk, manifests, broken, journal.read_journal(disk.root), incomplete)
 
 
 def _is_incomplete(disk: Disk) -> bool:
-    """Whether a build was cut short. Raises UserError where something else has a name that builds need."""
+    """Whether a build was interrupted. Raises UserError if something else occupies a name that builds need."""
     found = {name: disk.at(name) for name in (journal.NAME, journal.ASIDE)}
     for name, kind in ((journal.NAME, "a file"), (journal.ASIDE, "a folder")):
         standing = found[name]

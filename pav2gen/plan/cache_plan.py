@@ -1,4 +1,4 @@
-"""What a cache writer costs: its buffers and calls in PyTorch, its blocks in CUDA."""
+"""The costs of a cache writer: its buffers and calls in PyTorch, its thread blocks in CUDA."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pav2gen.family.variant import CacheVariant
 from pav2gen.plan.cuda_plan import SCALARS
 from pav2gen.runtime.select import MIB, Row
 
-#: Bytes of workspace: on a CPU a chunk should stay in its caches; on a GPU a chunk costs launches.
+#: Bytes of workspace. On a CPU a chunk should stay in the caches; on a GPU each chunk costs launches.
 CPU_BYTES, GPU_BYTES = 8 * MIB, 14 * MIB
 
-#: What a token takes beside its elements: its slot, row and block as int64, and what they are made from.
+#: Bytes of a token in addition to its elements: slot, row and block as int64, and the temporaries that compute them.
 TOKEN_BYTES = 96
 
-#: Threads of a CUDA block, and the bytes of a page that tokens with neighbouring slots fill at once: a sector.
+#: Threads of a CUDA block. Bytes of a page's row that tokens in neighbouring slots fill together: a sector.
 THREADS, SECTOR = 256, 32
 
-#: Elements between the rows of shared memory: lanes that read down a column find each row in the next bank.
+#: Padding in elements between rows of shared memory. Lanes that read down a column then find each row in another bank.
 PADDING = 4
 
 #: Unsigned types by their bytes, which copy elements bit by bit; and the encoders of runtime/cuda/pav2_encode.cuh.
@@ -62,19 +62,19 @@ class TorchCachePlan:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of workspace for each token, beside those of its heads."""
+        """Bytes of workspace for each token, without those of its heads."""
         return TOKEN_BYTES
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of workspace for each KV head of a token: K and V in float32, what encodes them, and their codes."""
+        """Bytes of workspace for each KV head of a token: K and V in float32, temporaries of the encoder, and codes."""
         of_k_and_v = {"auto": 0, "int8": 8, "fp8_e5m2": 8 + 8 + 4 + 4, "fp8_e4m3": 8 + 8 + 4 + 4}
         return self.variant.head_size * (of_k_and_v[self.variant.kv_cache_dtype] + 3 * self.variant.cache_item_bytes)
 
     def calls(self, chunks: int) -> int:
-        """ATen calls of the writer that are no views, for a call of so many chunks.
+        """ATen calls of the writer that are not views, for a call of ``chunks`` chunks.
 
-        Counted in templates/torch/cache.py.j2 and runtime/writer; the generated tests count them.
+        The numbers follow templates/torch/cache.py.j2 and runtime/writer; the generated tests count the calls.
         """
         encoding = {"auto": 0, "int8": 5, "fp8_e5m2": 12, "fp8_e4m3": 17}[self.variant.kv_cache_dtype]
         each_chunk = 22 + encoding
@@ -99,12 +99,12 @@ class CudaCachePlan:
 
     @property
     def encoder(self) -> str:
-        """What makes codes of numbers: a struct of runtime/cuda/pav2_encode.cuh."""
+        """The encoder of numbers into codes: a struct of runtime/cuda/pav2_encode.cuh."""
         return ENCODERS[self.variant.kv_cache_dtype]
 
     @property
     def tokens(self) -> int:
-        """Tokens of a block: with neighbouring slots they fill a sector of each row of V, or a whole row."""
+        """Tokens of a thread block. In neighbouring slots they fill a sector of each row of V, or a whole row."""
         return min(self.variant.block_size, SECTOR // self.variant.cache_item_bytes)
 
     @property
@@ -119,7 +119,7 @@ class CudaCachePlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory of a block: rows, padded, and slots; the struct is a multiple of 16."""
+        """Bytes of shared memory of a block: padded rows, and slots. The size of the struct is a multiple of 16."""
         rows = self.tokens * (self.variant.head_size + PADDING) * self.variant.cache_item_bytes
         return -(-(-(-rows // 8) * 8 + 8 * self.tokens) // 16) * 16
 

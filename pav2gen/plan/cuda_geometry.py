@@ -1,4 +1,4 @@
-"""How the work of a CUDA thread block lies over its threads."""
+"""The geometry of a CUDA thread block: how its threads share the work."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ WIDEST_WARP = 64
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the work of a thread block lies over its threads.
+    """How the threads of a block share the work.
 
-    threads: of a block.
+    threads: threads of a block.
     heads: query heads of a block.
-    step: tokens whose scores are in shared memory together.
+    step: tokens that have their scores in shared memory together.
     runs: runs of tokens that a warp scores together.
     key_words: 32-bit words of a load of keys.
     value_words: 32-bit words of a load of values.

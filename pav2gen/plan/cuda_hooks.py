@@ -1,4 +1,4 @@
-"""What a CUDA kernel does to a score between the product and the softmax: the text of its two hooks."""
+"""The text of a CUDA kernel's two hooks: they change or mask a score between the product and the softmax."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _INDEX = {"heads": "at.first_head + h", "kv_heads": "at.kv_head"}
 
 
 class Line(NamedTuple):
-    """One step of a hook: an expression in CUDA, and what it is."""
+    """One step of a hook: a CUDA expression and its description."""
 
     text: str
     about: str
 
 
 class Parameter(NamedTuple):
-    """A parameter tensor: its array in shared memory, where its values come from, and where there."""
+    """A parameter tensor: its array in shared memory, the pointer to its values, and the index there."""
 
     array: str
     pointer: str
@@ -69,7 +69,7 @@ class CudaHooks:
 
     @cached_property
     def masks(self) -> tuple[Line, ...]:
-        """A key is attended if all hold."""
+        """A key is attended if all these conditions hold."""
         found = [Line(cuda_text(e.mask_tree, self._names), e.name) for e in self._entries if e.mask_tree]
         if self.variant.blocksparse:
             found.append(Line("attends(a, h, at.kv_head, k, at.length)", "block-sparse"))

@@ -1,4 +1,4 @@
-"""A picture of a CUDA layout: which thread loads what of a page of K and of V. It stands at the head of each source."""
+"""A picture of a CUDA layout: which thread loads which part of a page. It is at the head of each CUDA source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pav2gen.plan.cuda_geometry import WIDEST_WARP, Geometry
 #: A table shows the first two of its rows and columns and the last one. It shows all if they are at most this many.
 ROWS, COLUMNS = 3, 4
 
-#: What stands for the rows or columns that a table leaves out.
+#: The text in place of the rows or columns that a table leaves out.
 ELLIPSIS = "..."
 
 
@@ -55,7 +55,7 @@ def _values(v: Variant, g: Geometry) -> list[str]:
 
 
 def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int], str]) -> list[str]:
-    """A table with a head line; rows and columns in the middle give way to an ellipsis."""
+    """A table with a head line. An ellipsis replaces rows and columns in the middle."""
     across, down = _shown(len(columns), COLUMNS), _shown(len(rows), ROWS)
     lines = [["", *(ELLIPSIS if j is None else columns[j] for j in across)]]
     for i in down:
@@ -68,5 +68,5 @@ def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int
 
 
 def _shown(count: int, most: int) -> list[int | None]:
-    """The indices that a table shows of ``count``; None stands for those left out."""
+    """The indices that a table of ``count`` entries shows. None marks the omitted ones."""
     return list(range(count)) if count <= most else [0, 1, None, count - 1]

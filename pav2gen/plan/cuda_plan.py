@@ -23,14 +23,14 @@ RESIDENT_THREADS = 256
 #: Most accumulators (float32) of a thread that fit without spilling. ptxas for sm_75 reports 252 registers at 142.
 MOST_ACCUMULATORS = 120
 
-#: Bytes in flight that a multiprocessor is planned for if its target's bandwidth is not known.
+#: Bytes in flight to plan for on a multiprocessor if the target's bandwidth is not known.
 ASSUMED_BYTES = 24 << 10
 
-#: Registers of a thread beside its accumulators: addresses, loaded words, unpacked floats, loop counters.
+#: Registers of a thread in addition to its accumulators: addresses, loaded words, unpacked floats, loop counters.
 #: ptxas for sm_75 reports 106 at 48 accumulators; the compiler reuses some where accumulators are many.
 OTHER_REGISTERS = 96
 
-#: Most runs of tokens that a warp scores together. A load of keys of each run is in flight before the first is used.
+#: Most runs of tokens that a warp scores together. A warp issues a load of keys for each run before it uses the first.
 MOST_RUNS = 4
 
 #: Most accumulators of scores in a thread: runs of tokens times query heads.
@@ -42,13 +42,13 @@ UNPACKED_FLOATS = 32
 #: Bytes of a sector of memory, on every target. A load of values reads whole sectors of each row.
 SECTOR = 32
 
-#: Tokens that each warp of a thread block should find in a step, for each run that it scores together.
+#: Tokens of a step for each warp of a thread block and each run that the warp scores together.
 TOKENS_PER_RUN = 16
 
-#: A step of fewer tokens is planned only if no longer one fits: each step costs the block four barriers.
+#: A step of fewer tokens is planned only if no longer step fits, because each step costs the block four barriers.
 SHORT_STEP = 256
 
-#: Grades of bytes in flight for each factor of 2. Plans of one grade are equals: they differ by less than a quarter.
+#: Grades of bytes in flight for each factor of 2. Plans of one grade, which differ by less than a quarter, rank equal.
 GRADES = 3
 
 #: The settings of a spec's ``cuda`` and the values that each may have. ``tokens`` sets ``Geometry.runs``.
@@ -140,7 +140,7 @@ class CudaPlan:
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """What the kernel does to a score between the product and the softmax."""
+        """The hooks: the changes of a score between the product and the softmax."""
         return CudaHooks(self.variant)
 
     @property
@@ -168,7 +168,7 @@ class CudaPlan:
 
     @property
     def saturating_blocks(self) -> int:
-        """Blocks whose loads in flight reach the bandwidth of a multiprocessor."""
+        """The number of blocks that saturate a multiprocessor's bandwidth with their loads in flight."""
         needed = self.occupancy.needed or ASSUMED_BYTES
         return -(-needed * self.occupancy.blocks // max(1, self.occupancy.bytes_in_flight))
 
@@ -204,7 +204,7 @@ def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPla
 
     Each further block of a group reads the cache again. Among the geometries with that many blocks, the plan takes the
     first that keeps enough bytes in flight, else the one that keeps the most. ``choices`` sets some of ``CHOICES``:
-    threads of a block; step, which a shorter partition replaces; tokens (runs), halved until their accumulators fit.
+    threads of a block; step, limited to the partition; tokens (runs), halved until their accumulators fit.
     Raises ValueError if a step is shorter than a page.
     """
     for blocks in range(1, v.gqa_ratio + 1):
@@ -218,8 +218,8 @@ def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) 
     """Plans with ``heads`` query heads in a block, the best first.
 
     Loads as wide as the target's come before wider ones, and steps of ``SHORT_STEP`` or more before shorter ones. Then
-    those that keep enough bytes in flight come before those with fewer. Equals stand by longer steps, then by fewer
-    threads.
+    those that keep enough bytes in flight come before those with fewer. Equal plans are ordered by longer steps, then
+    by fewer threads.
     """
     plans = [CudaPlan(v, g, target) for g in dict.fromkeys(_candidates(v, target, heads, choices))]
     plans = [p for p in plans if p.shared_bytes <= min(SHARED_LIMIT, target.shared_memory_bytes)]
@@ -234,12 +234,12 @@ def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) 
 
 
 def _grade(in_flight: int, needed: int) -> int:
-    """A whole number for the bytes in flight; 0 where they are enough, and GRADES less for each halving."""
+    """The grade of a plan by its bytes in flight: 0 if they are enough, and GRADES lower for each halving."""
     return round(GRADES * math.log2(min(1.0, max(in_flight, 1) / needed)))
 
 
 def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> Iterator[Geometry]:
-    """Geometries whose accumulators fit: the longest step first, then the fewest threads, then whole pages."""
+    """Geometries with accumulators that fit: the longest step first, then the fewest threads, then whole pages."""
     key_words = _key_words(v, target.load_bytes)
     for step in _steps(v, choices.get("step")):
         for threads in _threads(v, target, choices.get("threads")):

@@ -1,6 +1,6 @@
-"""What a variant costs: every derived number of a kernel, computed once, here.
+"""The plan of a variant: every derived number of a kernel. Each number is computed once, here.
 
-Templates hold these numbers as literals, `pav2gen list` shows them, and tests hold the kernels to them.
+Templates write these numbers as literals, `pav2gen list` shows them, and tests check the kernels against them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Plan:
 
     @cached_property
     def cuda(self) -> CudaPlan:
-        """The figures of the CUDA kernel; made when they are asked for."""
+        """The figures of the CUDA kernel. They are computed at the first use."""
         return plan_cuda(self.variant, self.spec.target, self.spec.cuda)
 
     @property
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def formula(self) -> str:
-        """What the softmax is taken of, for the head of a source."""
+        """The argument of the softmax as a formula, for the head of a source."""
         v, text = self.variant, "scale * q[s] K[s]^T"
         if v.softcap is not None:
             text = f"softcap({text})"
@@ -52,7 +52,7 @@ class Plan:
 
     @cached_property
     def rank(self) -> RankShape:
-        """The heads of the rank that this kernel serves: of the smallest tensor-parallel size with its ratio."""
+        """The heads of one rank, for the smallest tensor-parallel size that has this kernel's ratio."""
         model, ratio = self.spec.model, self.variant.gqa_ratio
         ranks = (rank for rank in model.ranks() if rank.gqa_ratio == ratio)
         return next(ranks, RankShape(1, model.num_kv_heads * ratio, model.num_kv_heads))
@@ -63,7 +63,7 @@ class Plan:
         return 2 * self.variant.head_size * self.variant.cache_item_bytes * self.rank.num_kv_heads
 
     def torch_calls(self, num_seqs: int, max_seq_len: int, budget: Budget, *, known: bool = False) -> int:
-        """ATen calls that are no views, for the rank's KV heads and sequences of ``max_seq_len`` tokens each.
+        """ATen calls that are not views, for the rank's KV heads and sequences of ``max_seq_len`` tokens each.
 
         known: whether the host reads the lengths.
         """
@@ -74,7 +74,7 @@ class Plan:
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """What ``pav2gen list`` shows, for one sequence of the model's full length; None for what is not known."""
+        """The figures that ``pav2gen list`` shows, for one sequence of the model's full length. None: not known."""
         tokens = self.spec.model.max_seq_len
         bandwidth = self.spec.target.bandwidth_gbps
         kv_bytes = self.kv_bytes_per_token * tokens
@@ -121,20 +121,20 @@ def plan(variant: Variant, spec: Spec) -> Plan:
 
 
 class Kernel(NamedTuple):
-    """A decode kernel and what it costs: the ``v`` and ``p`` of its templates."""
+    """A decode kernel and its plan: ``v`` and ``p`` in its templates."""
 
     v: Variant
     p: Plan
 
 
 class Writer(NamedTuple):
-    """A cache writer and what it costs: the ``v`` and ``p`` of its templates."""
+    """A cache writer and its plan: ``v`` and ``p`` in its templates."""
 
     v: CacheVariant
     p: CachePlan
 
 
-#: A kernel of some operator.
+#: A kernel of any operator.
 AnyKernel = Kernel | Writer
 
 
@@ -148,5 +148,5 @@ def kernel(point: Point, spec: Spec) -> AnyKernel:
 
 
 def kernels(spec: Spec, points: Iterable[Point]) -> tuple[AnyKernel, ...]:
-    """Each point with its plan, in the order of ``points``: the one tuple that everything is rendered from."""
+    """Each point with its plan, in the order of ``points``. All files are rendered from this tuple."""
     return tuple(kernel(point, spec) for point in points)

@@ -1,6 +1,6 @@
-"""How much of the KV cache a multiprocessor keeps in flight: resident blocks, and the bytes that their loads wait for.
+"""Occupancy of a multiprocessor: its resident blocks, and the bytes of the KV cache that their loads keep in flight.
 
-Little's law: to reach a bandwidth, bandwidth times latency must be in flight.
+Little's law: a bandwidth is reached only with bandwidth times latency bytes in flight.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from pav2gen.family.target import Target
 from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_geometry import Geometry
 
-#: Registers of a thread: a base, one for each accumulator, and one more for each while there are few of them, because
-#: the compiler then overlaps more of the work. ptxas for sm_75 differs by at most 40 for each kernel of the committed
-#: specs; a test holds it to that.
+#: Registers of a thread: a base, and one for each accumulator. The first accumulators count twice, because a compiler
+#: overlaps more of the work while there are few. ptxas for sm_75 differs by at most 40 for each kernel of the
+#: committed specs; a test checks that.
 BASE_REGISTERS, MOST_OVERLAPPED = 56, 40
 
 #: Most registers of a thread that a compiler assigns.
 MOST_REGISTERS = 255
 
-#: What stands in for a figure of a target that is not known: registers and threads of a multiprocessor, as NVIDIA's.
+#: Registers and threads of a multiprocessor if the target's are not known: NVIDIA's figures.
 ASSUMED_REGISTERS, ASSUMED_THREADS = 64 << 10, 2048
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Blocks that are resident on a multiprocessor, and the bytes that they keep in flight.
+    """Resident blocks of a multiprocessor, and the bytes that they keep in flight.
 
-    blocks: resident, of the limit by ``limited_by``. key_bytes, value_bytes: in flight while keys, or values, are read.
-    needed: bytes that the target's bandwidth and latency ask for; None if its bandwidth is not known.
+    blocks: resident blocks. limited_by: the resource that limits them. key_bytes, value_bytes: bytes in flight while
+    keys, or values, are read. needed: bytes that the target's bandwidth and latency ask for; None if its bandwidth is
+    not known.
     """
 
     blocks: int
@@ -39,17 +40,17 @@ class Occupancy:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes in flight in the phase that has fewer."""
+        """Bytes in flight while keys or values are read, whichever is less."""
         return min(self.key_bytes, self.value_bytes)
 
     @property
     def share(self) -> float | None:
-        """Bytes in flight over those needed; 1 or more is enough."""
+        """Bytes in flight divided by the bytes needed. 1 or more is enough."""
         return None if self.needed is None else self.bytes_in_flight / self.needed
 
 
 def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, registers: int | None = None) -> Occupancy:
-    """The occupancy of a kernel. registers: of a thread, as a compiler reports them; by default the estimate."""
+    """The occupancy of a kernel. registers: of a thread, as a compiler reports; by default the estimate."""
     per_thread = estimated_registers(v, g) if registers is None else registers
     limits = {
         "registers": (target.registers_per_multiprocessor or ASSUMED_REGISTERS) // (per_thread * g.threads),
@@ -57,7 +58,7 @@ def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, regist
         "threads": (target.threads_per_multiprocessor or ASSUMED_THREADS) // g.threads,
     }
     limited_by = min(limits, key=lambda name: limits[name])
-    blocks = max(1, limits[limited_by])  # a block that compiles runs
+    blocks = max(1, limits[limited_by])  # at least 1: a block that compiles can run
     key_bytes = g.threads * g.runs * 4 * g.key_words
     value_bytes = rows_per_thread(v, g) * g.threads * 4 * g.value_words
     return Occupancy(blocks, limited_by, blocks * key_bytes, blocks * value_bytes, bytes_needed(target))
@@ -76,9 +77,9 @@ def rows_per_thread(v: Variant, g: Geometry) -> int:
 
 
 def accumulators(v: Variant, g: Geometry) -> int:
-    """The most float32 accumulators that a thread holds: those of scores or of values.
+    """The most float32 accumulators that a thread holds at once.
 
-    Those of values are live while scores are computed if a partition has several steps.
+    If a partition has several steps, the accumulators of values stay live while scores are computed.
     """
     values = rows_per_thread(v, g) * g.heads
     held = values if g.step < v.partition_size else 0
@@ -86,7 +87,7 @@ def accumulators(v: Variant, g: Geometry) -> int:
 
 
 def estimated_registers(v: Variant, g: Geometry) -> int:
-    """Registers of a thread before a kernel is compiled; a multiple of 8, as the hardware assigns them."""
+    """An estimate of a thread's registers before compilation: a multiple of 8, as the hardware assigns them."""
     held = accumulators(v, g)
     estimate = BASE_REGISTERS + held + min(held, MOST_OVERLAPPED)
     return min(MOST_REGISTERS, -(-estimate // 8) * 8)

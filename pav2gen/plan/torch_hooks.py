@@ -1,4 +1,4 @@
-"""What a PyTorch kernel does to the scores between the product and the softmax: the statements of its hooks."""
+"""The statements of a PyTorch kernel's hooks, which change or mask the scores between the product and the softmax."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOT = "space.term{}"
 
 
 class Step(NamedTuple):
-    """One modification: what it is, and its statements."""
+    """One modification: its description and its statements."""
 
     about: str
     text: TorchText
@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class TorchHooks:
-    """The hooks of a kernel. A sliding window has none: the tokens before it are hidden like those past the end."""
+    """The hooks of a kernel. A sliding window needs no hook: tokens before it are masked like tokens past the end."""
 
     variant: Variant
 
@@ -43,23 +43,23 @@ class TorchHooks:
         return {**NAMES, SLOPES: "slopes", **{name: f"{name}_" for name in self._own}}
 
     def _axes(self, entry: Modification) -> Mapping[str, str]:
-        """The axis of each tensor; with a window, the positions of keys differ by sequence."""
+        """The axis of each tensor. With a window, ``k`` has another axis: the positions of keys differ by sequence."""
         return {**entry.tensors, "k": "k by row"} if self.variant.sliding_window else entry.tensors
 
     @cached_property
     def scores(self) -> tuple[Step, ...]:
-        """Each changes the scores in place."""
+        """The steps that change the scores in place."""
         trees = ((e, e.score_tree) for e in self._entries)
         return tuple(Step(e.name, score_text(x, self._names, self._axes(e), SLOT)) for e, x in trees if x)
 
     @cached_property
     def masks(self) -> tuple[Step, ...]:
-        """Each hides keys: its result is True where a key is not attended."""
+        """The steps that mask keys. Each result is True where a key is not attended."""
         trees = ((e, e.mask_tree) for e in self._entries)
         return tuple(Step(e.name, hidden_text(x, self._names, self._axes(e), SLOT)) for e, x in trees if x)
 
     def inputs(self, steps: tuple[Step, ...]) -> dict[str, str]:
-        """Name -> the tensor of the call that it is made from, of what ``steps`` read: parameter tensors."""
+        """The parameter tensors that ``steps`` read: the name of each, and the text of a view of the call's tensor."""
         read = frozenset().union(*(step.text.names for step in steps))
         pointers = {SLOPES: ("slopes", "call.alibi_slopes", "heads")}
         pointers |= {n: (f"{n}_", f"call.tensors[{i}]", axis) for i, (n, axis) in enumerate(self._own.items())}
@@ -70,7 +70,7 @@ class TorchHooks:
         }
 
     def reads(self, steps: tuple[Step, ...], name: str) -> bool:
-        """Whether ``steps`` read a name; len and q stand on the lengths."""
+        """Whether ``steps`` read ``name``. ``len`` and ``q`` need the lengths."""
         return any(name in step.text.names for step in steps)
 
     @property
@@ -80,7 +80,7 @@ class TorchHooks:
 
     @property
     def token_values(self) -> int:
-        """Tensors over tokens alone that a hook allocates; the hooks run one after the other."""
+        """The most tensors over tokens alone that a hook allocates. Hooks run one after the other."""
         return max((sum(step.text.token_values for step in steps) for steps in (self.scores, self.masks)), default=0)
 
     def _calls_of(self, steps: tuple[Step, ...]) -> int:

@@ -1,4 +1,4 @@
-"""What a PyTorch kernel costs: its buffers, its workspace, its calls."""
+"""The costs of a PyTorch kernel: its buffers, its workspace, its calls."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pav2gen.runtime.select import MIB
 from pav2gen.runtime.tiling import Budget, Tiling, partitions_reached
 
 #: Shares of the workspace. On a CPU a chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3:
-#: docs/performance.md); on a GPU it must fill the card, and a chunk costs launches (20 to 30 us each on a BI-V100).
+#: docs/performance.md). On a GPU a chunk must fill the card, and costs launches (20 to 30 us each on a BI-V100).
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 8 * MIB
 GPU_CHUNK_SHARE = 5 / 8
 
-#: Padding, in bytes of chunks, that costs as much time as one more tile: 40 to 50 calls. On a CPU that is about 150 us
-#: (docs/performance.md), on a GPU about 1 ms of launches.
+#: Bytes of padding in a chunk that take as long as one more tile. A tile costs 40 to 50 calls: about 150 us on a CPU
+#: (docs/performance.md), about 1 ms of launches on a GPU.
 CPU_PADDING_BYTES, GPU_PADDING_BYTES = 1 * MIB, 256 * MIB
 
-#: A mask row is repeated until it spans this many bytes: the loop that applies it must be long enough to vectorise.
+#: A mask row is repeated until it spans this many bytes, so that the loop that applies it is long enough to vectorise.
 MASK_SPAN_BYTES = 128
 
 
@@ -37,7 +37,7 @@ class TorchPlan:
 
     @property
     def scaled(self) -> bool:
-        """Whether the cache holds codes of values over a scale."""
+        """Whether the cache holds codes: values divided by a scale."""
         return self.variant.kv_cache_dtype != "auto"
 
     @property
@@ -47,7 +47,7 @@ class TorchPlan:
 
     @property
     def converts(self) -> bool:
-        """Whether the cache holds another type than float32."""
+        """Whether the cache's type is not float32."""
         return self.storage != "float32"
 
     @property
@@ -72,7 +72,7 @@ class TorchPlan:
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of the query, or of the output, of a group in float32."""
+        """Bytes of one group's query, or output, in float32."""
         return self.variant.gqa_ratio * self.variant.head_size * 4
 
     @property
@@ -82,7 +82,7 @@ class TorchPlan:
 
     @property
     def work_bytes(self) -> int:
-        """The buffer of a page that holds its keys in the order of tokens, then its weighted values."""
+        """Bytes of a page's buffer. It holds the keys in the order of tokens, and later the weighted values."""
         return max(self.page_bytes, self.group_bytes)
 
     @cached_property
@@ -116,18 +116,18 @@ class TorchPlan:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token in a tile beside its scores: positions, as int and float; what hooks make of positions."""
+        """Bytes of a token in a tile, without its scores: positions as int and float, and temporaries of hooks."""
         return 13 + 4 * self.hooks.token_values + 4 * bool(self.variant.sliding_window)
 
     def lengths(self, num_seqs: int, longest: int) -> tuple[int, ...]:
-        """What a call of sequences of up to ``longest`` tokens is cut by: with a window, what it reaches."""
+        """The tokens to cut for sequences of up to ``longest`` tokens. With a window, only those that it reaches."""
         partition = self.variant.partition_size
         reached = partition * partitions_reached(longest, partition, self.variant.sliding_window)
         return (min(longest, reached),) * num_seqs
 
     @cached_property
     def cpu(self) -> Budget:
-        """The workspace on a CPU: small, for its caches."""
+        """The workspace on a CPU: small enough for its caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         return self._budget(chunk, min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk), CPU_PADDING_BYTES)
 
@@ -159,10 +159,10 @@ class TorchPlan:
         return kv_heads * (pages * budget.chunk_page + budget.row) + budget.item(pages, kv_heads)
 
     def calls(self, tiling: Tiling) -> int:
-        """ATen calls of the kernel that are no views, for a call that is cut into ``tiling`` and has a scratch.
+        """ATen calls of the kernel that are not views, for a call that is cut into ``tiling`` and has a scratch.
 
-        Counted in templates/torch/kernel.py.j2 and runtime/{call,rows,state,sparse}.py; the generated tests count them.
-        ``tiling.covered`` partitions are written by tiles: where the call has more, two calls clear the others.
+        The numbers follow templates/torch/kernel.py.j2 and runtime/{call,rows,state,sparse}.py; generated tests count
+        the calls. Tiles write ``tiling.covered`` partitions. If the call has more, two calls clear the others.
         """
         v, counts = self.variant, tiling.counts()
         ordered, rounds = tiling.ordered, tiling.ordered and v.dtype != "float32"
@@ -189,5 +189,5 @@ class TorchPlan:
 
 
 def smallest_workspace_bytes(variant: Variant, num_kv_heads: int) -> int:
-    """Bytes of workspace without which the PyTorch kernel cannot hold one partition of all KV heads."""
+    """The smallest workspace in bytes: room for one partition of all KV heads in the PyTorch kernel."""
     return TorchPlan(variant, 0).smallest_workspace(num_kv_heads)

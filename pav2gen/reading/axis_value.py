@@ -1,4 +1,4 @@
-"""A value of an axis, read from YAML as the table of axes says."""
+"""Reads a value of an axis from YAML, by the table of axes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pav2gen.reading.yaml_node import Node
 def reader_of(axis: Axis) -> Callable[[Node], object]:
     """A reader of one value of ``axis``. It raises UserError, with ``file:line``, for a value of another type.
 
-    Rules check the range, so that a message can say more than the type does.
+    The rules check the range, because they can give a better message.
     """
     read = {int: Node.integer, float: Node.number, bool: Node.boolean, str: Node.text}[axis.kind]
 

@@ -1,4 +1,4 @@
-"""The JSON Schema of a spec: what editors complete and check while a spec is written.
+"""The JSON Schema of a spec. Editors use it to complete and check a spec while it is written.
 
 Keys come from ``spec_file.KEYS``, axes from ``family.axes``. The schema checks types, names and ranges. Rules look at
 several values together; ``pav2gen build`` checks them.
@@ -91,7 +91,7 @@ def _value(axis: Axis) -> JsonSchema:
 
 
 def _one_or_many(value: JsonSchema) -> JsonSchema:
-    """A value, or a list of at least one, none of them twice."""
+    """A value, or a list of one or more distinct values."""
     return {"anyOf": [value, {"type": "array", "items": value, "minItems": 1, "uniqueItems": True}]}
 
 
@@ -106,7 +106,7 @@ def _figure(figure: Figure) -> JsonSchema:
 
 
 def _target() -> JsonSchema:
-    """A card by its name, or by the name of its base and the figures that differ."""
+    """A card: its name, or the name of a base card and the figures that differ."""
     name: JsonSchema = {"enum": list(TARGETS)}
     figures = {figure: _figure(FIGURES[figure]) for figure in FIGURES}
     changed = {
@@ -119,7 +119,7 @@ def _target() -> JsonSchema:
 
 
 def _exclusions() -> JsonSchema:
-    """A list of exclusions: values of axes, and why their combination is left out."""
+    """A list of exclusions: values of axes, and the reason to leave out their combination."""
     when = {axis.name: _one_or_many(_value(axis)) for axis in AXES.values()}
     exclusion = {
         "type": "object",

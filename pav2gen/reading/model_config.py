@@ -1,6 +1,6 @@
-"""A model's config.json, as Hugging Face publishes it: what it says of the attention.
+"""Reads the attention of a model from its config.json, as Hugging Face publishes it.
 
-It is read as vLLM reads it (``ModelConfig.get_total_num_kv_heads``, ``_get_and_verify_max_len``), so that both agree.
+The reading follows vLLM (``ModelConfig.get_total_num_kv_heads``, ``_get_and_verify_max_len``), so that both agree.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "deberta", "albert")
 
 @dataclass(frozen=True)
 class Attention:
-    """What a config.json says of a model's attention.
+    """A model's attention, from its config.json.
 
-    windows: the tokens that layers look back, each number once, None for all of them. scale: the factor of the scores,
-    None where it is ``head_size ** -0.5``. ``features`` has a sentence for each feature that kernels are built with,
-    ``uncovered`` one for each that no kernel has, ``notes`` one for each other thing to know.
+    windows: the distinct numbers of tokens that layers look back; None for all tokens. scale: the factor of the
+    scores, None if it is ``head_size ** -0.5``. features: a sentence for each feature that kernels are built with.
+    uncovered: a sentence for each feature that no kernel has. notes: other remarks, a sentence each.
     """
 
     title: str
@@ -53,9 +53,9 @@ class Attention:
 
 
 def read_attention(path: str | os.PathLike[str]) -> Attention:
-    """The attention of the model whose config.json is at ``path``.
+    """The attention of the model with the config.json at ``path``.
 
-    Raises UserError, naming file and key, for what is no such file, and where layers differ in their KV heads.
+    Raises UserError, with file and key, if the file is not a model's config, or if layers differ in their KV heads.
     """
     fields = Fields(_read_json(path), printable(os.fspath(path)))
     heads = num_heads(fields)
@@ -91,9 +91,9 @@ def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UserError("is not JSON: not UTF-8", file) from None
     except (ValueError, RecursionError):
-        raise UserError("is no config.json of a model: it holds a number or a nesting without end", file) from None
+        raise UserError("is not a model's config.json: a number or a nesting in it is too long", file) from None
     if not isinstance(config, dict):
-        raise UserError("is no config.json of a model: it must hold an object", file)
+        raise UserError("is not a model's config.json: it must hold an object", file)
     return config
 
 
@@ -101,13 +101,13 @@ def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
     """A sentence for each feature of the attention that no kernel has."""
     yield from uncovered_layers(fields, length)
     if fields.get("is_encoder_decoder") or fields.get("cross_attention_layers"):
-        yield "cross attention to what an encoder has read: only the decoder's attention to itself is served"
+        yield "cross attention to an encoder's output: kernels serve only the decoder's self-attention"
     if fields.model_type in ENCODERS and not fields.get("is_decoder"):
-        yield "attention of an encoder, to tokens on both sides: it decodes nothing"
+        yield "attention of an encoder, to tokens on both sides: kernels serve only decoding"
     if fields.get("attn_logit_softcapping", "max_attn_value") is not None and not scores.softcap(fields):
         yield "a softcap on the logits"
     if value_size(fields, size) != size:
-        yield f"heads of V of another size, {value_size(fields, size)}, than those of Q and K"
+        yield f"heads of V of size {value_size(fields, size)}, unlike those of Q and K"
 
 
 def _features(fields: Fields, length: int) -> Iterator[str]:
@@ -120,17 +120,17 @@ def _features(fields: Fields, length: int) -> Iterator[str]:
 
 
 def _scale_note(fields: Fields, size: int) -> Iterator[str]:
-    """What to know of the factor of the scores, which a call gives to the kernel."""
+    """A note on the factor of the scores. A call passes that factor to the kernel."""
     if (scale := scores.scale(fields, size)) is not None:
         yield f"the model scales its scores by {scale:.6g}, not by head_size ** -0.5: vLLM passes that to the kernel"
 
 
 def _title(fields: Fields, path: Path) -> str:
-    """What the model is called: by its config, else by the folder of the file."""
+    """The model's name: from its config, else the name of the file's folder."""
     origin = str(fields.get("_name_or_path") or "")
     return _words(Path(origin).name) or _words(path.absolute().parent.name) or "model"
 
 
 def _words(value: object) -> str:
-    """``value`` if it is a text, of characters that need no quoting anywhere."""
+    """``value``, if it is a text, with spaces for characters that need quoting; else an empty text."""
     return re.sub(r"[^A-Za-z0-9._+-]+", " ", value).strip(" ._+-")[:64] if isinstance(value, str) else ""

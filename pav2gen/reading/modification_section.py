@@ -1,4 +1,4 @@
-"""The section ``modifications`` of a spec: each by its name; a mistake in an expression is answered with its column."""
+"""Reads the section ``modifications`` of a spec. The message for a mistake in an expression gives its column."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
 def read_modifications(node: Node) -> dict[str, Modification]:
-    """The modifications of a spec by name. Raises UserError for a mistake in one."""
+    """The modifications of a spec by name. Raises UserError for a mistake in a modification."""
     return {name: _modification(name, child) for name, child in node.fields((), _names(node)).items()}
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    """The names in the section: any of the right form."""
+    """Checks the form of the names in the section."""
     fields = node.value if isinstance(node.value, dict) else {}
     for name, child in fields.items():
         _check_name(child, name, "the name of a modification")

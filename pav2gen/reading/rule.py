@@ -1,4 +1,4 @@
-"""What a rule is: an id and a reason, and how a spec is held against it."""
+"""Rules: each has an id and a reason, and checks a spec."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pav2gen.family.spec import Spec
 from pav2gen.family.variant import Variant
 from pav2gen.wording import flow_map
 
-#: The variants of the spec that is checked, expanded at the first use: rules on its size come before.
+#: Gives the variants of the spec. They are expanded at the first use, after the rules on the family's size.
 Expanded = Callable[[], tuple[Variant, ...]]
 
 
 class Violation(NamedTuple):
-    """What breaks a rule, and where it stands: the first of ``paths`` that is in the file."""
+    """A broken rule: the sentence for the message, and its place, the first of ``paths`` that the file contains."""
 
     sentence: str
     paths: tuple[str, ...]
@@ -24,19 +24,19 @@ class Violation(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """``id`` is stable: messages name it. ``reason`` says why the rule is there, with its source."""
+    """``id`` is stable: messages name it. ``reason`` says why the rule exists, and its source."""
 
     id: str
     reason: str
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The first thing in ``spec`` that breaks the rule, or None."""
+        """The first violation of the rule in ``spec``, or None."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class AxisRule(Rule):
-    """A rule on the value of one axis, or on the values of several together.
+    """A rule on the value of one axis, or on a combination of values of several axes.
 
     ``complaint`` takes a value of each of ``axes``, and returns None or a sentence that says what would work.
     """
@@ -56,12 +56,12 @@ class AxisRule(Rule):
         return None
 
     def _advice(self, point: tuple[object, ...]) -> str:
-        """The entry of ``exclude`` that would remove ``point``, where more than one axis makes it wrong."""
+        """If the rule is on several axes: the entry of ``exclude`` that would remove ``point``, for the message."""
         when = flow_map(zip(self.axes, point, strict=True))
         return f"; or exclude: - {{when: {when}, because: ...}}" if len(point) > 1 else ""
 
     def _paths(self, spec: Spec, value: object) -> tuple[str, ...]:
-        """Where ``value`` of the first axis may stand."""
+        """The paths at which ``value`` of the first axis may be."""
         path = AXES[self.axes[0]].path
         return f"{path}[{spec.axes[self.axes[0]].index(value)}]", path, "axes"
 
@@ -73,5 +73,5 @@ class SpecRule(Rule):
     check: Callable[[Spec, Expanded], Violation | None]
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """What ``check`` finds."""
+        """The violation that ``check`` finds, or None."""
         return self.check(spec, expanded)

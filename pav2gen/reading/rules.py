@@ -1,4 +1,4 @@
-"""What a family of kernels must keep: named rules, each with its reason, and the sentence for who breaks it."""
+"""The rules of a family of kernels. Each has a name, a reason, and a message for a spec that breaks it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, s
 
 
 def check(spec: Spec) -> None:
-    """Raises UserError, with file:line, at the first of ``RULES`` that ``spec`` breaks."""
+    """Check every rule. Raises UserError, with file:line, at the first of ``RULES`` that ``spec`` breaks."""
     expanded = functools.cache(functools.partial(variants, spec))
     for rule in RULES:
         if found := rule.violation(spec, expanded):
@@ -26,7 +26,7 @@ def check(spec: Spec) -> None:
 
 
 def _axis_rule(axis: str, reason: str) -> AxisRule:
-    """A rule that the values of ``axis`` are among those that the table of axes allows."""
+    """The rule that the table of axes allows every value of ``axis``."""
     allowed, works = AXES[axis].allowed, AXES[axis].works
 
     def number(value: int) -> str | None:
@@ -52,7 +52,7 @@ def _whole_blocks(partition_size: int, block_size: int) -> str | None:
 def _whole_groups(head_size: int, kv_cache_dtype: str) -> str | None:
     if kv_cache_dtype == "auto" or head_size % 16 == 0:
         return None
-    return f"head_size {head_size} with {kv_cache_dtype} is no multiple of 16: take kv_cache_dtype auto for it"
+    return f"head_size {head_size} with {kv_cache_dtype} is not a multiple of 16: take kv_cache_dtype auto for it"
 
 
 def _softcap_positive(softcap: float | None) -> str | None:
@@ -92,7 +92,7 @@ def _kv_heads_divide_heads(spec: Spec, expanded: Expanded) -> Violation | None:
     heads, kv_heads = spec.model.num_heads, spec.model.num_kv_heads
     if heads % kv_heads == 0:
         return None
-    return Violation(f"model.num_heads {heads} is no multiple of num_kv_heads {kv_heads}", ("model.num_heads",))
+    return Violation(f"model.num_heads {heads} is not a multiple of num_kv_heads {kv_heads}", ("model.num_heads",))
 
 
 def _ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
@@ -122,7 +122,7 @@ def _exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
             for place, value in enumerate(values):
                 if value not in spec.axes[axis]:
                     hint = did_you_mean(spelled(value), map(spelled, spec.axes[axis]))
-                    has = f"{axis} {flow_list(spec.axes[axis])} does not have {quoted(spelled(value))}"
+                    has = f"{axis} {flow_list(spec.axes[axis])} lacks {quoted(spelled(value))}"
                     path = f"exclude[{index}].when.{axis}"
                     return Violation(f"excludes nothing: {has}; {hint}", (f"{path}[{place}]", path, "exclude"))
     return None
@@ -133,10 +133,10 @@ def _exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
     for index, exclusion in enumerate(spec.exclude):
         rest = tuple(variant for variant in left if not exclusion.covers(variant))
         if len(rest) == len(left):
-            sentence = "excludes nothing that the exclusions above leave; remove it"
+            sentence = "the exclusions above already cover all that this one excludes; remove it"
             return Violation(sentence, (f"exclude[{index}]", "exclude"))
         if not rest:
-            sentence = "with this exclusion nothing is left of the family; exclude less"
+            sentence = "this exclusion removes the last kernels of the family; exclude less"
             return Violation(sentence, (f"exclude[{index}]", "exclude"))
         left = rest
     return None
@@ -175,7 +175,9 @@ def _fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
 
 def _layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
     if spec.cuda and "cuda" not in spec.backends:
-        return Violation("no CUDA kernel is built that this could be for; write backends: [torch, cuda]", ("cuda",))
+        return Violation(
+            "no CUDA kernel is built that could use this setting; write backends: [torch, cuda]", ("cuda",)
+        )
     for name, value in spec.cuda.items():
         if value not in CHOICES[name]:
             return Violation(f"cuda.{name} cannot be {value}; it is {one_of(CHOICES[name])}", (f"cuda.{name}",))
@@ -216,7 +218,7 @@ def _workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | 
     return None
 
 
-#: Every rule, in the order in which a spec is held against them.
+#: Every rule, in the order in which they are checked.
 RULES: tuple[Rule, ...] = (
     SpecRule(
         "kv-heads-divide-heads",
@@ -247,7 +249,7 @@ RULES: tuple[Rule, ...] = (
     ),
     AxisRule(
         "softcap-positive",
-        "a cap of 0 leaves nothing of a score, and a negative one is the positive one",
+        "a cap of 0 turns every score into 0, and a negative cap equals the positive one",
         ("softcap",),
         _softcap_positive,
     ),
@@ -259,7 +261,7 @@ RULES: tuple[Rule, ...] = (
     ),
     SpecRule(
         "modification-defined",
-        "a kernel calculates what the spec defines, and what it defines is built",
+        "a kernel needs the definition of its modification, and a definition without a kernel has no use",
         _modifications_defined,
     ),
     SpecRule(
@@ -279,17 +281,17 @@ RULES: tuple[Rule, ...] = (
     ),
     SpecRule(
         "exclusion-on-axes",
-        "an exclusion of what is not there is a typo, or left over",
+        "an exclusion of a value that the axis lacks is a typo or a leftover",
         _exclusions_on_axes,
     ),
     SpecRule(
         "exclusion-excludes",
-        "an exclusion without effect is a mistake, or hides one",
+        "an exclusion without effect is a mistake or hides a mistake",
         _exclusions_exclude,
     ),
     AxisRule(
         "whole-blocks",
-        "a partition begins at the beginning of a page, so that each page is read by one block",
+        "a partition begins at the beginning of a page, so that one thread block reads each page",
         ("partition_size", "block_size"),
         _whole_blocks,
     ),
@@ -307,17 +309,17 @@ RULES: tuple[Rule, ...] = (
     ),
     SpecRule(
         "fixed-partition-built",
-        "a call whose partition size is fixed has no other kernel to fall back to",
+        "a call with a fixed partition size has no other kernel to fall back to",
         _fixed_partition_built,
     ),
     SpecRule(
         "cuda-layout-known",
-        "a figure that no kernel is laid out by would be without effect",
+        "a setting that applies to no kernel would be without effect",
         _layout_known,
     ),
     SpecRule(
         "cuda-step-holds-a-page",
-        "threads take a page at once, whose weights must be at hand",
+        "threads read a whole page of V at once, and need the weights of all its tokens",
         _step_holds_a_page,
     ),
     SpecRule(

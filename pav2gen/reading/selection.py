@@ -1,4 +1,4 @@
-"""What is built: spec files, and of each the variants that ``--filter`` selects."""
+"""The selection to build: spec files, and the variants of each that ``--filter`` selects."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PointT = TypeVar("PointT", bound=Point)
 
 @dataclass(frozen=True)
 class Selection:
-    """A spec, where it was read, and its kernels: all of them, unless ``filters`` say which; and what was tuned.
+    """A spec, its path, its selected kernels and its tuning files.
 
-    ``built`` are those of every operator.
+    ``filters`` select the kernels; without filters all are selected. ``built`` has the kernels of every operator.
     """
 
     spec: Spec
@@ -43,9 +43,9 @@ class Selection:
 
 
 def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True) -> list[Selection]:
-    """What ``filters`` select of the specs at ``paths``, sorted by name; specs of which they select none are left out.
+    """The selections of the specs at ``paths``, sorted by name. Specs without a selected kernel are left out.
 
-    ``tuned`` says whether their tuning files are read too. Raises UserError for a bad spec or tuning file, a name that
+    ``tuned`` says whether to read the tuning files too. Raises UserError for a bad spec or tuning file, a name that
     two specs have, and a filter that selects nothing.
     """
     specs: dict[str, tuple[Spec, Path]] = {}
@@ -70,23 +70,25 @@ def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True)
 
 
 def _with_readable_name(loaded: Spec) -> Spec:
-    """The spec with its file's name as UTF-8 has it, in whatever locale it was read: headers name it."""
+    """The spec with its file's name decoded as UTF-8 in any locale, because headers name the file."""
     try:
         name = os.fsencode(loaded.file_name).decode()
     except UnicodeDecodeError:
         name = "\n"
     if not name.isprintable():
         file = loaded.file_name.encode("unicode_escape").decode()
-        raise UserError("the file's name goes into headers, and has characters that cannot be printed; rename it", file)
+        raise UserError(
+            "headers contain the file's name, and it has characters that cannot be printed; rename it", file
+        )
     return replace(loaded, file_name=name)
 
 
 def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ...]:
     """The kernels that ``filters`` select, in their order; all if there are none.
 
-    A filter is a glob of slugs (``hd256_*_f16_*``) or ``axis=value``. Filters on one axis, and globs, add up; those on
-    different axes narrow. A filter on an axis says nothing of an operator that doesn't have it. Raises UserError for an
-    unknown axis and for a filter that selects nothing.
+    A filter is a glob of slugs (``hd256_*_f16_*``) or ``axis=value``. A kernel must match one of the filters of each
+    axis, and one of the globs. A filter on an axis does not apply to an operator without that axis. Raises UserError
+    for an unknown axis and for a filter that selects nothing.
     """
     every = tuple(family)
     groups: dict[str, list[Condition]] = {}
@@ -102,7 +104,7 @@ def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ..
 
 
 def _condition(text: str) -> tuple[str, Condition]:
-    """What a filter is about, an axis or the slug, and its condition."""
+    """The subject of a filter (an axis or the slug) and its condition."""
     axis, equals, value = text.partition("=")
     if not equals:
         return "slug", lambda point: fnmatchcase(point.slug, text)

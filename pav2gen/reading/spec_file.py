@@ -1,4 +1,4 @@
-"""From a YAML file to a Spec that keeps every rule; each mistake is answered with file:line and what would work."""
+"""From a YAML file to a Spec that keeps every rule. The message for a mistake gives file:line and what would work."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SCHEMA = 1
 
 
 def _keys_of(section: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The axes of a section: those that a spec must give, and those that have a default."""
+    """The axes of a section, in two lists: required axes, and axes with a default."""
     axes = [axis for axis in AXES.values() if axis.section == section]
     required = tuple(axis.name for axis in axes if axis.default is None)
     return required, tuple(axis.name for axis in axes if axis.default is not None)
 
 
-#: The keys of each mapping: those that a spec must give, and those that it may.
+#: The keys of each mapping, in two lists: required keys and optional keys.
 KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "": (
         ("schema", "name", "target", "model", "axes"),
@@ -77,11 +77,11 @@ LONGEST_TEXT = 200
 NAME_FORM = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _NOT_IN_COMMENTS = ('"', "\\", "/*", "*/")
 _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
-#: Names that the generated package has for itself, and names that Windows keeps for devices.
+#: Reserved names: those of the generated package's own modules, and device names of Windows.
 RESERVED_NAMES = frozenset(
     (
         *("runtime", "dispatch", "test", "tests", "conftest", "generated", "pav2gen", *_DEVICES),
-        # What an installation puts beside the specs.
+        # an installation puts these beside the specs
         *("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "layer_features", "serving", "prebuilt"),
         *("plugin", "structure", "cache_structure", "softcap_structure", "syntax"),
     )
@@ -91,7 +91,7 @@ RESERVED_NAMES = frozenset(
 def load(path: str | os.PathLike[str]) -> Spec:
     """The spec in the file at ``path``.
 
-    Raises UserError, with ``file:line`` and what would work, for anything that is not a spec that keeps every rule.
+    Raises UserError, with ``file:line`` and what would work, for a file that is not a spec or breaks a rule.
     """
     return parse(read_file(path), os.fspath(path))
 
@@ -106,7 +106,7 @@ def parse(data: bytes, file: str) -> Spec:
 
 
 class _Fields:
-    """The fields of a spec by their dotted paths, read as the caller says; an absent one has its default."""
+    """The fields of a spec by their dotted paths. The caller says how to read each; an absent field has its default."""
 
     def __init__(self, root: Node) -> None:
         self.nodes: dict[str, Node] = {"": root}
@@ -116,11 +116,11 @@ class _Fields:
                 self.nodes.update((child.name, child) for child in children)
 
     def one(self, path: str, read: Callable[[Node], Any]) -> Any:
-        """What ``read`` makes of the value at ``path``."""
+        """The value at ``path``, converted by ``read``."""
         return read(self.nodes[path]) if path in self.nodes else DEFAULTS[path]
 
     def many(self, path: str, read: Callable[[Node], Any], nullable: bool = False) -> Any:
-        """A tuple of what ``read`` makes of each value at ``path``. A value that comes twice is an error.
+        """The values at ``path`` as a tuple, each converted by ``read``. A repeated value is an error.
 
         ``nullable`` says whether null is a value.
         """
@@ -128,7 +128,7 @@ class _Fields:
 
 
 def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
-    """Where ``node`` stands, and each field and item below it."""
+    """The places of ``node`` and of each field and item below it."""
     yield path, node.where
     if isinstance(node.value, dict):
         for key, child in node.value.items():
@@ -139,7 +139,7 @@ def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -> tuple[Any, ...]:
-    """What ``read`` makes of each item of ``node``. Raises UserError where a value comes twice."""
+    """The items of ``node``, each converted by ``read``. Raises UserError for a repeated value."""
     values: dict[Any, None] = {}
     for item in (node,) if nullable and node.is_null() else node.items():
         value = read(item)
@@ -150,7 +150,7 @@ def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -
 
 
 def _check_schema(root: Node) -> None:
-    """Raises UserError for a spec of another schema, before its keys are looked at."""
+    """Raise UserError for a spec of another schema, before its keys are checked."""
     if isinstance(root.value, dict) and "schema" in root.value:
         schema = root.value["schema"]
         if schema.integer() != SCHEMA:
@@ -158,7 +158,7 @@ def _check_schema(root: Node) -> None:
 
 
 def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
-    """The spec that ``fields`` make; rules are not looked at."""
+    """The spec from ``fields``. The rules are not checked."""
     name = fields.one("name", _name)
     return Spec(
         name=name,
@@ -209,7 +209,7 @@ def _name(node: Node) -> str:
 
 
 def _comment(node: Node) -> str:
-    """A text that goes into comments of generated files."""
+    """A text that comments of generated files will contain."""
     text = node.text()
     if len(text) > LONGEST_TEXT:
         raise node.fail(f"{node.title} has {len(text)} characters; it may have {LONGEST_TEXT}")
@@ -219,7 +219,7 @@ def _comment(node: Node) -> str:
 
 
 def _target(node: Node) -> Target:
-    """A target by its name, or a mapping of its ``base`` and the figures that differ."""
+    """A target: its name, or a mapping with a ``base`` and the figures that differ."""
     figures = node.fields(("base",), tuple(FIGURES)) if isinstance(node.value, dict) else {"base": node}
     base = figures.pop("base")
     with base.placed():
@@ -240,7 +240,7 @@ def _partition(node: Node) -> int | None:
 
 
 def _exclusions(node: Node) -> tuple[Exclusion, ...]:
-    """The exclusions of a spec; an empty list is none."""
+    """The exclusions of a spec. The list may be empty."""
     return () if node.value == () else tuple(map(_exclusion, node.items()))
 
 
@@ -250,5 +250,5 @@ def _exclusion(node: Node) -> Exclusion:
     given = fields["when"].fields((), tuple(AXES))
     when = {name: _distinct(values, reader_of(AXES[name]), AXES[name].nullable) for name, values in given.items()}
     if not when:
-        raise fields["when"].fail("exclude.when names no axis, and would exclude everything; name axes and values")
+        raise fields["when"].fail("exclude.when is empty and would exclude everything; name axes and values")
     return Exclusion(when, _comment(fields["because"]), node.line)

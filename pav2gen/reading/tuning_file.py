@@ -1,7 +1,7 @@
-"""Tuning files, ``specs/tuning/<spec>.<device>.yaml``: what ``pav2gen tune`` measured, read as strictly as a spec.
+"""Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, as strictly as specs. ``pav2gen tune`` writes them.
 
-A row says which partition size was the fastest in calls of one size, with the figures that say so. docs/tuning.md has
-the schema.
+A row gives the partition size that was the fastest in calls of one size, and the measured figures. docs/tuning.md
+has the schema.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FOLDER = "tuning"
 MOST_BYTES = 4 << 20
 LARGEST_INT32 = 2**31 - 1
 
-#: A row comes from at least so many runs, and these lie within this share of their median.
+#: The fewest runs of a row, and the most that its runs may spread, as a share of their median.
 LEAST_RUNS, MOST_SPREAD = 2, 0.10
 
-#: The keys of each mapping: those that it must have, and those that it may.
+#: The keys of each mapping, in two lists: required keys and optional keys.
 FILE_KEYS = (
     ("schema", "spec", "device", "date", "command", "runs", "kernels"),
     ("about", "versions", "rounds"),
@@ -54,7 +54,7 @@ class TunedRow:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A tuning file: whose kernels were measured on which device, and the rows that came of it."""
+    """A tuning file: the spec and the device that were measured, and the rows."""
 
     path: str
     sha256: str
@@ -77,12 +77,12 @@ class Tuning:
 
 
 def slug(device: str) -> str:
-    """A device's name as a file's name has it: ``iluvatar_bi_v100``."""
+    """A device's name as it is spelled in a file's name: ``iluvatar_bi_v100``."""
     return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") or "device"
 
 
 def path_of(spec_path: Path, spec_name: str, device: str) -> Path:
-    """Where the tuning file of a spec and a device stands."""
+    """The path of the tuning file for a spec and a device."""
     return spec_path.parent / FOLDER / f"{spec_name}.{slug(device)}.yaml"
 
 
@@ -92,7 +92,7 @@ def load_all(spec_path: Path, spec: Spec) -> tuple[Tuning, ...]:
 
 
 def load(path: Path, spec: Spec) -> Tuning:
-    """The tuning file at ``path``. Raises UserError, with ``file:line``, for one that is broken, or not of ``spec``."""
+    """The tuning file at ``path``. Raises UserError, with ``file:line``, for a broken file or one of another spec."""
     return parse(read_file(path, MOST_BYTES), path, spec)
 
 
@@ -112,7 +112,7 @@ def parse(data: bytes, path: Path, spec: Spec) -> Tuning:
 
 
 def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
-    """Raise UserError for another schema, another spec, figures under another device's name, and those of one run."""
+    """Raise UserError for another schema or spec, a device that the file's name does not match, or a single run."""
     schema, name, device = fields["schema"], fields["spec"], fields["device"]
     if schema.integer() != SCHEMA:
         raise schema.fail(f"schema {schema.value} is not known; this version reads schema: {SCHEMA}")
@@ -121,7 +121,7 @@ def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
     if path.name != f"{spec.name}.{slug(device.text())}.yaml":
         raise device.fail(
             f"the figures of {quoted(device.text())} belong in {spec.name}.{slug(device.text())}.yaml; "
-            f"figures of another device choose nothing: run pav2gen tune on the device itself"
+            f"figures of another device are not used: run pav2gen tune on the device itself"
         )
     for text in ("date", "command"):
         fields[text].text()
@@ -157,7 +157,7 @@ def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[
 
 
 def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], spec: Spec) -> TunedRow:
-    """One row, if its figures bear it out."""
+    """One row. Raises UserError unless its figures support its choice."""
     fields = node.fields(*ROW_KEYS)
     chosen = fields["partition_size"]
     milliseconds = _milliseconds(fields["ms"], sizes, spec)
@@ -168,20 +168,22 @@ def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], sp
         raise chosen.fail(f"partition_size {chosen.value} is not the fastest by its own figures: {fastest} is")
     spread = fields["spread"]
     if not 0 <= spread.number() <= MOST_SPREAD:
-        raise spread.fail(f"a spread of {spread.value} is noise; a row's runs lie within {MOST_SPREAD} of the median")
+        raise spread.fail(
+            f"a spread of {spread.value} is too noisy; a row's runs lie within {MOST_SPREAD} of the median"
+        )
     sizes_of_call = (fields[name].integer(1, LARGEST_INT32) for name in ("num_seqs", "max_seq_len"))
     return TunedRow(key, chosen.integer(), backend, kv_heads, *sizes_of_call)
 
 
 def _milliseconds(node: Node, sizes: list[int], spec: Spec) -> dict[int, float]:
-    """The time of each partition size that was measured: at least two, none of them zero."""
+    """The time of each measured partition size. There are at least two, and none is zero."""
     times = {}
     for name, time in node.fields((), [str(size) for size in sizes]).items():
         if time.number() <= 0:
             raise time.fail(f"a time of {time.value} ms was not measured; {_again(spec)}")
         times[int(name)] = time.number()
     if len(times) < 2:
-        raise node.fail(f"one partition size alone is no choice; give the times of two or more of {one_of(sizes)}")
+        raise node.fail(f"a single partition size is not a choice; give the times of two or more of {one_of(sizes)}")
     return times
 
 

@@ -1,7 +1,8 @@
-"""YAML with positions: every value knows its file and line, and is read as the type that is asked for.
+"""YAML with positions: every value has its file and line, and the caller says which type it must be.
 
-It is a strict subset, so that a spec means the same to every reader: no anchors, aliases, tags or merge keys, one
-document, no tabs, and no spelling (``yes``, ``010``, ``1:30``) that one version of YAML takes for another type.
+Only a strict subset of YAML is read, so that a spec means the same to every reader. The subset has no anchors, aliases,
+tags or merge keys, one document, no tabs, and no value that versions of YAML read as different types (``yes``, ``010``,
+``1:30``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes of the regular file at ``path``. Raises UserError where it cannot be read or is over ``max_bytes``."""
+    """The bytes of the regular file at ``path``. Raises UserError if it is unreadable or larger than ``max_bytes``."""
     name = os.fspath(path)
     try:
         if not stat.S_ISREG(os.stat(name).st_mode):
@@ -82,12 +83,12 @@ def decode(data: bytes, file: str) -> str:
 
 
 def printable(name: str) -> str:
-    """A file's name as messages show it: on one line, whatever it holds."""
+    """A file's name as messages show it: on one line."""
     return name if name.isprintable() else ascii(name)
 
 
 def _neighbour(name: str) -> str:
-    """A clause that names the file whose name is nearest, if the folder has one of the same kind."""
+    """A clause that suggests the file with the nearest name, if the folder has a file of the same kind."""
     folder, base = os.path.split(name)
     kind = os.path.splitext(base)[1] or ".yaml"
     try:
@@ -99,7 +100,7 @@ def _neighbour(name: str) -> str:
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
-    """What the parser met, where that began, and what to look at."""
+    """The parser's problem, the line where its context began, and advice."""
     problem = (error.problem or "it does not parse").replace(" in this context", " here")[:80]
     start = error.context_mark.line + 1 if error.context_mark else line
     began = f", {error.context} from line {start}" if start != line else ""
@@ -111,7 +112,7 @@ def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
 
 
 class _Composer:
-    """Builds nodes from parser events, so that an alias is refused before anything grows from it."""
+    """Builds nodes from parser events. An alias is refused before it is expanded."""
 
     def __init__(self, parser: Any, file: str) -> None:
         self.parser = parser
@@ -130,7 +131,7 @@ class _Composer:
         return root
 
     def value(self, name: str, key_line: int | None, depth: int) -> Node:
-        """The value that the next event begins. It stands on its key's line when it has a key."""
+        """The value that the next event begins. If it has a key, its line is the key's line."""
         event = self.parser.get_event()
         self.refuse_references(event)
         line = key_line or event.start_mark.line + 1
@@ -143,13 +144,13 @@ class _Composer:
         return Node(self.file, line, name, self.fields(name, depth + 1))
 
     def items(self, name: str, depth: int) -> Iterator[Node]:
-        """The items of a list whose beginning was read."""
+        """The items of a list. The event that begins the list was already read."""
         while not self.parser.check_event(yaml.SequenceEndEvent):
             yield self.value(name, None, depth)
         self.parser.get_event()
 
     def fields(self, name: str, depth: int) -> dict[str, Node]:
-        """The fields of a mapping whose beginning was read; a key that comes twice is an error."""
+        """The fields of a mapping, after its first event was read. A repeated key is an error."""
         fields: dict[str, Node] = {}
         while not self.parser.check_event(yaml.MappingEndEvent):
             key = self.value(name, None, depth)
@@ -179,7 +180,7 @@ class _Composer:
 
 
 def _column(event: Any, line: int) -> int:
-    """The column, from 1, where a scalar's text begins on ``line``; 0 where the file writes it in another way."""
+    """The column, from 1, of a scalar's text on ``line``; 0 if the file spells the text in another way."""
     start, end, quotes = event.start_mark, event.end_mark, 2 if event.style else 0
     as_it_reads = end.column - start.column == len(event.value) + quotes
     return start.column + quotes // 2 + 1 if as_it_reads and start.line + 1 == line == end.line + 1 else 0

@@ -1,4 +1,4 @@
-"""A value of a YAML file, which knows where it stands and reads itself as the type that is asked for."""
+"""A value of a YAML file. It knows its place, and its methods read it as a given type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES = {"bool": "a boolean", "int": "a whole number", "float": "a float", "nul
 class Node:
     """A scalar (``value`` is its text), a list or a mapping; ``name`` is its dotted path from the root.
 
-    column: where the text of a scalar begins on its line, from 1; 0 where the file writes it otherwise than it reads.
+    column: the column of a scalar's text on its line, from 1; 0 if the file spells the text in another way.
     """
 
     file: str
@@ -35,7 +35,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """How messages call it."""
+        """The value's name in messages."""
         return self.name or "the spec"
 
     @property
@@ -45,7 +45,7 @@ class Node:
 
     @property
     def yaml_type(self) -> str:
-        """What YAML 1.1 takes a scalar for: ``str``, ``bool``, ``int``, ``float``, ``null``, ``timestamp``, ..."""
+        """The type of the scalar in YAML 1.1: ``str``, ``bool``, ``int``, ``float``, ``null``, ``timestamp``, ..."""
         if not isinstance(self.value, str):
             return "map" if isinstance(self.value, dict) else "seq"
         if not self.plain:
@@ -54,18 +54,18 @@ class Node:
         return tag.rpartition(":")[2]
 
     def fail(self, message: str) -> UserError:
-        """A UserError that stands at this value."""
+        """A UserError with the place of this value."""
         return UserError(message, self.where)
 
     def fail_at(self, column: int, message: str) -> UserError:
-        """A UserError at a column of the text, from 1: as ``file:line:column`` where the text stands as it reads."""
+        """A UserError at a column of the text, from 1: ``file:line:column`` if the file spells the text as it is."""
         if self.column:
             return UserError(message, f"{self.where}:{self.column + column - 1}")
         return self.fail(f"{message} (at column {column} of the text)")
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Gives a UserError that rises from the block, and has no place, the place of this value."""
+        """Add the place of this value to a UserError that leaves the block without a place."""
         try:
             yield
         except UserError as error:
@@ -85,7 +85,7 @@ class Node:
         return dict(self.value)
 
     def items(self) -> tuple[Node, ...]:
-        """The items of a list; a scalar stands for a list of one. Raises UserError where there is none."""
+        """The items of a list. A scalar counts as a list of one. Raises UserError for a mapping or an empty list."""
         if isinstance(self.value, dict):
             raise self.fail(f"{self.title} must be a value or a list of values, not a mapping")
         if self.value == () or self.yaml_type == "null":
@@ -107,13 +107,13 @@ class Node:
         return float(self.value)
 
     def boolean(self) -> bool:
-        """``true`` or ``false``, in these letters. Raises UserError for anything else."""
+        """``true`` or ``false``, spelled exactly so. Raises UserError for anything else."""
         if not (self.plain and self.value in ("true", "false")):
             raise self.fail(f"{self.title} must be true or false, not {self._seen()}")
         return self.value == "true"
 
     def text(self) -> str:
-        """A text of one line. Raises UserError for another type, or a plain scalar that YAML takes for another."""
+        """A text of one line. Raises UserError for another type, or a plain scalar that YAML reads as another type."""
         if not isinstance(self.value, str) or (self.plain and not self.value):
             raise self.fail(f"{self.title} must be a text, not {self._seen()}")
         if self.yaml_type != "str":
@@ -137,7 +137,7 @@ class Node:
         return self.yaml_type == "null"
 
     def _seen(self) -> str:
-        """What stands there instead."""
+        """The value as a message shows it in place of the expected one."""
         if not isinstance(self.value, str):
             return "a mapping" if isinstance(self.value, dict) else "a list"
         if not self.plain:
@@ -146,7 +146,7 @@ class Node:
 
 
 def _surprise(text: str, yaml_type: str) -> str:
-    """A clause on a plain scalar that YAML 1.1 takes for something else than it looks like."""
+    """A clause about a plain scalar that YAML 1.1 reads differently than it looks."""
     if yaml_type == "bool" and text not in ("true", "false"):
         meant = spelled(text.lower() in ("yes", "on", "true"))
         return f", which YAML 1.1 reads as {meant}: write {meant}"
@@ -158,7 +158,7 @@ def _surprise(text: str, yaml_type: str) -> str:
 
 
 def _oddity(text: str) -> str:
-    """What is odd about an integer in one of YAML 1.1's other notations: 1:30, 0x1f, 010, 1_000, +1."""
+    """A clause about an integer in an unusual notation of YAML 1.1: 1:30, 0x1f, 010, 1_000, +1."""
     digits = text.lstrip("+-").replace("_", "")
     if len(digits) > 18:
         return "is too large"

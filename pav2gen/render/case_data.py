@@ -1,4 +1,4 @@
-"""What generated tests are made of: the lengths, patterns and counts that a kernel is tried with."""
+"""The data of generated tests: the lengths, block-sparse patterns and call counts to test a kernel with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pav2gen.family.modifications.tree import INTEGER, walk
 from pav2gen.family.variant import Variant
 from pav2gen.plan.kernel import AnyKernel, Kernel
 
-#: Tokens of a long test. It has up to twice as many where that is needed to reach ``LONG_PARTITIONS``.
+#: Tokens of a long test. A test has up to twice as many if it needs them to reach ``LONG_PARTITIONS``.
 LONG_TOKENS = 33_000
 LONG_PARTITIONS = 130
 
@@ -28,7 +28,7 @@ class SparsePattern(NamedTuple):
 
 
 class CaseData(NamedTuple):
-    """The ``data`` of a test template."""
+    """The variable ``data`` of a test template."""
 
     boundary_lengths: list[int]
     long_length: int
@@ -37,7 +37,7 @@ class CaseData(NamedTuple):
 
 
 def data_of(kernel: AnyKernel) -> CaseData | None:
-    """The data of the tests of ``kernel``; None for an operator whose tests need none."""
+    """The data of the tests of ``kernel``; None for an operator with tests that need no data."""
     if not isinstance(kernel, Kernel):
         return None
     return CaseData(
@@ -51,8 +51,8 @@ def data_of(kernel: AnyKernel) -> CaseData | None:
 def boundary_lengths(variant: Variant) -> list[int]:
     """Lengths in tokens around 0, a page, a partition, a partition and a page, and two partitions.
 
-    With a window also around its length, with a page, and with a partition more; with a modification, around the
-    distances that its mask names.
+    With a window, also lengths around the window, the window and a page, and the window and a partition. With a
+    modification, also lengths around the distances in its mask.
     """
     page, partition, window = variant.block_size, variant.partition_size, variant.sliding_window
     edges = [0, page, partition, partition + page, 2 * partition]
@@ -64,7 +64,7 @@ def boundary_lengths(variant: Variant) -> list[int]:
 
 
 def long_length(variant: Variant) -> int:
-    """Tokens of a sequence with several hundred partitions, or fewer where they are long; the last page is not full."""
+    """Tokens of a sequence with several hundred partitions (fewer if these are long). The last page is not full."""
     tokens = min(max(LONG_TOKENS, LONG_PARTITIONS * variant.partition_size), 2 * LONG_TOKENS)
     return tokens // variant.partition_size * variant.partition_size + variant.block_size + 3
 
@@ -88,7 +88,7 @@ def sparse_patterns(page: int) -> list[SparsePattern]:
 
 
 def calls_by_sequences(kernel: Kernel) -> list[tuple[int, int]]:
-    """(sequences, ATen calls on a CPU) of calls with one KV head and two partitions."""
+    """Pairs (number of sequences, ATen calls on a CPU), for calls with one KV head and two partitions."""
     v, p = kernel
     tokens, budget = v.partition_size + 1, p.torch.cpu
     lengths = [p.torch.lengths(n, tokens) for n in (1, 2, 16, 256)]

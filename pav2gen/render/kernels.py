@@ -1,4 +1,4 @@
-"""From a spec and its kernels to a FileSet: which template makes which file, and the header that says so."""
+"""From a spec and its kernels to a FileSet: which template renders which file, and each file's header."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pav2gen.wording import one_line, spelled
 
 GENERATOR = f"pav2gen {pav2gen.__version__}"
 
-#: How a line of a header is written in each kind of file.
+#: The beginning and the end of a comment line in each kind of file.
 COMMENTS = {".cu": ("// ", ""), ".md": ("<!-- ", " -->")}
 HASH_COMMENT = ("# ", "")
 #: A line of a header has at most this many axes.
 AXES_OF_A_LINE = 5
 
-#: Template -> file, of the package as a whole. The runtime is copied beside them.
+#: Template -> file, for the files of the whole package. The runtime is copied beside them.
 SHARED_TEMPLATES = {
     "package/__init__.py.j2": "__init__.py",
     "package/dispatch.py.j2": "dispatch.py",
@@ -35,18 +35,18 @@ SHARED_TEMPLATES = {
     "package/workers.py.j2": "tests/conftest.py",
     "package/gitignore.j2": ".gitignore",
 }
-#: The one of them that is made from specs, and names them in its header.
+#: The only one of these that depends on the specs. Its header names them.
 TABLE_TEMPLATE = "package/dispatch.py.j2"
 RUNTIME = PACKAGE / "runtime"
 
-#: Template -> file, of a spec, below its folder. The folder is a namespace package: it has no __init__.py, so that
-#: pytest, which imports the packages that a test file stands in, never imports the tree around it.
+#: Template -> file below the spec's folder. The folder is a namespace package, without an __init__.py. pytest imports
+#: the packages around a test file, and therefore stops at this folder.
 SPEC_TEMPLATES = {"package/README.md.j2": "README.md", "tests/conftest.py.j2": "tests/conftest.py"}
 
-#: The property of a point that names the file of each kind of template.
+#: Kind of template -> the property of a kernel that gives the file's path.
 PATHS = {"torch": "torch_path", "cuda": "cuda_path", "tests": "test_path"}
 
-#: Operator -> its template of each kind: one for each backend, and the tests.
+#: Operator -> its templates by kind: one for each backend, and one for the tests.
 KERNEL_TEMPLATES = {
     "decode": {"torch": "torch/kernel.py.j2", "cuda": "cuda/kernel.cu.j2", "tests": "tests/test_kernel.py.j2"},
     "cache": {"torch": "torch/cache.py.j2", "cuda": "cuda/cache.cu.j2", "tests": "tests/test_cache.py.j2"},
@@ -56,8 +56,8 @@ KERNEL_TEMPLATES = {
 def render_spec(spec: Spec, family: Sequence[AnyKernel], templates: Templates) -> FileSet:
     """Every file of a spec: a source for each backend and a test for each kernel, the README, the conftest.
 
-    Templates see ``spec``, ``header`` (a comment, without its last newline), and ``v``, ``p`` and ``data`` for a
-    kernel, or ``kernels`` and ``writers`` (those of ``family``) for the spec.
+    All templates see ``spec`` and ``header`` (a comment, without its last newline). Templates of a kernel also see
+    ``v``, ``p`` and ``data``. Templates of the spec also see ``kernels`` and ``writers``, the kernels of ``family``.
 
     Raises UserError for a mistake in a template.
     """
@@ -83,10 +83,10 @@ def render_spec(spec: Spec, family: Sequence[AnyKernel], templates: Templates) -
 
 
 def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow], templates: Templates) -> FileSet:
-    """The files that all specs share: the package, the dispatch table, and the runtime, copied as it is.
+    """The files that all specs share: the package, the dispatch table, and an exact copy of the runtime.
 
-    ``rows`` are those of the manifests that serve a key, in order. Templates see ``specs`` (the ``spec`` entry of each
-    manifest), ``rows`` and ``tuned`` (of the dispatch table) and ``header``.
+    ``rows`` are the rows of the dispatch table, in order. Templates see ``specs`` (the ``spec`` entry of each
+    manifest), ``rows``, ``tuned`` (the tuned table) and ``header``.
 
     Raises UserError for a mistake in a template.
     """
@@ -105,13 +105,13 @@ def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow
 
 
 def kernel_templates(spec: Spec) -> list[tuple[str, str, str]]:
-    """The templates of the kernels of ``spec``: operator, kind (a backend, or tests), template."""
+    """Triples (operator, kind, template) for the kernels of ``spec``. The kind is a backend, or tests."""
     kinds = (*spec.backends, "tests")
     return [(operator, kind, KERNEL_TEMPLATES[operator][kind]) for operator in spec.operators for kind in kinds]
 
 
 def runtime_files() -> Iterator[tuple[str, bytes]]:
-    """The runtime's sources: path below the generated package, content."""
+    """The runtime's sources, as pairs (path below the generated package, content)."""
     for file in sorted(RUNTIME.rglob("*")):
         path = file.relative_to(RUNTIME.parent).as_posix()
         if not is_leftover(path) and file.is_file():
@@ -119,15 +119,15 @@ def runtime_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _kind(path: str) -> str:
-    """What the header of a file calls one of its sources."""
+    """The label of a source in a file's header: ``spec`` or ``tuning``."""
     return "tuning" if PurePosixPath(path).parent.name == FOLDER else "spec"
 
 
 class Heading:
-    """The header of every file of one template: what made it, from what, and the command to type."""
+    """The header of the files of one template: the generator, the sources, and the command that rebuilds the files."""
 
     def __init__(self, template: str, templates: Templates, command: str, sources: Mapping[str, str]) -> None:
-        """A header of ``template``. ``sources`` are the specs and tuning files that it is made of: path -> sha256."""
+        """A header for ``template``. ``sources`` are the specs and tuning files that it names: path -> sha256."""
         self._begin, self._end = COMMENTS.get(PurePosixPath(template.removesuffix(".j2")).suffix, HASH_COMMENT)
         lines = [
             f"Generated by {GENERATOR}. Do not edit: change the spec, and build again.",
@@ -138,12 +138,12 @@ class Heading:
         self.text = "\n".join(map(self._comment, lines))
 
     def of(self, v: Point) -> str:
-        """The header of a file of ``v``: ``text``, and the axes as ``explain`` takes them. No newline at its end."""
+        """The header of a file of ``v``: ``text``, and the axes as arguments of ``explain``. No newline at its end."""
         axes = [f"{axis}={spelled(value)}" for axis, value in v.axes.items()]
         starts = range(0, len(axes), AXES_OF_A_LINE)
         lines = (f"{'     ' if start else 'key: '}{' '.join(axes[start : start + AXES_OF_A_LINE])}" for start in starts)
         return "\n".join((self.text, *map(self._comment, lines)))
 
     def _comment(self, line: str) -> str:
-        """A line as a comment. What would end the comment is escaped: a header never becomes code."""
+        """A line as a comment. Text that would end the comment is escaped, so that a header never becomes code."""
         return f"{self._begin}{one_line(line).replace('--', '- -') if self._end else one_line(line)}{self._end}"

@@ -1,7 +1,7 @@
-"""MANIFEST.json: what a build made and from what. It is written last: the stamp of a complete build.
+"""MANIFEST.json lists the files of a build and their sources. It is written last: it marks a complete build.
 
-The manifest of a spec owns the files of the spec's folder and holds the rows of its kernels; the one at the top owns
-what all specs share. docs/manifest.md documents the schema.
+The manifest of a spec owns the files of the spec's folder and holds the rows of its kernels. The manifest at the top
+owns the files that all specs share. docs/manifest.md documents the schema.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pav2gen.runtime.select import KEYS, Modification, Row, Tuned
 SCHEMA = 1
 NAME = "MANIFEST.json"
 
-#: The owner of the files that all specs share, where others are named by their spec.
+#: The owner of the files that all specs share. Every other owner has the name of its spec.
 SHARED = ""
 
 #: A kernel's row: the columns of ``runtime.select.Row``, then ``EXTRA_COLUMNS``.
 ManifestRow = Mapping[str, Any]
 
-#: What a manifest says of a kernel beside its row of the dispatch table.
+#: Columns of a manifest's row that the dispatch table does not have.
 EXTRA_COLUMNS = ("tuned", "test", "figures")
 
 
@@ -33,9 +33,8 @@ EXTRA_COLUMNS = ("tuned", "test", "figures")
 class Manifest:
     """One MANIFEST.json. ``files`` are relative to its folder; ``spec`` and ``rows`` are empty in the shared one.
 
-    ``files`` says which files are the owner's, and holds whatever version of pav2gen wrote it. The other fields go into
-    the files that all specs share; where they are not as this version writes them, ``unfit`` says what is wrong, and
-    they are empty.
+    ``files`` lists the files of the owner, and is valid for every version of pav2gen. The other fields go into the
+    files that all specs share. If this version would write them in another form, they are empty and ``unfit`` says why.
     """
 
     owner: str
@@ -50,15 +49,15 @@ class Manifest:
 
     @property
     def path(self) -> str:
-        """Where it stands, below the root of the generated package."""
+        """The manifest's path below the root of the generated package."""
         return path_of(self.owner)
 
     def owned(self) -> dict[str, str]:
-        """The files it owns, below the root of the generated package: path -> sha256."""
+        """The files that it owns: path below the root of the generated package -> sha256."""
         return {below(self.owner, path): digest for path, digest in self.files.items()}
 
     def content(self) -> bytes:
-        """The file's bytes: an entry or a row on each line, so that a diff names the kernels that changed."""
+        """The file's bytes. Each entry and each row is one line, so that a diff names the kernels that changed."""
         entries = {
             "schema": _line(SCHEMA),
             "generator": _line(self.generator),
@@ -78,7 +77,7 @@ def path_of(owner: str) -> str:
 
 
 def below(owner: str, path: str) -> str:
-    """``path`` in an owner's folder, below the root of the generated package."""
+    """The path below the root of the generated package of ``path``, which is relative to an owner's folder."""
     return f"{owner}/{path}" if owner else path
 
 
@@ -90,35 +89,35 @@ def describe(owner: str, files: FileSet, **entries: Any) -> Manifest:
 
 
 def manifest_row(row: Row, **extra: object) -> ManifestRow:
-    """What a manifest says of the kernel of ``row``. ``extra`` has a value for each of ``EXTRA_COLUMNS``."""
+    """The manifest's entry for the kernel of ``row``. ``extra`` has a value for each of ``EXTRA_COLUMNS``."""
     modification = row.modification and row.modification._asdict()
     return {**row._asdict(), "key": row.key._asdict(), "modification": modification, **extra}
 
 
 def table_row(entry: ManifestRow) -> Row:
-    """The row of the dispatch table that a manifest holds. Raises KeyError or TypeError where it is incomplete."""
+    """The row of the dispatch table in a manifest's entry. Raises KeyError or TypeError if the entry is incomplete."""
     columns = {name: entry[name] for name in Row._fields if name not in ("key", "modification", "operator")}
-    operator = entry.get("operator", "decode")  # a manifest of 0.1 has none
+    operator = entry.get("operator", "decode")  # manifests of 0.1 lack this column
     modification = _modification(entry.get("modification"))
     return Row(key=KEYS[operator](**entry["key"]), modification=modification, operator=operator, **columns)
 
 
 def _modification(entry: Mapping[str, Any] | None) -> Modification | None:
-    """The modification that a manifest's row holds."""
+    """The modification in a manifest's entry."""
     if entry is None:
         return None
     return Modification(entry["score"], entry["mask"], tuple((name, axis) for name, axis in entry["tensors"]))
 
 
 def tuned_rows(entry: ManifestRow) -> list[Tuned]:
-    """The measured choices that a manifest holds for a kernel. Raises KeyError or TypeError as ``table_row`` does."""
+    """The tuned entries of a kernel in a manifest. Raises KeyError or TypeError as ``table_row`` does."""
     return [Tuned(symbol=entry["symbol"], **measured) for measured in entry["tuned"]]
 
 
 def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple[str, ...]]:
     """The rows of the dispatch table, in the order of ``manifests`` (by name) and of their rows, and notes on clashes.
 
-    Where two specs give the same key, the first serves it, with all of its partition sizes.
+    If two specs have the same key, the first spec serves it with all of its partition sizes.
     """
     rows: list[ManifestRow] = []
     server: dict[tuple[object, ...], str] = {}
@@ -140,7 +139,7 @@ def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple
 
 
 def _check_definition(row: ManifestRow, owner: str, definitions: dict[str, tuple[object, str]]) -> None:
-    """Raise UserError where two specs call different modifications by one name: a call names it alone."""
+    """Raise UserError if two specs give different modifications the same name. A call identifies it by name alone."""
     if row.get("modification"):
         name = row["key"]["modification"]
         defined, first = definitions.setdefault(name, (row["modification"], owner))
@@ -162,5 +161,5 @@ def _block(brackets: str, lines: Iterable[str]) -> str:
 
 
 def stamp_line(body: str) -> str:
-    """The last line of a manifest: a sha256 over all that stands above it."""
+    """The last line of a manifest: a sha256 of all lines above it."""
     return f' "stamp": "{sha256(body.encode())}"\n}}\n'

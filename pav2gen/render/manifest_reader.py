@@ -1,4 +1,4 @@
-"""Reading a MANIFEST.json that someone may have edited: what goes into other files has a form that is safe there."""
+"""Reads a MANIFEST.json that someone may have edited. Fields that go into other files are checked for a safe form."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from pav2gen.runtime.select import KEYS, Modification, Row, Tuned
 
 
 class NotAManifest(Exception):
-    """Why a MANIFEST.json cannot be trusted: it ends a sentence that begins with the file's name."""
+    """Why a MANIFEST.json cannot be trusted. The message is a predicate: its subject is the file's name."""
 
 
 def parse(owner: str, content: bytes) -> Manifest:
-    """Read a manifest's bytes. Raises NotAManifest when they are not as a build wrote them."""
+    """Read a manifest's bytes. Raises NotAManifest if no build wrote these bytes."""
     try:
         data = parse_json(content)
     except ValueError as error:
@@ -56,7 +56,7 @@ def parse(owner: str, content: bytes) -> Manifest:
 
 
 def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], content_digest: str) -> Manifest:
-    """The manifest of an owner; its fields are empty where one of them has another form than this version gives it."""
+    """The manifest of an owner. If this version writes a field in another form, all fields but ``files`` are empty."""
     nothing: dict[str, Any] = {"generator": "", "spec": {}, "filter": (), "templates": {}, "rows": ()}
     try:
         read = fields({**_FIELDS, "spec": _spec_reader(owner), "rows": items(_row_reader(owner))})(data)
@@ -74,7 +74,7 @@ def _file_name(value: Any) -> str:
 
 
 def _spec_reader(owner: str) -> Reader:
-    """Reads the ``spec`` entry: empty where no spec is the owner, as in the manifest of what all specs share."""
+    """Reads the ``spec`` entry. It is empty in the shared manifest, which has no spec."""
     spec = fields(
         {
             "name": constant(owner),
@@ -88,7 +88,7 @@ def _spec_reader(owner: str) -> Reader:
 
 
 def _row_reader(owner: str) -> Reader:
-    """Reads a row: the columns of the dispatch table, what was measured, the test and the figures of the plan."""
+    """Reads a row: the columns of the dispatch table, the tuned entries, the test and the figures of the plan."""
     measured = _columns(Tuned, text)
     del measured["symbol"]
     columns = {
@@ -117,7 +117,7 @@ def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> di
 
 
 def _reader(kind: Any, read_text: Reader) -> Reader:
-    """What reads a value of the type ``kind``."""
+    """The reader of a value of type ``kind``."""
     if get_origin(kind) in (Union, UnionType):
         (some,) = (each for each in get_args(kind) if each is not NoneType)
         return optional(_reader(some, read_text))
@@ -132,7 +132,7 @@ def _reader(kind: Any, read_text: Reader) -> Reader:
     return {int: whole, bool: boolean, float: number, str: read_text}[kind]
 
 
-#: The fields whose form does not depend on the owner.
+#: The readers of fields that have the same form for every owner.
 _FIELDS: Mapping[str, Reader] = {
     "schema": constant(SCHEMA),
     "generator": text,

@@ -1,4 +1,4 @@
-"""A whole package in memory: the files and the MANIFEST of each spec that is built, and of what all specs share."""
+"""A whole package in memory: the files and the MANIFEST of each spec that is built, and the shared files."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pav2gen.render.templates import Templates
 
 @dataclass(frozen=True)
 class Package:
-    """The files of each owner, MANIFESTs included, and ``clashes``: what to tell of keys that two specs give."""
+    """The files of each owner, with MANIFESTs. ``clashes`` are messages about keys that two specs have."""
 
     files: Mapping[str, FileSet]
     clashes: tuple[str, ...]
 
 
 def render_package(selections: Iterable[Selection], others: Iterable[Manifest], templates: Templates) -> Package:
-    """Render ``selections``, and the shared files for them and for the specs of ``others``, which stay as they are.
+    """Render ``selections``, and the files that they share with ``others``, the specs that do not change.
 
     Raises UserError for a mistake in a template.
     """
@@ -48,7 +48,7 @@ def render_package(selections: Iterable[Selection], others: Iterable[Manifest], 
 
 
 def _add_manifest(owner: str, files: FileSet, entries: Mapping[str, object]) -> Manifest:
-    """Add the manifest of ``files`` to them."""
+    """``files`` with their manifest added."""
     described = manifest.describe(owner, files, **entries)
     files.add(described.path, described.content())
     return described
@@ -72,7 +72,7 @@ def _entries(chosen: Selection, templates: Templates) -> dict[str, object]:
 
 
 def _row(kernel: AnyKernel, tuned: Iterable[Tuning]) -> ManifestRow:
-    """What the manifest says of a kernel."""
+    """The manifest's entry for a kernel."""
     row = kernel.p.row()
     decodes = row.operator == "decode"
     measured = [entry for tuning in tuned for entry in tuning.of(row.key, row.partition_size)] if decodes else []

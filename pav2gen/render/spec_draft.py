@@ -22,10 +22,10 @@ SHORT_MODEL = 8192
 
 
 def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi-v100") -> str:
-    """The text of a spec for the model whose config.json is at ``config``; it loads as it is.
+    """The text of a spec for the model with the config.json at ``config``. The spec is complete and loads.
 
-    ``name`` is by default made from what the config calls the model. Raises UserError where the config cannot be
-    read, or the model's attention cannot be served.
+    ``name`` defaults to a form of the model's name in the config. Raises UserError if the config cannot be read, or
+    if no kernel can serve the model's attention.
     """
     file = printable(os.fspath(config))
     attention = read_attention(config)
@@ -82,7 +82,7 @@ def _features(attention: Attention) -> Iterator[tuple[str, object]]:
 
 def _head(attention: Attention) -> Iterator[str]:
     """The comments above the keys."""
-    yield f"# {attention.title}: made by pav2gen init from its config.json, model type {attention.model_type}."
+    yield f"# {attention.title}: written by pav2gen init from its config.json, model type {attention.model_type}."
     yield from (f"# {note[0].upper()}{note[1:]}." for note in attention.notes)
     if attention.features:
         yield "# Built as features, which calls name by keyword (docs/modifications.md):"
@@ -97,7 +97,7 @@ def _model(attention: Attention, ranks: tuple[int, ...]) -> Model:
 
 
 def _ratios(model: Model) -> str:
-    """The ratios of all ranks, and which ranks have which, where they differ."""
+    """The ratios of all tensor-parallel sizes. If they differ, a comment says which sizes have which ratio."""
     ranks: dict[int, list[int]] = {}
     for rank in model.ranks():
         ranks.setdefault(rank.gqa_ratio, []).append(rank.tensor_parallel)
@@ -113,17 +113,17 @@ def _dtypes(attention: Attention) -> str:
 
 
 def _partitions(attention: Attention) -> tuple[int, ...]:
-    """Partition sizes to choose from: a short model has no use for long ones."""
+    """The partition sizes to choose from. A model with a short context has no use for long partitions."""
     return (256, 512) if attention.max_seq_len <= SHORT_MODEL else (256, 512, 1024)
 
 
 def _min_seq_len(attention: Attention) -> int:
-    """vLLM's bound, or half of a context that never reaches it."""
+    """vLLM's bound, or half of the longest context if that is below the bound."""
     return min(SHORT_MODEL, attention.max_seq_len // 2)
 
 
 def _workspace_mib(attention: Attention) -> int:
-    """The default, or what one partition needs."""
+    """The default, or more if one partition needs more."""
     ratio = max(1, attention.num_heads // attention.num_kv_heads)
     shape = (attention.head_size, ratio, 16, "float16", "auto", attention.alibi, attention.blocksparse)
     largest = Variant("", *shape, _partitions(attention)[-1])

@@ -1,4 +1,4 @@
-"""The Jinja templates: found, compiled once, and each render's text traced to the sha256 of its template."""
+"""Finds, compiles and renders the Jinja templates, and gives the sha256 of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 def data_folder(name: str) -> Path:
     """The folder ``templates`` or ``specs``: inside an installed wheel, or at the top of a checkout.
 
-    Raises UserError when there is neither, which means a broken installation.
+    Raises UserError if the folder is missing, which means that the installation is broken.
     """
     for folder in (PACKAGE / name, PACKAGE.parent / name):
         if folder.is_dir():
@@ -31,8 +31,8 @@ def data_folder(name: str) -> Path:
 class Templates:
     """A folder of templates. An unknown name in one is an error, not an empty string.
 
-    Templates are named by their path below the folder, ``torch/kernel.py.j2``, and shown to readers with the folder's
-    usual name in front, whatever it is called here: ``templates/torch/kernel.py.j2``.
+    The name of a template is its path below the folder: ``torch/kernel.py.j2``. Messages and headers show it as
+    ``templates/torch/kernel.py.j2``, even if the folder has another name.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -62,13 +62,13 @@ class Templates:
             raise self._mistake(name, error) from error
 
     def sha256(self, name: str) -> str:
-        """The sha256 of a template's bytes. Raises UserError where there is no such template, or a mistake in it."""
+        """The sha256 of a template's bytes. Raises UserError if the template is missing or has a mistake."""
         if name not in self._compiled:
             self._compile(name)
         return self._sha256[name]
 
     def record(self, *names: str) -> dict[str, str]:
-        """What these templates, and all that they include, were: shown path -> sha256. Call it after rendering."""
+        """Shown path -> sha256 of these templates and of all that they include. Call it after rendering."""
         used = set(names)
         queue = list(names)
         while queue:
@@ -105,7 +105,7 @@ class Templates:
 
 
 class _Environment(jinja2.Environment):
-    """Notes which template uses which: Jinja asks here for each include, import and extends."""
+    """Records which template uses which. Jinja calls this for each include, import and extends."""
 
     uses: defaultdict[str, set[str]]
 
@@ -114,7 +114,7 @@ class _Environment(jinja2.Environment):
         self.uses = defaultdict(set)
 
     def make_globals(self, d: Any) -> dict[str, Any]:
-        """What templates see without being given it, as a plain dict: each render copies it, of a ChainMap slowly."""
+        """The global names of templates, as a plain dict: each render copies them, and a ChainMap is slow to copy."""
         return {**self.globals, **(d or {})}
 
     def join_path(self, template: str, parent: str) -> str:
@@ -123,14 +123,14 @@ class _Environment(jinja2.Environment):
 
 
 def literals(values: Iterable[object]) -> str:
-    """``values`` as arguments of a call in Python, strings in double quotes: a filter of templates."""
+    """Template filter: ``values`` as the arguments of a Python call, with strings in double quotes."""
     return ", ".join(map(python, values))
 
 
 def python(value: object) -> str:
-    """``value`` as Python source: a filter of templates.
+    """Template filter: ``value`` as Python source.
 
-    Strings stand in double quotes, with everything but printable ASCII escaped; a named tuple is a call by keyword.
+    Strings are in double quotes, with everything but printable ASCII escaped. A named tuple becomes a call by keyword.
     """
     if isinstance(value, str):
         return json.dumps(value)
@@ -143,7 +143,7 @@ def python(value: object) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """A number of bytes as Python source: ``8 << 20`` for 8 MiB, ``12 << 10`` for 12 KiB. A filter of templates."""
+    """Template filter: a number of bytes as Python source, ``8 << 20`` for 8 MiB and ``12 << 10`` for 12 KiB."""
     for shift in (20, 10):
         if num_bytes and num_bytes % (1 << shift) == 0:
             return f"{num_bytes >> shift} << {shift}"
@@ -151,10 +151,10 @@ def size(num_bytes: int) -> str:
 
 
 def _is_page(name: str | None) -> bool:
-    """Whether a template makes HTML: all that goes into it is escaped."""
+    """Whether a template renders HTML. Values in HTML are escaped."""
     return bool(name) and str(name).startswith("report/")
 
 
 def shown(name: str) -> str:
-    """A template's path as readers know it."""
+    """A template's path as messages and headers show it."""
     return f"templates/{name}"

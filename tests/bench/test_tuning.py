@@ -89,7 +89,7 @@ BROKEN = [
     ("128: 0.101000", "128: 0.000000", 16, "a time of 0.000000 ms was not measured"),
     ("128: 0.101000", "128: -0.1", 16, "a time of -0.1 ms was not measured"),
     ("128: 0.101000", "256: 0.101000", 16, "unknown key '256'"),
-    ("64: 0.204000, 128: 0.101000", "128: 0.101000", 16, "one partition size alone is no choice"),
+    ("64: 0.204000, 128: 0.101000", "128: 0.101000", 16, "a single partition size is not a choice"),
     (
         "partition_size: 128, ms: {64: 0.204000",
         "partition_size: 64, ms: {64: 0.204000",
@@ -97,7 +97,7 @@ BROKEN = [
         "not the fastest by its own",
     ),
     ("partition_size: 128,", "partition_size: 256,", 16, "partition_size 256 has no time in ms; it may be 64 or 128"),
-    ("spread: 0.0210", "spread: 0.2100", 16, "a spread of 0.2100 is noise"),
+    ("spread: 0.0210", "spread: 0.2100", 16, "a spread of 0.2100 is too noisy"),
     ("num_seqs: 8,", "num_seqs: 1,", 17, "measured already, at specs/tuning/tiny.cpu.yaml:16"),
     ("    rows:\n", "    rows: [\n", 16, "not YAML"),
 ]

@@ -218,11 +218,11 @@ class TestFilter:
 
     def test_a_part_needs_a_folder_of_its_own(self, make: Make, write_spec: Write) -> None:
         part = Path("part")
-        with pytest.raises(UserError, match="give it another --out"):
+        with pytest.raises(UserError, match="name one with --out"):
             make(write_spec(), filters=("*_p512",))
         make(write_spec())
         make(write_spec(), out=part)
-        with pytest.raises(UserError, match=r"needs a folder of its own \(part holds small\)"):
+        with pytest.raises(UserError, match=r"needs a separate folder \(part holds small\)"):
             make(write_spec("other", head_size=64), out=part, filters=("*_p512",))
         shutil.rmtree(part)
         outcome = make(write_spec(), out=part, filters=("*_p512",))
@@ -387,7 +387,7 @@ class TestCheck:
             ("orphan", "notes.txt"),
         ]
         assert self.repairs == [
-            "pav2gen build specs/a.yaml --force  # what was edited by hand is lost",
+            "pav2gen build specs/a.yaml --force  # edits by hand are lost",
             "rm generated/a/torch_kernels/hd64_old.py generated/notes.txt",
         ]
 
@@ -502,7 +502,7 @@ class TestCheck:
     "name, fit", [("kernels-v1", "kernels_v1"), ("a b", "a_b"), ("1st", "pav2_1st"), ("class", "pav2_class")]
 )
 def test_a_folder_that_python_could_not_import(make: Make, write_spec: Write, name: str, fit: str) -> None:
-    with pytest.raises(UserError, match=f"is no name of a Python package, .*; take '?{fit}"):
+    with pytest.raises(UserError, match=f"is not a valid name for a Python package; take '?{fit}"):
         make(write_spec(), out=Path(name))
     assert not Path(name).exists()
 
@@ -517,6 +517,6 @@ def test_a_package_inside_a_package(make: Make, write_spec: Write) -> None:
         lambda path: check([path], BuildOptions(), whole=True),
         lambda path: remove("small", BuildOptions()),
     ):
-        with pytest.raises(UserError, match="generated/inner: is a generated package of its own"):
+        with pytest.raises(UserError, match="generated/inner: is a separate generated package"):
             act(path)
     assert snapshot(OUT) == before

@@ -219,9 +219,7 @@ class TestBuild:
         result = run("build", "specs/small.yaml", "--dry-run")
         assert result.exit_code == 2
         assert "changed  generated/pytest.ini  (not ours: needs --force)" in result.stdout
-        assert result.stderr.startswith(
-            "error: generated: 1 file edited or put there by hand would be lost: pytest.ini;"
-        )
+        assert result.stderr.startswith("error: generated: 1 file edited or added by hand would be lost: pytest.ini;")
         assert run("build", "specs/small.yaml", "--dry-run", "--force").exit_code == 0
         assert (OUT / "pytest.ini").read_text() == "mine"
 
@@ -491,7 +489,7 @@ class TestStreams:
         os.rename("specs/small.yaml", odd)
         result = process("build", os.fsdecode(odd))
         assert result.returncode == 2
-        assert b"the file's name goes into headers" in result.stderr and b"Traceback" not in result.stderr
+        assert b"headers contain the file's name" in result.stderr and b"Traceback" not in result.stderr
 
     def test_no_colour_where_there_is_no_terminal(self, write_spec: Write) -> None:
         write_spec()

@@ -188,7 +188,10 @@ def test_a_spec_that_is_full_is_not_advised(specs: list[Spec]) -> None:
 def test_no_spec_can_take_it_or_there_is_none(specs: list[Spec]) -> None:
     found = ask(specs[:1], "head_size=200", "gqa_ratio=5", "dtype=float32")
     assert (found.edits, found.command) == ((), "")
-    assert found.lines()[-1] == "no spec here can take it in; write one for its model: pav2gen init --from config.json"
+    assert (
+        found.lines()[-1]
+        == "no spec here can be extended to it; write one for its model: pav2gen init --from config.json"
+    )
     assert explain({"head_size": 80}, []).lines() == ("head_size=80: no kernel serves it",)
 
 

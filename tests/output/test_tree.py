@@ -160,7 +160,7 @@ class TestOwnership:
     def test_a_file_in_the_way_is_not_replaced(self, make: Make, write_spec: Write) -> None:
         KERNEL.parent.mkdir(parents=True)
         KERNEL.write_text("mine")
-        with pytest.raises(UserError, match="1 file edited or put there by hand"):
+        with pytest.raises(UserError, match="1 file edited or added by hand"):
             make(write_spec())
         assert snapshot(OUT).keys() == {"small", "small/torch_kernels", f"small/torch_kernels/{KERNEL.name}"}
         make(write_spec(), force=True)
@@ -292,7 +292,7 @@ class TestLinks:
     def test_a_file_in_the_place_of_a_folder_and_the_other_way_round(self, make: Make, write_spec: Write) -> None:
         OUT.mkdir()
         (OUT / "small").write_text("mine")
-        with pytest.raises(UserError, match="generated/small: is no folder"):
+        with pytest.raises(UserError, match="generated/small: is not a folder"):
             make(write_spec(), force=True)
         (OUT / "small").unlink()
         (OUT / "dispatch.py").mkdir()
@@ -400,7 +400,7 @@ class TestKills:
             build([small, other], newer)  # without --force, though none of the new texts is what the kill left
             expected = expected or snapshot(OUT)
             assert snapshot(OUT) == expected, f"step {number}"
-        assert seen == {(), ("small is still incomplete: its build was cut short",)}
+        assert seen == {(), ("small is still incomplete: its build was interrupted",)}
 
     def test_a_kill_twice_and_a_change_of_mind(self, make: Make, write_spec: Write, templates: Path) -> None:
         scenario = Scenario(make, write_spec, templates, "over")

@@ -167,15 +167,15 @@ CASES = {
     "long text": bad("Llama-3.1-8B", "a" * 201, 3, "has 201 characters; it may have 200"),
     "blank text": bad("nobody asked for it", "'  '", 22, "exclude.because must be one line of printable text"),
     # Exclusions.
-    "excluded value that is not there": bad("{block_size: 32,", "{block_size: 64,", 21, "[16, 32] does not have '64'"),
+    "excluded value that is not there": bad("{block_size: 32,", "{block_size: 64,", 21, "[16, 32] lacks '64'"),
     "exclusion of nothing": bad(
         "    because: nobody asked for it\n",
         "    because: nobody asked for it\n  - when: {dtype: [bfloat16], block_size: 32}\n    because: again\n",
         23,
-        "excludes nothing that the exclusions above leave",
+        "the exclusions above already cover all that this one excludes",
     ),
-    "exclusion of everything": bad("{block_size: 32, dtype: bfloat16}", "{gqa_ratio: 4}", 21, "nothing is left of"),
-    "exclusion without an axis": bad("{block_size: 32, dtype: bfloat16}", "{}", 21, "exclude.when names no axis"),
+    "exclusion of everything": bad("{block_size: 32, dtype: bfloat16}", "{gqa_ratio: 4}", 21, "removes the last"),
+    "exclusion without an axis": bad("{block_size: 32, dtype: bfloat16}", "{}", 21, "exclude.when is empty"),
     # Products.
     "product over the limit": bad("max_variants: 256", "max_variants: 7", 10, "8 variants (2 block_size x 2 dtype"),
     "enormous limit": bad("max_variants: 256", "max_variants: 1000000", 25, "must be from 1 to 65536"),
@@ -240,7 +240,7 @@ CASES = {
         20,
         "no kernel has the modification near",
     ),
-    "heads without a ratio": bad("num_kv_heads: 8", "num_kv_heads: 5", 6, "32 is no multiple of num_kv_heads 5"),
+    "heads without a ratio": bad("num_kv_heads: 8", "num_kv_heads: 5", 6, "32 is not a multiple of num_kv_heads 5"),
     "ranks that split no heads": bad("[1, 2]", "[1, 3]", 9, "over 3 ranks; they do over 1, 2, 4, 8, 16 or 32"),
     "ranks that are not served": bad("[1, 2]", "[1, 16]", 9, "no variant serves; write gqa_ratio: [2, 4]"),
     "fixed partition": bad("partition: auto", "partition: 1024", 24, "write auto, 256 or 512 (rule fixed-"),

@@ -386,7 +386,7 @@ def test_a_spec_never_replaces_its_config(write: Write) -> None:
 
 def test_more_kv_heads_than_query_heads(write: Write) -> None:
     path = write(CONFIGS["Llama-2-7b-hf"] | {"num_key_value_heads": 64})
-    with pytest.raises(UserError, match="num_heads 32 is no multiple of num_kv_heads 64"):
+    with pytest.raises(UserError, match="num_heads 32 is not a multiple of num_kv_heads 64"):
         draft_spec(path)
 
 
@@ -448,9 +448,9 @@ def test_features_go_into_the_spec(write: Write) -> None:
 BAD = {
     "nothing": ("", r"config.json:1: is not JSON: Expecting value"),
     "cut short": ('{\n"a": 1,\n', r"config.json:3: is not JSON: "),
-    "a list": ("[]", r"config.json: is no config.json of a model: it must hold an object"),
-    "nested without end": ("[" * 100_000, r"config.json: is no config.json of a model: it holds a number or a nesting"),
-    "a number without end": ('{"a": ' + "9" * 5000 + "}", r"config.json: is no config.json of a model"),
+    "a list": ("[]", r"config.json: is not a model's config.json: it must hold an object"),
+    "nested without end": ("[" * 100_000, r"config.json: is not a model's config.json: a number or a nesting"),
+    "a number without end": ('{"a": ' + "9" * 5000 + "}", r"config.json: is not a model's config.json"),
     "another file": ({"bos_token": "<s>"}, r"config.json: lacks num_attention_heads; is it the config.json of a lang"),
     "no size": ({"num_attention_heads": 32}, r"config.json: lacks hidden_size"),
     "text for heads": ({"num_attention_heads": "32"}, r"num_attention_heads must be a positive whole number, not '32'"),
@@ -465,7 +465,7 @@ BAD = {
     ),
     "heads that do not divide": (
         {"num_attention_heads": 7, "hidden_size": 512},
-        r"config.json: lacks head_dim, and hidden_size 512 is no multiple of num_attention_heads 7",
+        r"config.json: lacks head_dim, and hidden_size 512 is not a multiple of num_attention_heads 7",
     ),
     "a head size without a kernel": (
         {"num_attention_heads": 8, "head_dim": 576},
@@ -473,7 +473,7 @@ BAD = {
     ),
     "KV heads that do not divide": (
         {"num_attention_heads": 8, "num_key_value_heads": 3, "head_dim": 64},
-        r"config.json: no spec can serve this model: model.num_heads 8 is no multiple of num_kv_heads 3",
+        r"config.json: no spec can serve this model: model.num_heads 8 is not a multiple of num_kv_heads 3",
     ),
     "more KV heads than heads": (
         {"num_attention_heads": 8, "num_key_value_heads": 16, "head_dim": 64},

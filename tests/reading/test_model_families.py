@@ -294,7 +294,7 @@ def test_what_needs_no_note(read: Read, fields: dict[str, Any]) -> None:
             (None,),
             ["attention within chunks of 2048 tokens, in 24 of 32 layers"],
         ),
-        ({"head_dim": 192, "v_head_dim": 128}, (None,), ["heads of V of another size, 128, than those of Q and K"]),
+        ({"head_dim": 192, "v_head_dim": 128}, (None,), ["heads of V of size 128, unlike those of Q and K"]),
     ],
 )
 def test_what_layers_look_back_on(

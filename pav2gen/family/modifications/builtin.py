@@ -19,7 +19,7 @@ def softcap(cap: float) -> Modification:
 
 
 def alibi() -> Modification:
-    """ALiBi's bias: the slope of a head times the distance to the query, which is 0 or less."""
+    """ALiBi's bias: the slope of a head times k - q, which is 0 or less."""
     return Modification("ALiBi", f"s + {SLOPES}[h] * (k - q)", None, {SLOPES: "heads"})
 
 

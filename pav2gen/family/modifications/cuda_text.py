@@ -1,8 +1,8 @@
 """From a typed tree to a CUDA expression: inline, in float32 and 32-bit integers, without a double literal.
 
-Division and remainder of integers follow Python: where C's rule could differ, ``floor_div`` and ``floor_mod`` of
-runtime/cuda/pav2_integer.cuh are called. ``tanhf`` and ``expf`` are the precise functions: the error of ``__expf``
-grows with its argument, and a tanh made of it overflows from 88 on; both break the measure that kernels are held to.
+Division and remainder of integers follow Python. If C's rule could differ, the text calls ``floor_div`` and
+``floor_mod`` of runtime/cuda/pav2_integer.cuh. The text uses the precise functions ``tanhf`` and ``expf``: the error of
+``__expf`` grows with its argument, and a tanh built on it overflows from 88 on. Both exceed the tests' tolerance.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from pav2gen.family.modifications.tree import ARITHMETIC, COMPARISONS, INTEGER, NUMBER, Expression
 
-#: How tightly an operation binds, from C++; a call and a name bind tightest.
+#: The precedence of each operation in C++. Calls and names bind tightest.
 _PRECEDENCE = {
     "if": 1, "or": 2, "and": 3, "==": 4, "!=": 4, "<": 5, "<=": 5, ">": 5, ">=": 5,
     "+": 6, "-": 6, "*": 7, "/": 7, "//": 7, "%": 7, "neg": 8, "not": 8,
@@ -96,6 +96,6 @@ def _infix(x: Expression, names: Mapping[str, str]) -> str:
 
 
 def _within(x: Expression, binds: int, names: Mapping[str, str]) -> str:
-    """The text of an operand, in parentheses if it binds less than ``binds``."""
+    """The text of an operand, in parentheses if it binds less tightly than ``binds``."""
     text, own = _text(x, names)
     return text if own >= binds else f"({text})"

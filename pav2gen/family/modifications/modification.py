@@ -1,4 +1,4 @@
-"""A modification of attention by its name: the expressions of its score and of its mask, and its parameter tensors."""
+"""A named modification of attention: the expressions of its score and its mask, and its parameter tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pav2gen.runtime import select
 
 @dataclass(frozen=True)
 class Modification:
-    """What a spec says under ``modifications``.
+    """One entry of a spec's ``modifications``.
 
-    score, mask: expressions as text; at least one is there. tensors: the axis of each parameter tensor, ``heads`` or
+    score, mask: expressions as text; at least one is given. tensors: the axis of each parameter tensor, ``heads`` or
     ``kv_heads``; a call gives them as float32.
     """
 
@@ -35,5 +35,5 @@ class Modification:
         return None if self.mask is None else parse_mask(self.mask, self.tensors)
 
     def for_table(self) -> select.Modification:
-        """What the dispatch table holds of it."""
+        """The modification as the dispatch table holds it."""
         return select.Modification(self.score or "", self.mask or "", tuple(self.tensors.items()))

@@ -1,6 +1,6 @@
-"""From the text of an expression to its typed tree; each mistake is answered with its column and what would work.
+"""From the text of an expression to its typed tree. The message for a mistake gives its column and what would work.
 
-The syntax is Python's, read by ``ast``. Only what is listed here is taken.
+The syntax is Python's, parsed by ``ast``. The language has only the constructs listed here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INDEX = {"heads": "h", "kv_heads": "kvh"}
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
 _COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 
-#: What stands instead of Python that the language does not have.
+#: Advice for each part of Python that the language lacks.
 _INSTEAD: Mapping[type, str] = {
     ast.Pow: "'**' is not part of the language; write x * x, or exp(y * log(x))",
     ast.BitAnd: "'&' is not part of the language; write 'and'",
@@ -51,7 +51,7 @@ _INSTEAD: Mapping[type, str] = {
 
 
 class ExpressionError(Exception):
-    """What is wrong with an expression, and the column (from 1) where it stands."""
+    """A mistake in an expression: the message, and the column from 1."""
 
     def __init__(self, message: str, column: int) -> None:
         self.message = message
@@ -60,7 +60,7 @@ class ExpressionError(Exception):
 
 
 def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """The tree of a score: a number from the score ``s`` and its place.
+    """The tree of a score: a number calculated from the score ``s`` and its position.
 
     tensors: the axis (``heads`` or ``kv_heads``) of each parameter tensor. Raises ExpressionError.
     """
@@ -71,7 +71,7 @@ def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expressi
 
 
 def parse_mask(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """The tree of a mask: a condition under which a key is attended, from its place alone. Raises ExpressionError."""
+    """The tree of a mask: the condition, on the position alone, that a key is attended. Raises ExpressionError."""
     found = _parse(text, tensors or {}, ("s",))
     if found.type != CONDITION:
         raise ExpressionError(f"a mask is a condition, and this is {found.type}; compare it, such as '... < 1024'", 1)
@@ -236,7 +236,7 @@ class _Reader:
 
 
 def _called(node: ast.expr) -> str:
-    """What messages call a kind of node."""
+    """The name of a kind of node in messages."""
     return f"a {type(node).__name__.lower()}"
 
 

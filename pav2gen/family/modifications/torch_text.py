@@ -1,8 +1,8 @@
-"""From a typed tree to PyTorch statements: vectorized, in place where an operand is not needed again.
+"""From a typed tree to PyTorch statements. They are vectorized, and in place if an operand is not needed again.
 
-A value reaches over some dimensions of the scores; all others are 1 in its shape. A value over heads and tokens is as
-large as the scores: it lives in a slot of the workspace, and a slot is used again when its value is not needed any
-more. Every statement but a view is one ATen call, so that a plan can count them.
+A value varies over some dimensions of the scores, and has size 1 in the others. A value over heads and tokens is as
+large as the scores, and occupies a slot of the workspace. The slot is reused once its value is not needed any more.
+Each statement is one ATen call, except views, so that a plan can count the calls.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pav2gen.family.modifications.tree import CONDITION, INTEGER, MIRRORED, NUMB
 
 DTYPES = {INTEGER: "int32", NUMBER: "float32", CONDITION: "bool"}
 
-#: The dimensions of the scores: sequences, partitions, KV heads, query heads of each, tokens of a partition.
+#: The dimensions of the scores: sequences, partitions, KV heads, query heads of a KV head, tokens of a partition.
 DIMENSIONS = ("row", "part", "kv_head", "head", "token")
 
-#: The dimensions over which each name varies; a parameter tensor's follow from its axis. ``k by row`` is k where the
-#: partitions of each sequence begin at a position of its own.
+#: The dimensions over which each name varies. Those of a parameter tensor follow from its axis. ``k by row`` is k in
+#: a kernel with a window: the first partition of each sequence then begins at another position.
 REACH: Mapping[str, frozenset[str]] = {
     "s": frozenset(DIMENSIONS),
     "q": frozenset(("row",)),
@@ -40,9 +40,9 @@ _INFIX = {"+": "add", "-": "sub", "*": "mul", "/": "div", "//": "div", "%": "rem
 class TorchText:
     """The statements of a translation, and what they cost.
 
-    result: the text of the value at the end. calls: ATen calls that are no views. slots: workspace slots of the size of
-    the scores. token_values: tensors over tokens alone that are allocated; those over heads alone, or over nothing, are
-    too small to count. names: the names and tensors that the statements read.
+    result: the text of the final value. calls: ATen calls that are not views. slots: workspace slots of the size of the
+    scores. token_values: allocated tensors over tokens alone; tensors over heads alone, and scalars, are too small to
+    count. names: the names and tensors that the statements read.
     """
 
     lines: tuple[str, ...]
@@ -57,8 +57,8 @@ def score_text(x: Expression, names: Mapping[str, str], tensors: Mapping[str, st
     """Statements that replace the scores, in place.
 
     names: the text of each name and tensor; ``s`` is the tensor of the scores, and all others broadcast to it.
-    tensors: the axis of each parameter tensor, and of a name its key of ``REACH`` where that is another. slots: the
-    text of a slot of the workspace, a buffer, with {} for its number.
+    tensors: the axis of each parameter tensor; also the key of ``REACH`` of each name that has a different key there.
+    slots: the text of a workspace slot (a buffer), with {} for its number.
     """
     writer = _Writer(_normal(x), names, tensors, slots, scores=names["s"])
     result = writer.text(writer.root)
@@ -68,7 +68,7 @@ def score_text(x: Expression, names: Mapping[str, str], tensors: Mapping[str, st
 
 
 def hidden_text(mask: Expression, names: Mapping[str, str], tensors: Mapping[str, str], slots: str) -> TorchText:
-    """Statements whose result is a bool tensor: where a key is not attended. It broadcasts to the scores."""
+    """Statements that compute a bool tensor, true where a key is not attended. It broadcasts to the scores."""
     writer = _Writer(_normal(opposite(mask)), names, tensors, slots, scores="scores")
     return writer.finish(writer.text(writer.root))
 
@@ -81,7 +81,7 @@ def reach_of(x: Expression, tensors: Mapping[str, str]) -> frozenset[str]:
 
 
 def _normal(x: Expression) -> Expression:
-    """The same value with a literal, where there is one, as the second operand, or as the first result of ``if``."""
+    """The same value with its literal, if any, moved to the second operand, or to the first result of ``if``."""
     args = tuple(map(_normal, x.args))
     if x.op == "if" and args[2].is_literal and not args[1].is_literal:
         return replace(x, args=(_normal(opposite(args[0])), args[2], args[1]))
@@ -95,7 +95,7 @@ def _normal(x: Expression) -> Expression:
 
 @dataclass(frozen=True)
 class _Value:
-    """What a node became: a literal or a leaf (slot None, not owned), a slot of the workspace, or a small tensor.
+    """The result of a node: a literal or a leaf (slot None, not owned), a workspace slot, or a small tensor.
 
     The scores are slot -1.
     """
@@ -119,7 +119,7 @@ class _Writer:
         self.lines: list[str] = []
         self.calls = self.slot_count = self.token_values = self.temporaries = 0
         self.values: dict[Expression, _Value] = {}
-        self.uses: Counter[Expression] = Counter()  # by operations that are not written yet
+        self.uses: Counter[Expression] = Counter()  # uses by operations that are not written yet
         for node in set(walk(root)):
             self.uses.update(node.args)
         reads_scores = any(node.op == "name" and node.value == "s" for node in walk(root))
@@ -143,7 +143,7 @@ class _Writer:
         self.calls += calls
 
     def text(self, x: Expression) -> str:
-        """The text of a node's value; its statements are written when it is first asked for."""
+        """The text of a node's value. The first request writes its statements."""
         if x not in self.values:
             self.values[x] = self.leaf(x) if not x.args else self.operation(x)
         return self.values[x].text
@@ -172,7 +172,7 @@ class _Writer:
         return self.plain(x)
 
     def fused(self, x: Expression) -> _Value | None:
-        """``a + b * c`` in place of ``a``: one call, and no tensor for the product."""
+        """``a + b * c``, stored in ``a``: one call, without a tensor for the product."""
         for a, product in (x.args, x.args[::-1]) if x.op == "+" else (x.args,):
             fits = product.op == "*" and x.type == NUMBER and self.uses[product] == 1 and product not in self.values
             if not fits or self.reusable(a, x) is None:
@@ -191,7 +191,7 @@ class _Writer:
         return None
 
     def reusable(self, arg: Expression, x: Expression) -> _Value | None:
-        """The value of ``arg`` if ``x`` can be calculated in its place."""
+        """The value of ``arg`` if ``x`` can overwrite it, else None."""
         if arg.is_literal or arg.type != x.type or reach_of(arg, self.tensors) != reach_of(x, self.tensors):
             return None
         if self.uses[arg] > 1:
@@ -211,7 +211,7 @@ class _Writer:
         if kept is None:
             given = ", ".join((first, *rest))
             return self.functional(x, f"torch.{function}({given})", f"torch.{function}({given}, out=", out=True)
-        if function in ("minimum", "maximum"):  # they have no form in place
+        if function in ("minimum", "maximum"):  # they have no in-place form
             self.emit(f"torch.{function}({first}, {rest[0]}, out={first})")
         else:
             self.emit(f"{first}.{function}_({', '.join(rest)})")
@@ -219,7 +219,7 @@ class _Writer:
         return kept
 
     def literal_first(self, x: Expression) -> _Value:
-        """``literal op tensor``, where the operation is not commutative."""
+        """``literal op tensor`` for an operation that is not commutative."""
         literal, b = map(self.text, x.args)
         if x.op in ("-", "/"):
             first, then = ("neg", "add_") if x.op == "-" else ("reciprocal", "mul_")
@@ -239,7 +239,7 @@ class _Writer:
         return held
 
     def choose(self, x: Expression) -> _Value:
-        """``a if test else b`` of integers or numbers; the first result may be a literal, or both."""
+        """``a if test else b`` of integers or numbers. ``a`` may be a literal, or both ``a`` and ``b``."""
         test, a, b = map(self.text, x.args)
         if not x.args[1].is_literal:
             given = f"{test}, {a}, {b}"
@@ -260,21 +260,21 @@ class _Writer:
         return held
 
     def functional(self, x: Expression, small: str, large: str, out: bool = False) -> _Value:
-        """The value of ``x`` in a place of its own: ``small`` allocates it, ``large`` fills a slot of the workspace."""
+        """The value of ``x`` in new storage: ``small`` allocates a tensor, ``large`` fills a slot of the workspace."""
         held = self.allocate(x)
         self.assign(held, small, large, out)
         self.consume(x.args)
         return held
 
     def assign(self, held: _Value, small: str, large: str, out: bool = False) -> None:
-        """Fill a place that was just allocated."""
+        """Fill storage that was just allocated."""
         if held.slot is None:
             self.emit(f"{held.text} = {small}")
         else:
             self.emit(f"{large}{held.text})" if out else f"{held.text}.{large}")
 
     def allocate(self, x: Expression) -> _Value:
-        """A place for the value of ``x``."""
+        """Storage for the value of ``x``."""
         reach = reach_of(x, self.tensors)
         large = "token" in reach and "kv_head" in reach
         if -1 in self.free and x.type == NUMBER and len(reach) == len(DIMENSIONS):
@@ -295,7 +295,7 @@ class _Writer:
         return _Value(name, slot=slot, owned=True)
 
     def consume(self, args: Sequence[Expression], kept: _Value | None = None) -> None:
-        """An operation has taken its operands: a slot that nobody needs any more is free, unless it is ``kept``."""
+        """Free the slots of operands that no later operation needs, except ``kept``."""
         for arg in args:
             self.uses[arg] -= 1
             value = self.values[arg]
@@ -307,7 +307,7 @@ _COMMUTATIVE = ("+", "*", "min", "max", "and", "or")
 
 
 def _function(x: Expression) -> tuple[str, tuple[str, ...]]:
-    """The function of torch for an operation whose first operand is a tensor, and its further arguments."""
+    """The torch function for an operation on a tensor as first operand, and the other arguments."""
     if x.op in ("min", "max"):
         return ("clamp_" + ("max" if x.op == "min" else "min"), ()) if x.args[1].is_literal else (f"{x.op}imum", ())
     names = {**_COMPARE, **_INFIX, "and": "logical_and", "or": "logical_or", "not": "logical_not"}

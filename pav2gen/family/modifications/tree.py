@@ -1,4 +1,4 @@
-"""Typed expressions: what an operation takes and gives, and the range of every integer.
+"""Typed expressions: the types of operands and results, and the range of every integer.
 
 Three types exist: an integer (32 bits), a number (float32) and a condition. Each integer carries the interval of its
 possible values, so that an overflow and a division by zero are found before any kernel is made.
@@ -24,7 +24,7 @@ LARGEST_FLOAT, SMALLEST_FLOAT = 3.4028234663852886e38, 1.1754943508222875e-38  #
 
 
 class Mistake(Exception):
-    """An expression that has no meaning: a sentence that says why and what would work."""
+    """An invalid expression. The message says why, and what would work."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "!=": lambda a, b: a != b,
 }
 
-#: What each comparison becomes when its sides change places, and when it is negated.
+#: Each comparison with its sides swapped, and negated.
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
-#: Functions that take and give a number, as they are folded for literals.
+#: Functions of one number, in Python. They fold literals.
 NUMBER_FUNCTIONS: Mapping[str, Callable[[float], float]] = {
     "tanh": math.tanh,
     "exp": math.exp,
@@ -94,7 +94,7 @@ def integer(value: int) -> Expression:
 
 
 def number(value: float) -> Expression:
-    """A number literal. Raises Mistake for what float32 cannot hold."""
+    """A number literal. Raises Mistake if float32 cannot hold it."""
     if not math.isfinite(value) or abs(value) > LARGEST_FLOAT:
         raise Mistake(f"{value} is beyond float32, which ends at 3.4e38")
     if value != 0 and abs(value) < SMALLEST_FLOAT:
@@ -182,7 +182,7 @@ def _fold_integer(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def _corners(op: str, a: Expression, b: Expression) -> list[int]:
-    """Values between which every result lies. Each operation is monotone in each operand; ``%`` is bounded by b."""
+    """Bounds of the result. Each operation but ``%`` is monotone in each operand; ``%`` is bounded by ``b``."""
     if op != "%":
         return [int(_ARITHMETIC[op](x, y)) for x in (a.low, a.high) for y in (b.low, b.high)]
     if a.low >= 0 and a.high < b.low:
@@ -213,7 +213,7 @@ def logic(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def opposite(x: Expression) -> Expression:
-    """``not x``; a comparison is turned round, and ``and`` and ``or`` change places."""
+    """``not x``. A comparison is negated; ``and`` and ``or`` replace each other."""
     if x.type != CONDITION:
         raise Mistake(f"'not' takes a condition, not {x.type}; compare it, such as '... == 0'")
     if x.is_literal:

@@ -1,4 +1,4 @@
-"""What a model's config.json says of its attention, question by question: heads, layers, context length.
+"""Reads one aspect each of a model's attention from its config.json: heads, layers, context length, scores.
 
 May import: ``wording``, ``errors`` and modules of this package.
 """

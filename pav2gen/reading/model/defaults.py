@@ -1,7 +1,7 @@
 """Defaults of transformers' configuration classes, by ``model_type``.
 
-A config.json leaves out what equals the default of its class: nearly always below ``text_config``. The values are those
-of transformers 4.57. None is written as the class has it; a key that the class does not have is left out.
+A config.json leaves out values that equal the default of its class, nearly always below ``text_config``. The values
+here are those of transformers 4.57. None means that the class's default is None. Keys that a class lacks are left out.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
 }
 # fmt: on
 
-#: The type of the language model in a model of several parts, where the config does not name it.
+#: Model type -> the type of its language model, for models of several parts that do not name it in the config.
 TEXT_TYPES: Mapping[str, str] = {
     "aria": "aria_text",
     "aya_vision": "cohere2",
@@ -178,7 +178,7 @@ TEXT_TYPES: Mapping[str, str] = {
 
 
 def defaults_of(model_type: object) -> dict[str, Any]:
-    """What the class of ``model_type`` has for keys that a config leaves out; nothing for a type that is not known."""
+    """The defaults of the class of ``model_type``. Empty for an unknown type."""
     if not isinstance(model_type, str):
         return {}
     row = _TABLE.get(model_type, ())

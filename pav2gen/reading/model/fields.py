@@ -1,4 +1,4 @@
-"""The fields of a config.json: what it gives, then the defaults of the model's class."""
+"""The fields of a config.json: given values first, then the defaults of the model's class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 
 class Fields:
-    """The fields of a language model: those of its own part, the defaults of its class, then those around the part."""
+    """The fields of a language model: its own part comes first, then its class's defaults, then the outer parts."""
 
     def __init__(self, config: Mapping[str, Any], file: str) -> None:
         outer, own = split(config)
@@ -26,9 +26,9 @@ class Fields:
         self.defaults = defaults_of(kind)
 
     def get(self, *keys: str) -> Any:
-        """The first value of ``keys`` that is given and not null, else the default of one; None if there is none.
+        """The first given value of ``keys`` that is not null, else the first default, else None.
 
-        A null in the model's own part stands against a default, but not against a value around the part.
+        A null in the model's own part overrides a default, but not a value in an outer part.
         """
         nulls = any(key in self.own for key in keys)
         for source in (self.own, *([] if nulls else [self.defaults]), self.outer):
@@ -42,7 +42,7 @@ class Fields:
         return self.own.get(key) is not None or self.outer.get(key) is not None
 
     def count(self, *keys: str) -> int:
-        """The first of ``keys`` that is there. Raises UserError where none is, or it is no positive whole number."""
+        """The first given value of ``keys``. Raises UserError if all are missing, or if it is not a count from 1."""
         value = self.get(*keys)
         if value is None:
             raise self.fail(f"lacks {keys[0]}; {self._hint()}")
@@ -52,12 +52,12 @@ class Fields:
         return int(value)
 
     def part(self, key: str) -> dict[str, Any]:
-        """The mapping at ``key``; empty if there is none."""
+        """The mapping at ``key``; empty if it is missing."""
         value = self.get(key)
         return value if isinstance(value, dict) else {}
 
     def listed(self, key: str) -> list[Any]:
-        """The list at ``key``; empty if there is none."""
+        """The list at ``key``; empty if it is missing."""
         value = self.get(key)
         return value if isinstance(value, list) else []
 
@@ -66,7 +66,7 @@ class Fields:
         return UserError(message, self.file)
 
     def _hint(self) -> str:
-        """What to do where a key is missing."""
+        """Advice if a key is missing."""
         if self.model_type and not self.defaults and (self.own or self.outer):
             return (
                 f"the defaults of model type {quoted(self.model_type)} are not known: write the key into a copy of the "
@@ -76,7 +76,7 @@ class Fields:
 
 
 def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A config's fields around the part of the language model, and those of the part itself."""
+    """The fields of the outer parts of a config, and those of the language model's own part."""
     outer: dict[str, Any] = {}
     own = dict(config)
     while key := next((key for key in PARTS if isinstance(own.get(key), dict)), ""):
@@ -86,5 +86,5 @@ def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def is_count(value: object, most: int | None = None) -> bool:
-    """Whether ``value`` is a whole number from 1, and no more than ``most``."""
+    """Whether ``value`` is a whole number from 1 to ``most``."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0 and (most is None or value <= most)

@@ -1,4 +1,4 @@
-"""The heads of a model's attention: how many, how many of keys and values, and of which size."""
+"""The heads of a model's attention: their number, the number of KV heads, and their size."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PADDED_LATENT = 256
 
 QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 
-#: What models call the number of KV heads.
+#: Keys that models use for the number of KV heads.
 KV_HEADS = (
-    "num_global_key_value_heads",  # of the layers without a window, where they have heads of their own
+    "num_global_key_value_heads",  # of the layers without a window, if these differ
     "num_key_value_heads",
     "num_kv_heads",
     "n_head_kv",  # Falcon
@@ -27,7 +27,7 @@ KV_HEADS = (
 HEAD_SIZES = ("global_head_dim", "head_dim", "kv_channels", "attention_head_dim")
 HIDDEN_SIZES = ("hidden_size", "n_embd", "n_embed", "d_model")
 
-#: A key that may give the number of KV heads, by a name that is not known.
+#: Matches an unknown key that may give the number of KV heads.
 _LIKE_KV_HEADS = re.compile(
     r"(kv|key_?value|query|attention|attn).*(head|group)|(head|group).*(kv|key_?value|query)", re.I
 )
@@ -40,7 +40,7 @@ def num_heads(fields: Fields) -> int:
 
 
 def num_kv_heads(fields: Fields, heads: int) -> int:
-    """The number of KV heads, by the names that models give it; as many as query heads if none is there."""
+    """The number of KV heads. If no known key gives it, it equals the number of query heads."""
     if is_latent(fields):
         return heads
     if each := kv_heads_by_layer(fields, heads):
@@ -56,21 +56,21 @@ def num_kv_heads(fields: Fields, heads: int) -> int:
 
 
 def head_size(fields: Fields, heads: int) -> int:
-    """The size of a head of Q and K: given, or the hidden size shared out over the heads."""
+    """The size of a head of Q and K: as given, else the hidden size divided by the number of heads."""
     if is_latent(fields):
         return _latent_head_size(fields)
     if fields.get(*HEAD_SIZES) is not None:
         return fields.count(*HEAD_SIZES)
     hidden = fields.count(*HIDDEN_SIZES)
     if hidden % heads:
-        raise fields.fail(f"lacks head_dim, and hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+        raise fields.fail(f"lacks head_dim, and hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     return hidden // heads
 
 
 def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
-    """The numbers of KV heads that layers have, where a config gives them by layer.
+    """The numbers of KV heads of the layers, if a config gives them by layer.
 
-    Raises UserError where they differ and vLLM has no one number for them.
+    Raises UserError if they differ and vLLM does not unify them.
     """
     listed = fields.get("num_key_value_heads_per_layer")
     if isinstance(listed, list):  # DeciLM: vLLM repeats KV heads until all layers have the most
@@ -92,13 +92,13 @@ def is_latent(fields: Fields) -> bool:
 
 
 def _latent_head_size(fields: Fields) -> int:
-    """The size of a head as vLLM 0.6 expands it. Raises UserError where the config doesn't say."""
+    """The size of a head as vLLM 0.6 expands it. Raises UserError if the config does not give it."""
     size = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     return PADDED_LATENT if fields.model_type.startswith("deepseek") else size
 
 
 def head_notes(fields: Fields, heads: int) -> Iterator[str]:
-    """What to know of the heads beside their numbers."""
+    """Notes on the heads."""
     if is_latent(fields):
         yield (
             "attention is latent (kv_lora_rank): vLLM 0.6 expands it to a KV head for each query head, as here; vLLM "
@@ -123,7 +123,7 @@ def value_size(fields: Fields, size: int) -> int:
 
 
 def _by_kind_of_layer(fields: Fields) -> Iterator[str]:
-    """Where layers with a window have other heads than the layers without, which the spec is of."""
+    """A note if layers with a window have other heads. The spec describes the layers without a window."""
     own = {
         "query heads": (QUERY_HEADS, ("swa_num_attention_heads",)),
         "KV heads": (KV_HEADS[1:], ("swa_num_key_value_heads",)),
@@ -145,7 +145,7 @@ def _shown(value: object) -> str:
 
 
 def _unknown_kv_heads(fields: Fields, heads: int) -> Iterator[tuple[str, int]]:
-    """Keys of the config that look like a number of KV heads, and their values."""
+    """Unknown keys of the config that look like a number of KV heads, and their values."""
     known = {*KV_HEADS, *QUERY_HEADS, "multi_query_group_num", "num_key_value_groups"}
     for key, value in fields.own.items():
         looks = _LIKE_KV_HEADS.search(key) and not _NOT_KV_HEADS.search(key) and key.isidentifier() and len(key) < 64

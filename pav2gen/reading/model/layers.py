@@ -1,4 +1,4 @@
-"""The layers of a model: which have attention with a paged cache, and over how many tokens each looks back."""
+"""The layers of a model: which of them have attention with a paged cache, and how many tokens each looks back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pav2gen.reading.model.fields import Fields, is_count
 #: The kinds of layers: attention to everything, to a window, within a chunk; linear attention; no attention.
 FULL, WINDOW, CHUNK, LINEAR, OTHER = "full", "window", "chunk", "linear", "other"
 
-#: What configs call the kinds: the first words that a name begins with.
+#: Prefixes of the names that configs give to each kind.
 _NAMES = (
     ("sliding", WINDOW),
     ("local", WINDOW),
@@ -22,17 +22,17 @@ _NAMES = (
     ("hybrid", FULL),
 )
 
-#: The most layers of a model that is worth a list.
+#: Models with more layers than this are not listed layer by layer.
 MOST_LAYERS = 4096
 
-#: Types of which every layer has the window.
+#: Model types in which every layer has the window.
 ALL_WINDOWED = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2"})
 
 WINDOWS = ("sliding_window", "attention_window_size", "sliding_window_size")
 
 
 def layer_kinds(fields: Fields) -> tuple[str, ...]:
-    """The kind of each layer; empty where the config, and what is known of its type, does not tell them apart."""
+    """The kind of each layer; empty if neither the config nor the model type tells."""
     number = fields.get("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     layers = number if is_count(number, MOST_LAYERS) else 0
     for found in (_listed(fields, layers), _hybrid(fields, layers), _patterned(fields, layers)):
@@ -42,9 +42,9 @@ def layer_kinds(fields: Fields) -> tuple[str, ...]:
 
 
 def windows(fields: Fields, max_seq_len: int) -> tuple[int | None, ...]:
-    """The distinct numbers of tokens that layers with a paged cache look back, None for all of them.
+    """The distinct numbers of tokens that layers with a paged cache look back. None means all tokens.
 
-    A window that the longest context does not leave is None too. The order is None, then by size.
+    A window as long as the longest context also counts as None. None comes first, then windows by size.
     """
     sizes = {size if size is not None and size < max_seq_len else None for size in _sizes(fields)}
     return tuple(sorted(sizes, key=lambda size: size or 0))
@@ -64,7 +64,7 @@ def _sizes(fields: Fields) -> set[int | None]:
 
 
 def _window(fields: Fields) -> int | None:
-    """The window of the layers that have one; None if no layer has."""
+    """The window of the layers that have a window; None if no layer has."""
     window = fields.get(*WINDOWS)
     if fields.get("use_sliding_window") is False:
         return None
@@ -72,7 +72,7 @@ def _window(fields: Fields) -> int | None:
 
 
 def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """A sentence on the sliding windows of a model, if it has some."""
+    """A sentence about a model's sliding windows, if it has any."""
     kinds = layer_kinds(fields)
     sizes = [size for size in windows(fields, max_seq_len) if size is not None]
     if sizes:
@@ -96,7 +96,7 @@ def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
 
 
 def layer_notes(fields: Fields) -> Iterator[str]:
-    """What to know of the layers without a paged cache."""
+    """Notes on the layers without a paged cache."""
     kinds = layer_kinds(fields)
     linear, other = kinds.count(LINEAR), kinds.count(OTHER)
     if linear:
@@ -110,7 +110,7 @@ def layer_notes(fields: Fields) -> Iterator[str]:
 
 
 def _listed(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kinds that a config lists by layer."""
+    """The kind of each layer, from a config that lists them."""
     for key in ("layer_types", "layers_block_type"):
         if listed := fields.listed(key):
             return tuple(map(_kind, listed))
@@ -134,7 +134,7 @@ def _kind(name: object) -> str:
 
 
 def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kinds of a model in which some layers have attention, and the others something else."""
+    """The kind of each layer, for models with attention in some layers and something else in the others."""
     period, offset = fields.get("attn_layer_period"), fields.get("attn_layer_offset")
     if is_count(period) and isinstance(offset, int):  # Jamba
         return tuple(FULL if index % period == offset else OTHER for index in range(layers))
@@ -151,7 +151,7 @@ def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _patterned(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kinds of a model in which layers with a window and layers without one alternate."""
+    """The kind of each layer, for models that alternate layers with and without a window."""
     if fields.model_type == "llama4_text":
         with_rope: list[Any] = fields.listed("no_rope_layers")
         chunked = with_rope or [(index + 1) % 4 for index in range(layers)]

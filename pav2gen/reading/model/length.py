@@ -7,7 +7,7 @@ from typing import Any
 
 from pav2gen.reading.model.fields import Fields
 
-#: The keys of which vLLM takes the smallest.
+#: Keys that may give the length. vLLM takes the smallest value.
 LENGTHS = (
     "max_position_embeddings",
     "n_positions",
@@ -18,35 +18,35 @@ LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-#: What vLLM assumes for a model that names no length.
+#: The length that vLLM assumes if the config gives none.
 DEFAULT_LENGTH = 2048
 
-#: Kinds of rotary embedding whose length is in the config already.
+#: Kinds of rotary embedding for which the config's length already includes the scaling.
 SCALED_ALREADY = ("su", "longrope", "llama3")
 
 LARGEST_INT32 = 2**31 - 1
 
 
 def max_seq_len(fields: Fields) -> int:
-    """The number of tokens, from 1 to the largest int32. Raises UserError for a length that is no number."""
+    """The number of tokens, from 1 to the largest int32. Raises UserError for a length that is not a number."""
     length = float(min((fields.count(key) for key in LENGTHS if fields.get(key) is not None), default=DEFAULT_LENGTH))
-    if fields.get("model_max_length") is not None:  # Command R: it stands above max_position_embeddings
+    if fields.get("model_max_length") is not None:  # Command R: it overrides max_position_embeddings
         length = float(fields.count("model_max_length"))
-    if "gemma3" not in fields.model_type:  # its length is scaled already
+    if "gemma3" not in fields.model_type:  # its length already includes the scaling
         for rope in _ropes(fields):
             length = _scaled(length, rope)
     return max(1, min(int(length), LARGEST_INT32)) if length < 1e18 else LARGEST_INT32
 
 
 def _ropes(fields: Fields) -> Iterator[Mapping[str, Any]]:
-    """The parameters of the rotary embedding, or those of each kind of layer."""
+    """The parameters of the rotary embedding; several if kinds of layers have their own."""
     parameters = fields.part("rope_scaling") or fields.part("rope_parameters")
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     yield from nested or [parameters]
 
 
 def _scaled(length: float, rope: Mapping[str, Any]) -> float:
-    """``length`` after the embedding is stretched."""
+    """``length`` after the scaling of the rotary embedding."""
     kind = rope.get("rope_type", rope.get("type"))
     if kind in SCALED_ALREADY:
         return length
@@ -55,6 +55,6 @@ def _scaled(length: float, rope: Mapping[str, Any]) -> float:
 
 
 def _number(value: object) -> float | None:
-    """``value`` if it is a number above 0."""
+    """``value`` if it is a number above 0, else None."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if number and 0 < value < 1e18 else None  # type: ignore[arg-type, operator]

@@ -1,4 +1,4 @@
-"""What a model does to its attention scores: their scale, softcap and bias, and its sinks."""
+"""A model's attention scores: their scale, softcap and bias, and the sinks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def uses_alibi(fields: Fields) -> bool:
 
 
 def softcap(fields: Fields) -> float | None:
-    """The softcap on the scores; None without one, and where it is no number."""
+    """The softcap on the scores; None if it is missing or not a number."""
     return _positive(fields.get("attn_logit_softcapping", "max_attn_value"))
 
 
@@ -30,9 +30,9 @@ def sinks(fields: Fields) -> bool:
 
 
 def scale(fields: Fields, head_size: int) -> float | None:
-    """The factor of the scores; None where it is the usual one, ``head_size ** -0.5``.
+    """The factor of the scores; None if it is the usual ``head_size ** -0.5``.
 
-    Latent attention is left out: its scale also depends on the rotary embedding.
+    Latent attention also gives None: its scale depends on the rotary embedding too.
     """
     if is_latent(fields):
         return None
@@ -50,6 +50,6 @@ def scale(fields: Fields, head_size: int) -> float | None:
 
 
 def _positive(value: Any) -> float | None:
-    """``value`` if it is a number above 0."""
+    """``value`` if it is a number above 0, else None."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if number and 0 < value < 1e18 else None
