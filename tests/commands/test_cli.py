@@ -343,7 +343,7 @@ class TestInit:
         Path("config.json").write_text(json.dumps(CONFIG))
         result = run("init", "--from", "config.json", "--out", "specs/mine.yaml")
         assert result.stdout.splitlines()[0].startswith("specs/mine.yaml: written")
-        assert "sliding_window: [4096]" in Path("specs/mine.yaml").read_text()
+        assert "sliding_window: [null, 4096]" in Path("specs/mine.yaml").read_text()
         assert result.stdout.splitlines()[-1] == "next: pav2gen build specs/mine.yaml"
         assert run("build", "specs/mine.yaml").exit_code == 0
 

@@ -21,10 +21,23 @@ name: {name}
 target: bi-v100
 model: {{num_heads: {heads}, num_kv_heads: 2, max_seq_len: 4096}}
 axes: {{head_size: {size}, gqa_ratio: {ratio}, partition_size: {partition}, block_size: {page}, kv_cache_dtype: {kv}}}
-features: {{alibi: {alibi}, blocksparse: {sparse}}}
+features:
+  {{alibi: {alibi}, blocksparse: {sparse}, softcap: {cap}, sliding_window: {window}, sinks: {sinks}, modification: {mod}}}
+{defined}
 backends: [torch, cuda]
 """
-PLAIN = dict(size=64, ratio=3, partition=128, page=16, kv="auto", alibi="false", sparse="false")
+PLAIN = dict(
+    size=64, ratio=3, partition=128, page=16, kv="auto", alibi="false", sparse="false", cap="null", window="null",
+    sinks="false", mod="null", defined="",
+)  # fmt: skip
+#: A score and a mask that differ by position, query head and KV head.
+NEAR = """
+modifications:
+  near:
+    score: "s + tilt[h] * tanh(0.05 * (k - q)) + base[kvh]"
+    mask: "k < 4 or (k - q) % 3 != 1 or h == 2"
+    tensors: {tilt: [heads], base: [kv_heads]}
+"""
 FAMILIES = {
     "dense": PLAIN,
     "wide": {**PLAIN, "size": 80},  # two slices in the reduction
@@ -33,6 +46,10 @@ FAMILIES = {
     "biased": {**PLAIN, "alibi": "true"},
     "stored8": {**PLAIN, "kv": "fp8_e4m3"},
     "sparse": {**PLAIN, "sparse": "true"},
+    "windowed": {**PLAIN, "window": "150"},
+    "sunk": {**PLAIN, "sinks": "true"},
+    "capped": {**PLAIN, "cap": "5.0", "alibi": "true"},
+    "own": {**PLAIN, "mod": "near", "defined": NEAR},
 }
 
 
@@ -56,6 +73,9 @@ def narrow(name, old, header="", family="dense"):
     """The fault of an offset that is computed in 32 bits."""
     return Fault(f"{name} in 32 bits", "out", old, f"static_cast<int>({old})", family, header, run="far")
 
+
+CAP = "    s = 5.0f * tanhf(s / 5.0f);  // softcap\n"
+BIAS = "    s = s + shared.slope[head] * static_cast<float>(k - q);  // ALiBi\n"
 
 FAULTS = [
     Fault("no barrier after staging", "race", "stage(a, at, tokens, s);\n    __syncthreads();", "stage(a, at, tokens, s);"),
@@ -104,6 +124,27 @@ FAULTS = [
     Fault("codes taken as they are", "", "* Stored::kCodeScale;\n    const int64_t first", ";\n    const int64_t first", "stored8"),
     Fault("scale of values forgotten", "", "scale_of(a.v_scale_ptr, a.v_scale, at.kv_head * a.v_scale_stride)", "1.0f", "stored8"),
     Fault("skipped blocks attended", "", "if (!attended(a, at, s, h, q, k)) sum = -INFINITY;", "", "sparse"),
+    Fault("window one token too long", "", "if (!(q - k < 150))", "if (!(q - k < 151))", "windowed"),
+    Fault("window one token too short", "", "if (!(q - k < 150))", "if (!(q - k < 149))", "windowed"),
+    Fault("window starts a page late", "", "window / kPageTokens * kPageTokens)", "(window / kPageTokens + 1) * kPageTokens)", "windowed"),
+    Fault("pages before the window read", "out", "max(at.partition * kPartitionTokens, window / kPageTokens * kPageTokens)", "at.partition * kPartitionTokens", "windowed"),
+    Fault("scratch before the window left", "", "    fill_scratch(a, seq, head, mine, skipped, stride);\n", "", "windowed", "pav2_reduce.cuh"),
+    Fault("sinks dropped", "", "total, sink_of(a, head));", "total, -INFINITY);", "sunk", "pav2_reduce.cuh"),
+    Fault("a sink of another head", "", "total, sink_of(a, head));", "total, sink_of(a, head ^ 1));", "sunk", "pav2_reduce.cuh"),
+    Fault("sinks scaled", "", "total, sink_of(a, head));", "total, a.scale * sink_of(a, head));", "sunk", "pav2_reduce.cuh"),
+    Fault("sinks in every partition", "", "s.inverse[h] = states[i].z == 0.0f ? 0.0f : 1.0f / states[i].z;", "s.inverse[h] = 1.0f / (states[i].z + expf(a.sinks[at.first_head + h] - states[i].m));", "sunk"),
+    Fault("lse in base 2", "", "base + logf(sum)", "base + log2f(sum)", header="pav2_partition.cuh"),
+    Fault("lse without the maximum", "", "base + logf(sum)", "logf(sum)", header="pav2_partition.cuh"),
+    Fault("softcap dropped", "", "s = 5.0f * tanhf(s / 5.0f);  // softcap", "", "capped"),
+    Fault("softcap before the scale", "", "s = 5.0f * tanhf(s / 5.0f);", "s = 0.125f * 5.0f * tanhf(8.0f * s / 5.0f);", "capped"),
+    Fault("softcap after the bias", "", CAP + BIAS, BIAS + CAP, "capped"),
+    Fault("slopes of another head", "", "a.alibi_slopes[at.first_head + h]", "a.alibi_slopes[at.first_head + (h + 1) % 3]", "capped"),
+    Fault("remainder by C's rule", "", "floor_mod(k - q, 3)", "(k - q) % 3", "own"),
+    Fault("query head counted in the block", "", "const int h = at.first_head + head;", "const int h = head;", "own"),
+    Fault("tensor of the KV heads by query head", "", "a.tensors[1][at.kv_head]", "a.tensors[1][h & 1]", "own"),
+    Fault("mask forgotten", "", "if (!attended(a, at, s, h, q, k)) sum = -INFINITY;", "", "own"),
+    Fault("mask forgotten in the last page", "", "if (!attended(a, at, s, h, q, k)) sum", "if (q - k > 15 && !attended(a, at, s, h, q, k)) sum", "own"),
+    Fault("position within the partition", "", "k = at.start + first + token;", "k = first + token;", "own"),
     Fault("rank ignored", "", "a.tp_rank * a.num_heads", "0 * a.num_heads", "sparse", "pav2_sparse.cuh"),
 ]  # fmt: skip
 
