@@ -24,17 +24,17 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which count
 
 import torch
 
-from pav2gen.bench import measurement_file as document
-from pav2gen.bench import table
-from pav2gen.bench.bench import BenchOptions, Setup, bench
-from pav2gen.bench.clock import interleave
 from pav2gen.bench.commands import progress
-from pav2gen.bench.contestants import launches, operate, workspace_bytes
-from pav2gen.bench.measurement_rows import Measurement, measurements
+from pav2gen.bench.measuring import measurement_file as document
+from pav2gen.bench.measuring import table
+from pav2gen.bench.measuring.bench import BenchOptions, Setup, bench
+from pav2gen.bench.measuring.clock import interleave
+from pav2gen.bench.measuring.contestants import launches, operate, workspace_bytes
+from pav2gen.bench.reporting.measurement_rows import Measurement, measurements
 from pav2gen.reading.selection import Selection, load
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.cases import Case, make
 from pav2gen.runtime.select import Row
+from pav2gen.runtime.testing.cases import Case, make
 
 SPEC = """\
 schema: 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from pav2gen.runtime.oracle import decode, nearest_codes
+from pav2gen.runtime.testing.oracle import decode, nearest_codes
 from pav2gen.runtime.writer.calibration import kv_scales
 
 HEADS, TOKENS, SIZE, QUERIES = 8, 512, 128, 32

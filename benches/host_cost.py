@@ -48,7 +48,7 @@ def main() -> None:
     """Print the parts of a call, and the whole."""
     package = load()
     check, cases, library = (
-        importlib.import_module(f"{package.__name__}.runtime.{name}") for name in ("check", "cases", "library")
+        importlib.import_module(f"{package.__name__}.runtime.{name}") for name in ("check", "testing.cases", "library")
     )
     row: Any = next(row for row in package.operator.table.rows if row.cuda and not row.key.modification)
     loaded = library.Library(library.build(library.kernels_of([row], PACKAGE), "host"))

@@ -112,11 +112,11 @@ def bench(
       pav2gen bench specs/qwen36.yaml --device cuda --json bench.json
     """
     require_torch("bench")
-    from pav2gen.bench import machine
-    from pav2gen.bench import measurement_file as document
-    from pav2gen.bench.bench import BenchOptions, interrupted, wrong
-    from pav2gen.bench.bench import bench as measure
-    from pav2gen.bench.live import Live
+    from pav2gen.bench.measuring import machine
+    from pav2gen.bench.measuring import measurement_file as document
+    from pav2gen.bench.measuring.bench import BenchOptions, interrupted, wrong
+    from pav2gen.bench.measuring.bench import bench as measure
+    from pav2gen.bench.measuring.live import Live
 
     if json_file:
         check_output(json_file, spec)
@@ -177,9 +177,9 @@ def tune(
       pav2gen build specs/qwen36.yaml
     """
     require_torch("tune")
-    from pav2gen.bench import machine
-    from pav2gen.bench.tune import TuneOptions
-    from pav2gen.bench.tune import tune as measure
+    from pav2gen.bench.measuring import machine
+    from pav2gen.bench.tuning.tune import TuneOptions
+    from pav2gen.bench.tuning.tune import tune as measure
 
     if layouts:
         _print_layouts(selected(spec, filters, tuned=False), machine.device_of(device), **options)
@@ -200,8 +200,8 @@ def _print_layouts(
     chosen: Selection, device: Any, num_seqs: tuple[int, ...], seq_lens: tuple[int, ...] | None, rounds: int, **_: Any
 ) -> None:
     """Time the layouts of the CUDA kernels, and print them. Raises UserError for a device that is no GPU."""
-    from pav2gen.bench.layout_search import LayoutOptions, lines, search
-    from pav2gen.bench.tune import lengths_of
+    from pav2gen.bench.tuning.layout_search import LayoutOptions, lines, search
+    from pav2gen.bench.tuning.tune import lengths_of
 
     if device.type != "cuda":
         raise UserError("--layouts times CUDA kernels: it needs a GPU, --device cuda")
@@ -229,7 +229,7 @@ def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: P
       pav2gen bench specs/qwen36.yaml --json bench.json
       pav2gen report specs/qwen36.yaml --bench bench.json --out qwen36.html
     """
-    from pav2gen.bench.report import report as page
+    from pav2gen.bench.reporting.report import report as page
 
     chosen = selected(spec, filters)
     path = out or Path(f"{chosen.spec.name}.html")

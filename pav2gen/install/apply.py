@@ -10,19 +10,19 @@ from pathlib import Path, PurePosixPath
 
 from pav2gen.errors import UserError
 from pav2gen.files import sha256
-from pav2gen.install.decode_callers import calls_forward_decode, foreign_overrides
-from pav2gen.install.hunks import hunks
+from pav2gen.install.editing.hunks import hunks
+from pav2gen.install.editing.patch import Fork, PatchedSources, patch_sources
+from pav2gen.install.editing.transaction import Change, transaction
+from pav2gen.install.editing.unified_diff import unified
 from pav2gen.install.package_contents import Choice, PackageContents, package_contents
-from pav2gen.install.patch import Fork, PatchedSources, patch_sources
 from pav2gen.install.payload.structure import LAYER
 from pav2gen.install.record import NAME, Record, RecordedEdit
-from pav2gen.install.repository import Repository
-from pav2gen.install.transaction import Change, transaction
-from pav2gen.install.tree_state import TreeState, read_tree_state, tidy
-from pav2gen.install.trees import PAV2, VllmTree, find_trees
-from pav2gen.install.trial_import import try_import
-from pav2gen.install.unchecked_bytecode import unchecked
-from pav2gen.install.unified_diff import unified
+from pav2gen.install.tree.decode_callers import calls_forward_decode, foreign_overrides
+from pav2gen.install.tree.repository import Repository
+from pav2gen.install.tree.tree_state import TreeState, read_tree_state, tidy
+from pav2gen.install.tree.trees import PAV2, VllmTree, find_trees
+from pav2gen.install.tree.trial_import import try_import
+from pav2gen.install.tree.unchecked_bytecode import unchecked
 from pav2gen.output.lock import OnWait, locked, no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.render.kernels import GENERATOR

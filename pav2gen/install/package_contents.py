@@ -25,10 +25,10 @@ PREBUILT = "prebuilt"
 
 #: Files that only tests need: pytest's settings, and what prepares many libraries for them.
 FOR_TESTS = frozenset(("pytest.ini", "tests/conftest.py", "runtime/building/prefetch.py"))
-#: Modules of the runtime, and of its folders, that only tests need: inputs, references and runs.
-TEST_MODULES = frozenset(("cases", "cuda_harness", "harness", "oracle", "probe"))
-#: The C++ that executes CUDA on a CPU.
-SIMT = "runtime/simt/include/"
+#: Modules of the runtime's folders that only tests need: inputs and runs.
+TEST_MODULES = frozenset(("cases", "harness"))
+#: Folders that only tests need: the harnesses and references, and the C++ that executes CUDA on a CPU.
+TEST_FOLDERS = ("runtime/testing/", "runtime/simt/include/")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _wanted(path: str, choice: Choice) -> bool:
         return False
     return choice.tests or not (
         path in FOR_TESTS
-        or path.startswith(SIMT)
+        or path.startswith(TEST_FOLDERS)
         or path.split("/")[1:2] == ["tests"]
         or (path.startswith("runtime/") and PurePosixPath(path).stem in TEST_MODULES)
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from pav2gen import json_data
 from pav2gen.errors import UserError
-from pav2gen.install.hunks import Hunk, is_ours
+from pav2gen.install.editing.hunks import Hunk, is_ours
 
 NAME = "INSTALLED.json"
 SCHEMA = 1

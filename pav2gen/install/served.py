@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pav2gen.install.patch import Fork
+from pav2gen.install.editing.patch import Fork
 
 
 def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[str]:

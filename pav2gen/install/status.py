@@ -9,11 +9,11 @@ from pathlib import Path
 from pav2gen.errors import UserError
 from pav2gen.files import sha256
 from pav2gen.install.apply import MODULES
+from pav2gen.install.editing.patch import Fork, patch_sources
 from pav2gen.install.package_contents import PREBUILT, Choice, package_contents, read_library
-from pav2gen.install.patch import Fork, patch_sources
 from pav2gen.install.record import Record
-from pav2gen.install.tree_state import TreeState, read_tree_state
-from pav2gen.install.trees import PAV2, VllmTree, find_trees
+from pav2gen.install.tree.tree_state import TreeState, read_tree_state
+from pav2gen.install.tree.trees import PAV2, VllmTree, find_trees
 from pav2gen.output.tree import DEFAULT_FOLDER
 
 

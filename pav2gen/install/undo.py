@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pav2gen.files import sha256
 from pav2gen.install.apply import check_ours
+from pav2gen.install.editing.transaction import Change, transaction
+from pav2gen.install.editing.unified_diff import unified
 from pav2gen.install.record import NAME
-from pav2gen.install.transaction import Change, transaction
-from pav2gen.install.tree_state import TreeState, read_tree_state, tidy
-from pav2gen.install.trees import VllmTree, find_trees
-from pav2gen.install.unified_diff import unified
+from pav2gen.install.tree.tree_state import TreeState, read_tree_state, tidy
+from pav2gen.install.tree.trees import VllmTree, find_trees
 from pav2gen.output.lock import OnWait, locked, no_wait
 
 

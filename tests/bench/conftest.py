@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pav2gen.bench import bench as benching
+from pav2gen.bench.measuring import bench as benching
 from pav2gen.reading.selection import load
 
 SPEC = """\

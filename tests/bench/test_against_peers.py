@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pav2gen.bench.clock import Times
-from pav2gen.bench.measurement_rows import Measurement
+from pav2gen.bench.measuring.clock import Times
+from pav2gen.bench.reporting.measurement_rows import Measurement
 from pav2gen.reading.selection import load
 
 BENCH = Path(__file__).resolve().parents[2] / "benches" / "against_peers.py"

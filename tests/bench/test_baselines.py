@@ -7,10 +7,10 @@ import types
 import pytest
 import torch
 
-from pav2gen.bench import baselines, problem
-from pav2gen.bench import float64_reference as truth
-from pav2gen.bench.baselines import NotApplicable, baseline
-from pav2gen.bench.problem import Problem
+from pav2gen.bench.measuring import baselines, problem
+from pav2gen.bench.measuring import float64_reference as truth
+from pav2gen.bench.measuring.baselines import NotApplicable, baseline
+from pav2gen.bench.measuring.problem import Problem
 from pav2gen.runtime.select import Key
 
 try:

@@ -11,10 +11,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from pav2gen.bench import bench as benching
-from pav2gen.bench import commands, contestants, live, machine, table
-from pav2gen.bench import measurement_file as documents
-from pav2gen.bench.problem import Problem, make
+from pav2gen.bench import commands
+from pav2gen.bench.measuring import bench as benching
+from pav2gen.bench.measuring import contestants, live, machine, table
+from pav2gen.bench.measuring import measurement_file as documents
+from pav2gen.bench.measuring.problem import Problem, make
 from pav2gen.errors import UserError
 from pav2gen.reading.selection import load
 from pav2gen.runtime.select import Key, Row

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.bench import line_chart as charts
-from pav2gen.bench.bar_chart import BarGroup, bars
-from pav2gen.bench.line_chart import (
+from pav2gen.bench.reporting import line_chart as charts
+from pav2gen.bench.reporting.bar_chart import BarGroup, bars
+from pav2gen.bench.reporting.line_chart import (
     BOTTOM,
     HEIGHT,
     LABEL_HEIGHT,

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.bench import clock
-from pav2gen.bench.clock import Times, interleave
+from pav2gen.bench.measuring import clock
+from pav2gen.bench.measuring.clock import Times, interleave
 
 CPU = torch.device("cpu")
 CONTESTANTS = ("a", "b", "c")

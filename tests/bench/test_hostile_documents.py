@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pav2gen.bench.progress import Journal
-from pav2gen.bench.report import report
-from pav2gen.bench.tune import MEASUREMENT
+from pav2gen.bench.reporting.report import report
+from pav2gen.bench.tuning.progress import Journal
+from pav2gen.bench.tuning.tune import MEASUREMENT
 from pav2gen.cli import main
 from pav2gen.errors import UserError
 from tests.mutants import json_mutants

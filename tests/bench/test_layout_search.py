@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pav2gen.bench import layout_search
-from pav2gen.bench.layout_search import Layout, LayoutOptions, LayoutTimes
-from pav2gen.bench.problem import Problem
+from pav2gen.bench.measuring.problem import Problem
+from pav2gen.bench.tuning import layout_search
+from pav2gen.bench.tuning.layout_search import Layout, LayoutOptions, LayoutTimes
 from pav2gen.errors import UserError
 from pav2gen.reading.selection import load
 from pav2gen.runtime.select import Key

@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from pav2gen.bench import commands
-from pav2gen.bench import measurement_file as documents
-from pav2gen.bench.measurement_rows import measurements
-from pav2gen.bench.prediction import Predictor, predictable
-from pav2gen.bench.report import contestants, highlights, plans_by_key, report, shares
+from pav2gen.bench.measuring import measurement_file as documents
+from pav2gen.bench.reporting.measurement_rows import measurements
+from pav2gen.bench.reporting.prediction import Predictor, predictable
+from pav2gen.bench.reporting.report import contestants, highlights, plans_by_key, report, shares
 from pav2gen.cli import main
 from pav2gen.errors import UserError
 from pav2gen.family.target import TARGETS

@@ -9,12 +9,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.bench import commands, contestants
-from pav2gen.bench import tune as tuner
-from pav2gen.bench.clock import Times
-from pav2gen.bench.problem import Problem
-from pav2gen.bench.progress import Journal
-from pav2gen.bench.tune import TuneOptions, decide, lengths_of, tune
+from pav2gen.bench import commands
+from pav2gen.bench.measuring import contestants
+from pav2gen.bench.measuring.clock import Times
+from pav2gen.bench.measuring.problem import Problem
+from pav2gen.bench.tuning import tune as tuner
+from pav2gen.bench.tuning.progress import Journal
+from pav2gen.bench.tuning.tune import TuneOptions, decide, lengths_of, tune
 from pav2gen.cli import main
 from pav2gen.errors import UserError
 from pav2gen.reading import tuning_file as tuning

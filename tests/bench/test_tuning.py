@@ -9,8 +9,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from pav2gen.bench.package import load as load_package
-from pav2gen.bench.problem import Problem, make
+from pav2gen.bench.measuring.package import load as load_package
+from pav2gen.bench.measuring.problem import Problem, make
 from pav2gen.cli import main
 from pav2gen.errors import UserError
 from pav2gen.reading import tuning_file as tuning

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pav2gen.install.decode_callers import calls_forward_decode
-from pav2gen.install.trees import VllmTree
+from pav2gen.install.tree.decode_callers import calls_forward_decode
+from pav2gen.install.tree.trees import VllmTree
 
 CALL = "out = PagedAttention.forward_decode(query)\n"
 

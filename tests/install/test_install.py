@@ -187,7 +187,7 @@ def test_a_package_that_cannot_be_imported_is_not_installed(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     broken = {"__init__.py": b"", "hooks.py": b"import torch\nraise RuntimeError('no')\n"}
-    from pav2gen.install.trial_import import try_import
+    from pav2gen.install.tree.trial_import import try_import
 
     with pytest.raises(UserError) as refused:
         try_import(broken, sys.executable)
@@ -195,7 +195,7 @@ def test_a_package_that_cannot_be_imported_is_not_installed(
 
 
 def test_a_python_without_torch_is_said_to_have_tried_nothing(tmp_path: Path) -> None:
-    from pav2gen.install.trial_import import try_import
+    from pav2gen.install.tree.trial_import import try_import
 
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without site-packages

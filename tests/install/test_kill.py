@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pav2gen.install.apply import Outcome
-from pav2gen.install.patch import HOOKS
+from pav2gen.install.editing.patch import HOOKS
 from pav2gen.install.payload.structure import DECODE, OPS
 from pav2gen.install.undo import uninstall
 

@@ -20,7 +20,7 @@ import pytest
 
 from pav2gen.install.apply import InstallOptions, install
 from pav2gen.install.package_contents import Choice
-from pav2gen.install.trees import PAV2
+from pav2gen.install.tree.trees import PAV2
 from pav2gen.install.wheel import build_wheel
 
 from . import forms

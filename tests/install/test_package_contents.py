@@ -36,7 +36,7 @@ def imported(path: str, content: bytes) -> Iterator[str]:
 def test_what_stays_behind_is_not_imported_by_what_travels(cuda: Path) -> None:
     travels = package_contents(cuda, Choice(), MODULES).files
     behind = modules(package_contents(cuda, Choice(tests=True), MODULES).files) - modules(travels)
-    assert {"runtime/cases", "runtime/harness", "runtime/oracle"} <= behind
+    assert {"runtime/testing/cases", "runtime/testing/harness", "runtime/testing/oracle"} <= behind
     for path in (path for path in travels if path.endswith(".py")):
         assert not behind.intersection(imported(path, travels[path])), path
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pav2gen.errors import UserError
-from pav2gen.install.hunks import Hunk, hunks, is_ours
+from pav2gen.install.editing.hunks import Hunk, hunks, is_ours
 from pav2gen.install.record import Record, RecordedEdit, parse_record
 
 RECORD = Record(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from pav2gen.install.patch import Fork
+
 from pav2gen.install.served import served
 
 

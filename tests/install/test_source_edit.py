@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pav2gen.errors import UserError
-from pav2gen.install.hunks import hunks, reverse
-from pav2gen.install.source_edit import Insertion, SourceFile, insert_lines
+from pav2gen.install.editing.hunks import hunks, reverse
+from pav2gen.install.editing.source_edit import Insertion, SourceFile, insert_lines
 
 TEXT = dedent('''\
     """A module."""

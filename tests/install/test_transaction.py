@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pav2gen.errors import UserError
-from pav2gen.install.transaction import Change, transaction
+from pav2gen.install.editing.transaction import Change, transaction
 
 from .conftest import checksums
 

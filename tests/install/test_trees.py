@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pav2gen.errors import UserError
-from pav2gen.install.trees import find_trees
+from pav2gen.install.tree.trees import find_trees
 
 
 def make(folder: Path) -> Path:

@@ -6,8 +6,8 @@ import pytest
 
 from pav2gen.plan import kernel as plan
 from pav2gen.reading import spec_file as spec
-from pav2gen.runtime.cases import Case, make
 from pav2gen.runtime.select import Key
+from pav2gen.runtime.testing.cases import Case, make
 
 MIB = 1 << 20
 SHAPES = [(1, 100_000), (16, 8_192), (256, 1_000)]
@@ -22,7 +22,7 @@ PLANS = {
 @pytest.fixture(scope="module")
 def probe(package):
     """The package's own: it knows the memory that the package's kernels keep."""
-    return importlib.import_module(f"{package.__name__}.runtime.probe")
+    return importlib.import_module(f"{package.__name__}.runtime.testing.probe")
 
 
 def call_of(variant, seqs, length):

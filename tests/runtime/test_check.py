@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pav2gen.runtime.call import BlockSparse
-from pav2gen.runtime.cases import Case, copy_outputs, make
 from pav2gen.runtime.select import Key
+from pav2gen.runtime.testing.cases import Case, copy_outputs, make
 
 KEY = Key(256, 6, 16, "float16", "auto", False, False)
 

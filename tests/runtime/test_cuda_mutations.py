@@ -202,7 +202,7 @@ def module(mutants, name):
 
 def checked(mutants, row, rows, host):
     """The checked build of a row."""
-    return module(mutants, "cuda_harness").CheckedKernel(mutants.package, row, host, rows)
+    return module(mutants, "testing.cuda_harness").CheckedKernel(mutants.package, row, host, rows)
 
 
 def short(kernel):

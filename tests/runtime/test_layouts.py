@@ -86,7 +86,7 @@ def test_a_kernel_of_the_layout_is_right(packages, layout):
     package, spec = packages[layout]
     rows = package.operator.table.rows
     (row,) = (row for row in rows if row.spec == spec)
-    harness = importlib.import_module(f"{package.__name__}.runtime.cuda_harness")
+    harness = importlib.import_module(f"{package.__name__}.runtime.testing.cuda_harness")
     for host in harness.HOSTS:
         fast, checked = harness.CudaKernel(package, row, host, rows), harness.CheckedKernel(package, row, host, rows)
         fast.check(fast.case([0, 1, 17, 255, 531]))

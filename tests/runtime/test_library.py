@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from pav2gen import cli
 from pav2gen.runtime import launch, library
-from pav2gen.runtime.cases import Case, copy_outputs, make
 from pav2gen.runtime.select import Key
+from pav2gen.runtime.testing.cases import Case, copy_outputs, make
 from pav2gen.runtime.toolchain import CompilerMissingError, corex, nvcc
 
 from .conftest import GENERATED, load

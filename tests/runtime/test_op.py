@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pav2gen.runtime import models
-from pav2gen.runtime.cases import Case, copy_outputs, make
-from pav2gen.runtime.oracle import excess, reference
 from pav2gen.runtime.select import Key
+from pav2gen.runtime.testing.cases import Case, copy_outputs, make
+from pav2gen.runtime.testing.oracle import excess, reference
 
 from .conftest import GENERATED, load
 
@@ -106,7 +106,7 @@ def test_lengths_of_uninitialised_metadata_are_clamped(package):
 def test_work_is_bounded_by_what_the_block_table_holds(package):
     call = make(Case(KEY, 512, (600, 20)))
     wide = copy_outputs(call)._replace(max_seq_len=2**31 - 1)
-    probe = importlib.import_module(f"{package.__name__}.runtime.probe")
+    probe = importlib.import_module(f"{package.__name__}.runtime.testing.probe")
     calls, again = (
         probe.count_calls(lambda each=each: package.operator.run(*arguments(each)[:-1], 512)) for each in (call, wide)
     )

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from pav2gen.runtime.call import BlockSparse
-from pav2gen.runtime.cases import Case, make
-from pav2gen.runtime.oracle import attends, excess, reference
 from pav2gen.runtime.select import Key
+from pav2gen.runtime.testing.cases import Case, make
+from pav2gen.runtime.testing.oracle import attends, excess, reference
 
 
 def key(**options):

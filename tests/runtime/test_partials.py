@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pav2gen.runtime import cases, launch, simt
+from pav2gen.runtime import launch, simt
+from pav2gen.runtime.testing import cases
 
 HERE = Path(__file__).parent
 HEADERS = Path(launch.__file__).parent / "cuda"

@@ -4,8 +4,8 @@ import importlib
 
 import pytest
 
-from pav2gen.runtime.cases import make
 from pav2gen.runtime.select import REDUCTION_PARTITIONS
+from pav2gen.runtime.testing.cases import make
 
 SYMBOL = "pav2_qwen25_05b_hd64_g7_b16_f16_p256"
 REDUCE_THREADS, LOADS_IN_FLIGHT = 256, 4
@@ -14,7 +14,7 @@ REDUCE_THREADS, LOADS_IN_FLIGHT = 256, 4
 @pytest.fixture(scope="module", params=["warp64", "warp32"])
 def kernel(request, package):
     row = next(row for row in package.operator.table.rows if row.symbol == SYMBOL)
-    harness = importlib.import_module(f"{package.__name__}.runtime.cuda_harness")
+    harness = importlib.import_module(f"{package.__name__}.runtime.testing.cuda_harness")
     return harness.CheckedKernel(package, row, request.param, [row])
 
 

@@ -66,8 +66,8 @@ def package(request, tmp_path_factory):
 
 def test_every_backend_is_right(package, shape):
     rows = package.operator.table.rows
-    torch_harness = importlib.import_module(f"{package.__name__}.runtime.harness")
-    cuda_harness = importlib.import_module(f"{package.__name__}.runtime.cuda_harness")
+    torch_harness = importlib.import_module(f"{package.__name__}.runtime.testing.harness")
+    cuda_harness = importlib.import_module(f"{package.__name__}.runtime.testing.cuda_harness")
     for row in (row for row in rows if row.spec == shape):
         page, partition = row.key.block_size, row.partition_size
         kernels = [torch_harness.TorchKernel(package, row)]

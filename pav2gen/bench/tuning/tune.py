@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from pav2gen.bench import machine
-from pav2gen.bench.bench import GIB, Setup, now, ranks
-from pav2gen.bench.clock import interleave
-from pav2gen.bench.contestants import Checker, Contestant
-from pav2gen.bench.problem import Problem, rotation
-from pav2gen.bench.progress import Journal
-from pav2gen.bench.tuning_writer import Group, Measured, write
+from pav2gen.bench.measuring import machine
+from pav2gen.bench.measuring.bench import GIB, Setup, now, ranks
+from pav2gen.bench.measuring.clock import interleave
+from pav2gen.bench.measuring.contestants import Checker, Contestant
+from pav2gen.bench.measuring.problem import Problem, rotation
+from pav2gen.bench.tuning.progress import Journal
+from pav2gen.bench.tuning.tuning_writer import Group, Measured, write
 from pav2gen.errors import UserError
 from pav2gen.family.spec import Spec
 from pav2gen.json_data import fields, items, mapping, positive, prose, word

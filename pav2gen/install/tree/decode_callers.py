@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pav2gen.install.payload.structure import DECODE
 from pav2gen.install.payload.syntax import Method, only_delegates, overrides
-from pav2gen.install.trees import VllmTree
+from pav2gen.install.tree.trees import VllmTree
 
 #: The folders of attention backends, below vLLM's folder. A version of vLLM has one of them or both.
 BACKENDS = ("attention/backends", "v1/attention/backends")

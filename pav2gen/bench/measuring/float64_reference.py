@@ -11,7 +11,7 @@ import math
 import torch
 
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.oracle import attends, decode
+from pav2gen.runtime.testing.oracle import attends, decode
 
 #: Tokens of a stretch, rounded to whole pages.
 STRETCH = 8192

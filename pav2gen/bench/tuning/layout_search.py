@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import torch
 
-from pav2gen.bench import machine
-from pav2gen.bench.clock import Run, interleave
-from pav2gen.bench.contestants import Checker, Contestant
-from pav2gen.bench.package import measured
-from pav2gen.bench.problem import Problem, make, rotation
+from pav2gen.bench.measuring import machine
+from pav2gen.bench.measuring.clock import Run, interleave
+from pav2gen.bench.measuring.contestants import Checker, Contestant
+from pav2gen.bench.measuring.package import measured
+from pav2gen.bench.measuring.problem import Problem, make, rotation
 from pav2gen.errors import UserError
 from pav2gen.plan.cuda_plan import layouts
 from pav2gen.plan.kernel import Kernel, plan

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pav2gen.errors import UserError
-from pav2gen.install.decode_callers import foreign_note
+from pav2gen.install.editing.source_edit import Insertion, SourceFile, insert_lines
 from pav2gen.install.payload.cache_structure import Prefix, Writer, find_prefixes, find_writers
 from pav2gen.install.payload.softcap_structure import BACKEND, SOFTCAP, find_refusals
 from pav2gen.install.payload.structure import (
@@ -29,8 +29,8 @@ from pav2gen.install.payload.structure import (
     find_v2,
     v1_works,
 )
-from pav2gen.install.source_edit import Insertion, SourceFile, insert_lines
-from pav2gen.install.trees import PAV2
+from pav2gen.install.tree.decode_callers import foreign_note
+from pav2gen.install.tree.trees import PAV2
 
 Found = TypeVar("Found")
 

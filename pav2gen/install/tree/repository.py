@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pav2gen.errors import UserError
-from pav2gen.install.trees import VllmTree
+from pav2gen.install.tree.trees import VllmTree
 
 
 class Repository:

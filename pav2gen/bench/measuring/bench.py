@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from pav2gen.bench import machine
-from pav2gen.bench.clock import Times, interleave
-from pav2gen.bench.contestants import Checker, Contestant, baselines, kernels, launches, workspace_bytes
-from pav2gen.bench.measurement_file import KIND, SCHEMA
-from pav2gen.bench.package import measured
-from pav2gen.bench.problem import Inputs, Problem, make, rotation
+from pav2gen.bench.measuring import machine
+from pav2gen.bench.measuring.clock import Times, interleave
+from pav2gen.bench.measuring.contestants import Checker, Contestant, baselines, kernels, launches, workspace_bytes
+from pav2gen.bench.measuring.measurement_file import KIND, SCHEMA
+from pav2gen.bench.measuring.package import measured
+from pav2gen.bench.measuring.problem import Inputs, Problem, make, rotation
 from pav2gen.errors import UserError
 from pav2gen.family.spec import RankShape, Spec
 from pav2gen.reading.selection import Selection

@@ -9,16 +9,17 @@ from types import ModuleType
 
 import torch
 
-from pav2gen.bench.baselines import TOLERANCE, NotApplicable, baseline
-from pav2gen.bench.clock import Run
-from pav2gen.bench.float64_reference import sequences, truth
-from pav2gen.bench.machine import peak_bytes
-from pav2gen.bench.problem import Inputs, Problem
-from pav2gen.runtime import op, probe
+from pav2gen.bench.measuring.baselines import TOLERANCE, NotApplicable, baseline
+from pav2gen.bench.measuring.clock import Run
+from pav2gen.bench.measuring.float64_reference import sequences, truth
+from pav2gen.bench.measuring.machine import peak_bytes
+from pav2gen.bench.measuring.problem import Inputs, Problem
+from pav2gen.runtime import op
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.launch import tiles
-from pav2gen.runtime.oracle import excess
 from pav2gen.runtime.select import MIB, Row
+from pav2gen.runtime.testing import probe
+from pav2gen.runtime.testing.oracle import excess
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pav2gen.bench import line_chart as charts
-from pav2gen.bench import measurement_file as document
-from pav2gen.bench.bar_chart import BarGroup, Bars, bars
-from pav2gen.bench.line_chart import Chart, Heading, Series
-from pav2gen.bench.measurement_rows import Measurement, measurements
-from pav2gen.bench.model_summary import glance, short_title
-from pav2gen.bench.prediction import Predictor, predictable
+from pav2gen.bench.measuring import measurement_file as document
+from pav2gen.bench.reporting import line_chart as charts
+from pav2gen.bench.reporting.bar_chart import BarGroup, Bars, bars
+from pav2gen.bench.reporting.line_chart import Chart, Heading, Series
+from pav2gen.bench.reporting.measurement_rows import Measurement, measurements
+from pav2gen.bench.reporting.model_summary import glance, short_title
+from pav2gen.bench.reporting.prediction import Predictor, predictable
 from pav2gen.errors import UserError
 from pav2gen.family.spec import RankShape, Spec
 from pav2gen.plan.kernel import Kernel, Plan

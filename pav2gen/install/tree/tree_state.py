@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from pav2gen.errors import UserError
 from pav2gen.files import is_leftover, sha256
-from pav2gen.install.hunks import reverse
-from pav2gen.install.patch import HOOKS
+from pav2gen.install.editing.hunks import reverse
+from pav2gen.install.editing.patch import HOOKS
+from pav2gen.install.editing.transaction import ASIDE
 from pav2gen.install.payload.softcap_structure import BACKEND
 from pav2gen.install.payload.structure import DECODE, LAYER, OPS
 from pav2gen.install.record import NAME, Record, parse_record
-from pav2gen.install.transaction import ASIDE
-from pav2gen.install.trees import PAV2, VllmTree
+from pav2gen.install.tree.trees import PAV2, VllmTree
 from pav2gen.output.disk import Disk
 
 

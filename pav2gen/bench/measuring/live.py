@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pav2gen.bench import measurement_file, table
+from pav2gen.bench.measuring import measurement_file, table
 from pav2gen.console import print_table
 
 

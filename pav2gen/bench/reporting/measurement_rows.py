@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pav2gen.bench.line_chart import tokens
+from pav2gen.bench.reporting.line_chart import tokens
 from pav2gen.family.axes import HEADS, title
 from pav2gen.runtime.select import Key
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from pav2gen.bench.baselines import PARTITION
+from pav2gen.bench.measuring.baselines import PARTITION
 from pav2gen.family.variant import ITEM_BYTES
-from pav2gen.runtime import cases
 from pav2gen.runtime.call import BlockSparse, Call
 from pav2gen.runtime.select import Key
+from pav2gen.runtime.testing import cases
 
 #: Bytes of K (and of V) whose values are drawn; beyond it they come again.
 DRAWN_BYTES = 16 << 20

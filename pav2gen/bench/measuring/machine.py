@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import pav2gen
-from pav2gen.bench.clock import Run
+from pav2gen.bench.measuring.clock import Run
 from pav2gen.errors import UserError
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.op import device_name
@@ -99,7 +99,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    from pav2gen.runtime import probe
+    from pav2gen.runtime.testing import probe
 
     return probe.peak_bytes(run)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pav2gen.bench.line_chart import Tick
+from pav2gen.bench.reporting.line_chart import Tick
 
 WIDTH, ROOM, THICKNESS, GAP, TITLE = 1040, 270, 15, 5, 22
 
