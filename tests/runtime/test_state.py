@@ -1,6 +1,7 @@
 """Parts of a softmax merge to the whole, whatever the cut, the order and the emptiness of parts."""
 
 import math
+from types import SimpleNamespace
 
 import torch
 from hypothesis import given
@@ -11,9 +12,15 @@ from pav2gen.runtime.state import LOWEST, SMALLEST, State, merge, reduce_partiti
 from pav2gen.runtime.state import write_output as write
 
 
-def write_output(out, state):
+def call_of(out, sinks=None, lse=None):
+    """What ``write_output`` reads of a call."""
+    return SimpleNamespace(out=out, sinks=sinks, lse=lse)
+
+
+def write_output(out, state, sinks=None, lse=None):
     """Write one row, as it comes."""
-    write(out, Rows(torch.ones(1, dtype=torch.int32), ordered=False), slice(0, 1), state)
+    rows = Rows(torch.ones(1, dtype=torch.int32), ordered=False)
+    write(call_of(out, sinks, lse), rows, slice(0, 1), state)
 
 
 def state_of(scores, values):
@@ -85,7 +92,7 @@ def test_the_output_goes_to_the_sequences_in_the_order_of_the_call():
     out = torch.full((4, 1, 1), math.nan, dtype=torch.float16)
     o = torch.tensor([10.0, 20.0, 30.0, 40.0]).view(4, 1, 1)
     for taken in (slice(0, 3), slice(3, 4)):
-        write(out, rows, taken, State(torch.zeros(4, 1)[taken], torch.full((4, 1), 2.0)[taken], o[taken]))
+        write(call_of(out), rows, taken, State(torch.zeros(4, 1)[taken], torch.full((4, 1), 2.0)[taken], o[taken]))
     assert out.flatten().tolist() == [20.0, 5.0, 15.0, 10.0]
     assert rows.take(lengths, slice(1, 3)).tolist() == [9, 5]
 
@@ -109,3 +116,23 @@ def test_a_nan_is_not_hidden():
 def test_the_constants_are_float32_s():
     assert torch.finfo(torch.float32).min == LOWEST
     assert torch.finfo(torch.float32).tiny == SMALLEST
+
+
+def test_a_sink_takes_part_in_the_sum_once_and_lse_is_natural():
+    generator = torch.Generator().manual_seed(5)
+    scores, values = torch.randn(7, generator=generator) * 20, torch.randn(7, 3, generator=generator)
+    for sink in (-math.inf, -50.0, 0.0, 30.0, 1e4):
+        logits = torch.cat([scores.double(), torch.tensor([sink], dtype=torch.float64)])
+        state = merge(state_of(scores[:3], values[:3]), state_of(scores[3:], values[3:]))
+        out, lse = torch.full((1, 1, 3), math.nan), torch.full((1, 1), math.nan)
+        write_output(out, state, torch.tensor([sink]), lse)
+        expected = torch.softmax(logits, 0)[:-1] @ values.double()
+        torch.testing.assert_close(out[0, 0].double(), expected, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(float(lse), float(torch.logsumexp(logits, 0)), rtol=1e-6, atol=1e-6)
+
+
+def test_the_lse_of_nothing_is_the_sink_or_minus_infinity():
+    for sinks, wanted in ((None, -math.inf), (torch.tensor([1.5]), 1.5), (torch.tensor([-math.inf]), -math.inf)):
+        out, lse = torch.full((1, 1, 3), math.nan), torch.full((1, 1), math.nan)
+        write_output(out, merge(None, state_of(torch.empty(0), torch.empty(0, 3))), sinks, lse)
+        assert out.flatten().tolist() == [0.0, 0.0, 0.0] and float(lse) == wanted

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..cases import Scale, scale_of
 from ..check import storage_dtype
-from ..oracle import nearest_codes
 from ..select import CacheKey
+from ..testing.cases import Scale, scale_of
+from ..testing.oracle import nearest_codes
 from .call import Write
 
 #: Numbers that an encoding can go wrong at: both zeros, ties, the ends of the subnormals and of each format, no number.

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from .. import cases as decode_cases
-from .. import oracle, probe
-from ..cuda_harness import extent, loaded
-from ..harness import TorchKernel
 from ..select import CacheKey, Row
 from ..simt import Report
+from ..testing import cases as decode_cases
+from ..testing import oracle, probe
+from ..testing.cuda_harness import extent, loaded
+from ..testing.harness import TorchKernel
 from . import check
 from .call import Write
 from .cases import WriteCase, expected, make, own_caches, quantized, same_bytes

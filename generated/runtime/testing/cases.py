@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .call import BlockSparse, Call, Scratch
+from ..call import BlockSparse, Call, Scratch
+from ..select import Key, Modification
 from .oracle import nearest_codes
-from .select import Key, Modification
 
 #: What stands in a block table past a sequence's last page: following it is an error that shows.
 GARBAGE = 0x7FFF7FFF

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from . import check, op, probe
-from .call import BlockSparse, Call
+from .. import check, op
+from ..call import BlockSparse, Call
+from ..select import Key, Row
+from ..tiling import Budget
+from . import probe
 from .cases import Case, copy_outputs, make
 from .oracle import NOISE, Reference, decode, excess, reference
-from .select import Key, Row
-from .tiling import Budget
 
 #: The pattern of a case that names none: two local blocks of two pages, every fifth block, sliding with the head.
 LOCAL_BLOCKS, VERT_STRIDE, SPARSE_PAGES, SLIDING_STEP, TP_RANK = 2, 5, 2, 1, 1

@@ -12,7 +12,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import workspace
+from .. import workspace
 
 #: The ATen calls that read a device value on the host.
 HOST_READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "_unique2", "masked_select")

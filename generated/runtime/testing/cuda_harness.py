@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from . import cases, check, library, op
-from .call import Call, Scratch
+from .. import check, library, op
+from ..call import Call, Scratch
+from ..select import Row
+from ..simt import Report
+from ..simt.report import Traffic
+from . import cases
 from .cases import Case, make
 from .harness import Harness, check_scratch
 from .oracle import attends, excess, window_start
-from .select import Row
-from .simt import Report
-from .simt.report import Traffic
 
 #: The CPU machines that run a CUDA kernel, by warp size. A checked build runs on them only.
 WARP_SIZES = {"warp64": 64, "warp32": 32}

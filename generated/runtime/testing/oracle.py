@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .call import BlockSparse, Call
+from ..call import BlockSparse, Call
+from ..select import Modification
 from .expression import evaluator
-from .select import Modification
 
 #: ||out - t|| <= ROUNDINGS * ||round(t) - t|| + NOISE * ||t||: one rounding to the output dtype, and float32's noise.
 ROUNDINGS, NOISE = 1.25, 2e-6
