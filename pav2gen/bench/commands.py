@@ -22,10 +22,10 @@ from pav2gen.wording import quoted
 if TYPE_CHECKING:
     from pav2gen.reading.selection import Selection
 
-#: What each command measures unless it is told.
+#: Default lengths and batches of each command.
 BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
 TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
-#: What ``bench --quick`` measures: problems that take a second each, and none that begins after so many seconds.
+#: Options of ``bench --quick``: problems that take a second each, and a limit in seconds after which none begins.
 QUICK: Mapping[str, Any] = {"seq_lens": (4096,), "num_seqs": (1,), "rounds": 3, "against": ("sdpa",), "seconds": 45.0}
 
 
@@ -35,7 +35,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     name = "N,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Turn the word into numbers, each once, in order."""
+        """Turn the argument into distinct numbers in ascending order."""
         if isinstance(value, tuple):
             return value
         words = value.split(",")
@@ -45,10 +45,10 @@ class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 class Gibibytes(click.FloatRange):
-    """More than nothing: FloatRange by itself takes nan, which is in no range."""
+    """A number above a minimum. FloatRange by itself accepts nan."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Turn the word into a number."""
+        """Turn the argument into a number."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a number", param, ctx)
@@ -63,7 +63,7 @@ PATH = click.Path(path_type=Path)
 spec_argument = click.argument("spec", type=PATH)
 device_option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 filter_option = click.option(
-    "--filter", "-f", "filters", multiple=True, metavar="FILTER", help="A slug's glob or axis=value. Repeatable."
+    "--filter", "-f", "filters", multiple=True, metavar="FILTER", help="A glob of names, or axis=value. Repeatable."
 )
 max_gib_option = click.option(
     "--max-gib", type=Gibibytes(min=0, min_open=True), default=2.0, show_default=True,
@@ -81,7 +81,7 @@ max_gib_option = click.option(
 )
 @click.option(
     "--against", multiple=True, type=click.Choice(["sdpa", "flex", "seed", "vllm", "none"]),
-    default=("sdpa", "seed", "vllm"), show_default=True, help="Whom to measure beside the kernels. Repeatable.",
+    default=("sdpa", "seed", "vllm"), show_default=True, help="A baseline to measure beside the kernels. Repeatable.",
 )  # fmt: skip
 @click.option("--tensor-parallel", type=click.IntRange(min=1), help="The rank's heads.  [default: the fewest ranks]")
 @click.option("--rounds", type=click.IntRange(min=3), default=7, show_default=True, help="Samples of each contestant.")
@@ -101,9 +101,9 @@ def bench(
 ) -> None:
     """Measure the kernels of SPEC against torch's attention, the plain algorithm and vLLM's operator.
 
-    Every contestant is checked against float64 before it is timed; one that is wrong is not timed, and the command
-    exits with 1. All take turns, in a new order each round, over inputs larger than the cache. A table is printed as
-    soon as its problems are measured. Ctrl-C ends the measurement: what was measured is printed, and kept in FILE.
+    Every contestant is checked against float64 first. A wrong one is not timed, and the command exits with 1 if it is
+    a kernel. All take turns, in a new order each round, over inputs larger than the cache. Each table is printed as
+    soon as its problems are measured. Ctrl-C ends the measurement; the figures so far are printed and kept in FILE.
 
     \b
     Example:
@@ -140,7 +140,7 @@ def bench(
 
 
 def quick_options(ctx: click.Context) -> dict[str, Any]:
-    """What ``--quick`` measures: its own values for the options that the command line does not give."""
+    """The options of ``--quick``. Options that the command line gives take precedence."""
     given = {name for name in QUICK if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE}
     return {name: value for name, value in QUICK.items() if name not in given}
 
@@ -152,9 +152,15 @@ def quick_options(ctx: click.Context) -> dict[str, Any]:
 @click.option("--seq-len", "seq_lens", type=Numbers(), help="Lengths.  [default: powers of two above min_seq_len]")
 @click.option("--num-seqs", type=Numbers(), default=TUNE_BATCHES, help=f"Sequences in a batch.  {_shown(TUNE_BATCHES)}")
 @click.option("--rounds", type=click.IntRange(min=3), default=7, show_default=True, help="Samples in a run.")
-@click.option("--runs", type=click.IntRange(min=2), default=3, show_default=True, help="Runs, which must agree.")
+@click.option(
+    "--runs",
+    type=click.IntRange(min=2),
+    default=3,
+    show_default=True,
+    help="Runs of each measurement. They must agree.",
+)
 @max_gib_option
-@click.option("--replace", is_flag=True, help="Lose rows of an earlier run that this one does not measure.")
+@click.option("--replace", is_flag=True, help="Drop rows of an earlier run that this run does not measure.")
 @click.option("--layouts", is_flag=True, help="Compare layouts of the CUDA kernels instead, and print the best.")
 @click.pass_context
 def tune(
@@ -162,12 +168,12 @@ def tune(
 ) -> None:
     """Find the fastest partition sizes of SPEC on this device, and write specs/tuning/SPEC.DEVICE.yaml.
 
-    The next build reads that file into the dispatch table, where its rows override the cost model, on this device, for
-    calls of the sizes measured down to half of each. Kernels that are wrong are discarded, and the command exits with
-    1; noisy figures are called so, and choose nothing. A run that was cut short goes on where it stopped.
+    The next build reads that file into the dispatch table. On this device its rows override the cost model, for calls
+    of the measured sizes down to half of each. Wrong kernels are discarded, and the command exits with 1. Noisy figures
+    are marked and not used. A run that was interrupted continues where it stopped.
 
-    With --layouts nothing is written: the layouts that the plans rank first are compiled into one library and timed in
-    turn, and the command prints their times and the lines of the spec that would take the best.
+    With --layouts nothing is written. The layouts that the plans rank first are compiled into one library and timed in
+    turn. The command prints their times, and the line of the spec that selects the best.
 
     \b
     Example:
@@ -199,7 +205,7 @@ def tune(
 def _print_layouts(
     chosen: Selection, device: Any, num_seqs: tuple[int, ...], seq_lens: tuple[int, ...] | None, rounds: int, **_: Any
 ) -> None:
-    """Time the layouts of the CUDA kernels, and print them. Raises UserError for a device that is no GPU."""
+    """Time the layouts of the CUDA kernels, and print them. Raises UserError for a device that is not a GPU."""
     from pav2gen.bench.tuning.layout_search import LayoutOptions, lines, search
     from pav2gen.bench.tuning.tune import lengths_of
 
@@ -220,9 +226,9 @@ def _print_layouts(
 )
 @click.option("--out", "-o", type=PATH, help="The page to write.  [default: SPEC's name, .html]")
 def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: Path | None) -> None:
-    """Write one HTML page about the kernels of SPEC: what they are, what they cost, how fast they were measured to be.
+    """Write one HTML page about the kernels of SPEC: their axes, their costs and their measured times.
 
-    The page is whole in itself: no network, no script. Without --bench it shows what the plans say.
+    The page needs no network and no script. Without --bench it shows only the figures of the plans.
 
     \b
     Example:
@@ -248,14 +254,14 @@ def selected(spec: Path, filters: tuple[str, ...], tuned: bool = True) -> Select
 
 
 def require_torch(command: str) -> None:
-    """Raise UserError where torch is not installed."""
+    """Raise UserError if torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise UserError(f"pav2gen {command} needs torch, which is not installed; pip install 'pav2gen[torch]'")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, talks on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, writes to stderr
 
 
 def command_line(ctx: click.Context) -> str:
-    """The command as it was meant: the options that were given, in the order of the help."""
+    """The command line with the options that were given, in the order of the help."""
     words = ["pav2gen", str(ctx.info_name)]
     for param in ctx.command.params:
         value = ctx.params.get(str(param.name))
@@ -274,7 +280,7 @@ def command_line(ctx: click.Context) -> str:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int], Callable[[], object]]]:
-    """A progress bar on stderr, for a terminal alone: each call begins the bar of a problem, and gives its step."""
+    """A progress bar on stderr, only on a terminal. Each call begins the bar of a problem and returns its step."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 

@@ -40,7 +40,7 @@ PROBLEM = Problem(KEY, 2, 8, 512)
         ({"64": [2.0, 2.0, 2.0], "128": [1.0, 0.0, 1.0]}, 0, "a time of 0 ms"),
         ({"64": [2.0, 2.0, 2.0], "128": [1.0, 1e-9, 1e-9]}, 0, "a time of 0 ms"),
         ({"64": [0.0, 0.0, 0.0], "128": [1.0, 1.0, 1.0]}, 0, "a time of 0 ms"),
-        ({"64": [2.0], "128": [1.0]}, 0, "one run says nothing of the noise"),
+        ({"64": [2.0], "128": [1.0]}, 0, "one run says nothing about the noise"),
         ({"128": [1.0, 1.0, 1.0]}, 0, "fewer than two partition sizes"),
         ({}, 0, "fewer than two partition sizes"),
     ],

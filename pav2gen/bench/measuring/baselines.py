@@ -1,4 +1,4 @@
-"""What kernels are measured against: the project's first algorithm, torch's own attention, and vLLM's operator."""
+"""The baselines of a measurement: the project's first algorithm, torch's own attention, and vLLM's operator."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pav2gen.runtime.select import Key
 #: The partition size of vLLM's paged_attention_v2, for which its callers allocate scratch.
 PARTITION = 512
 
-#: What a baseline may be off by, as a share of the result's norm: they round more often than our kernels may.
+#: Allowed error of a baseline, as a share of the result's norm. Baselines may round more often than our kernels.
 TOLERANCE = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 1e-4}
 
 
-#: Elements of K (and of V) up to which a batch is gathered as a whole: beyond it, the copies leave the caches.
+#: Most elements of K (and of V) for which a batch is gathered as a whole. Larger copies do not stay in the caches.
 TOGETHER = 2 << 20
 
 
 class NotApplicable(Exception):
-    """Why a baseline has no part in a problem."""
+    """A baseline cannot solve a problem; the message says why."""
 
 
 def baseline(name: str, key: Key) -> Callable[[Call], None]:
@@ -42,9 +42,9 @@ def baseline(name: str, key: Key) -> Callable[[Call], None]:
 
 
 def vllm_operator() -> Callable[..., None]:
-    """vLLM's own operator: its compiled V2, or V1 where V2 is not there, as in the BI-V100 fork.
+    """vLLM's own operator: its compiled V2, or V1 if V2 is missing, as in the BI-V100 fork.
 
-    Raises NotApplicable where there is no vLLM, or it has neither.
+    Raises NotApplicable if vLLM is missing or has neither operator.
     """
     try:
         custom_ops: Any = importlib.import_module("vllm._custom_ops")
@@ -77,12 +77,12 @@ def _vllm_v2(operator: Any, call: Call, kv_cache_dtype: str) -> None:
 
 @functools.cache
 def _scalar(value: float, device: torch.device) -> torch.Tensor:
-    """A number on the device, where a model has its scales."""
+    """A number as a tensor on the device, as models keep their scales."""
     return torch.tensor(value, device=device)
 
 
 def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
-    """V1 of the BI-V100 fork: it takes the KV head of each query head, and knows neither scales nor sparse patterns."""
+    """V1 of the BI-V100 fork. It takes the KV head of each query head, but no scales and no sparse patterns."""
     if kv_cache_dtype != "auto" or call.sparse is not None:
         raise NotApplicable("V1 of this fork drops fp8 scales and block-sparse patterns")
     kv_heads, heads = call.key_cache.shape[1], call.query.shape[1]
@@ -94,7 +94,7 @@ def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
 
 
 def seed_like(call: Call) -> None:
-    """Split-KV decode as the seed of this project describes it: a loop over sequences, whole contexts in float32.
+    """Split-KV decode as the project's first document describes it: a loop over sequences, whole contexts in float32.
 
     Scratch is filled first. Pages are gathered and permuted in the cache's dtype; keys and values, as a whole, are
     converted, then put into the order of heads; values are padded to whole partitions; matmuls broadcast over the query
@@ -135,7 +135,7 @@ def seed_like(call: Call) -> None:
 def sdpa(call: Call) -> None:
     """Gather to dense K and V, fold the heads of a group into the query axis, and call torch's own attention.
 
-    Short sequences of one length are gathered and attended together, others one by one: whichever is faster.
+    Short sequences of one length are gathered and attended together, others one by one. Each way is faster in its case.
     """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     lengths = call.seq_lens.tolist()
@@ -170,7 +170,7 @@ def flex(call: Call) -> None:
 
 @functools.cache
 def _compiled_flex_attention() -> Callable[..., Any]:
-    """FlexAttention, compiled for any length. Raises NotApplicable where torch has none."""
+    """FlexAttention, compiled for any length. Raises NotApplicable if torch lacks it."""
     try:
         module: Any = importlib.import_module("torch.nn.attention.flex_attention")
     except ImportError:

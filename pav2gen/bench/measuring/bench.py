@@ -1,4 +1,4 @@
-"""``pav2gen bench``: every kernel of a spec against its peers, checked before it is timed, in one document."""
+"""``pav2gen bench``: check and time every kernel of a spec and its peers, and write one document."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from pav2gen.runtime.op import device_name
 from pav2gen.runtime.select import Key, Row
 from pav2gen.wording import one_of
 
-HOST_NOTE = "the CUDA kernels are not timed on a CPU: the host runtime checks and counts, and is no measure of speed"
+HOST_NOTE = "the CUDA kernels are not timed on a CPU: the speed of the host runtime says nothing about a GPU"
 
 GIB = 1 << 30
 
-#: The constant part of a problem's time, in bytes of KV cache that take as long.
+#: The constant part of a problem's time, as the bytes of KV cache that take equally long.
 FIXED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured, and how. ``tensor_parallel`` None means the smallest size with a kernel's ratio.
+    """Options of a measurement. ``tensor_parallel`` None means the smallest size with a kernel's ratio.
 
-    max_gib: problems whose KV cache is larger are left out. seconds: no problem begins later than this, if it is not 0.
-    progress: called with the number of samples to come, and gives what is called after each of them. kept: called after
-    each problem with the document so far and the seconds that the other problems will take, by estimate.
+    max_gib: problems with a larger KV cache are left out. seconds: no problem begins after this time; 0 is no limit.
+    progress: called with the number of samples to come; returns a function to call after each sample. kept: called
+    after each problem with the document so far and the estimated seconds for the other problems.
     """
 
     device: torch.device
@@ -56,7 +56,7 @@ class BenchOptions:
 
 
 class Setup:
-    """The package under measurement on one device, and what is the same for all of its problems."""
+    """The package under measurement on one device, and the data that all of its problems share."""
 
     def __init__(self, chosen: Selection, device: torch.device) -> None:
         self.spec: Spec = chosen.spec
@@ -70,7 +70,7 @@ class Setup:
             self.keys.setdefault(row.key, []).append(row)
 
     def _backends(self) -> tuple[str, ...]:
-        """The backends that can be timed here. The CUDA kernels are compiled, on a GPU."""
+        """The backends that can be timed here. On a GPU this compiles the CUDA kernels."""
         found = [name for name in self.spec.backends if name == "torch"]
         if "cuda" in self.spec.backends and self.device.type == "cuda":
             self.package.load()
@@ -96,21 +96,21 @@ class Setup:
 
 
 def ranks(spec: Spec, key: Key, tensor_parallel: int | None = None) -> list[RankShape]:
-    """The rank shapes that ``key`` serves: of one tensor-parallel size, or of all."""
+    """The rank shapes that ``key`` serves, for one tensor-parallel size or for all."""
     shapes = [rank for rank in spec.model.ranks() if rank.gqa_ratio == key.gqa_ratio]
     return [rank for rank in shapes if tensor_parallel in (None, rank.tensor_parallel)]
 
 
 def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[str]]:
-    """The problems that are measured, and notes on those that are left out.
+    """The problems to measure, and notes on those that are left out.
 
-    Raises UserError where none is left.
+    Raises UserError if no problem is left.
     """
     found, notes = [], []
     sizes = [rank.tensor_parallel for key in setup.keys for rank in ranks(setup.spec, key)]
     if options.tensor_parallel and options.tensor_parallel not in sizes:
         served = f"the kernels chosen serve {one_of(sorted(set(sizes)))}" if sizes else "the kernels chosen serve none"
-        raise UserError(f"--tensor-parallel {options.tensor_parallel} is no number of ranks here; {served}")
+        raise UserError(f"--tensor-parallel {options.tensor_parallel} is not a number of ranks here; {served}")
     for key in setup.keys:
         for rank in ranks(setup.spec, key, options.tensor_parallel)[:1]:
             for num_seqs in options.num_seqs:
@@ -126,9 +126,9 @@ def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[s
 
 
 def bench(chosen: Selection, options: BenchOptions) -> dict[str, Any]:
-    """Measure the kernels of ``chosen``: a document as docs/bench.md describes it. Raises UserError as ``problems``.
+    """Measure the kernels of ``chosen``. Returns a document as in docs/bench.md. Raises UserError as ``problems`` does.
 
-    An interrupt ends the measurement: the document then has the problems measured so far, and a note says so.
+    An interrupt ends the measurement. The document then has the problems measured so far, and a note says so.
     """
     with machine.current(options.device):
         setup = Setup(chosen, options.device)
@@ -141,12 +141,12 @@ def bench(chosen: Selection, options: BenchOptions) -> dict[str, Any]:
     return document
 
 
-#: How the note of a measurement begins that the user ended.
+#: The beginning of the note on a measurement that the user interrupted.
 INTERRUPTED = "interrupted"
 
 
 def interrupted(document: Mapping[str, Any]) -> bool:
-    """Whether the user ended the measurement before its end."""
+    """Whether the user interrupted the measurement."""
     return any(note.startswith(INTERRUPTED) for note in document["notes"])
 
 
@@ -163,15 +163,15 @@ def _measure_all(setup: Setup, every: Sequence[Problem], options: BenchOptions, 
 
 
 def _note_rest(document: dict[str, Any], every: Sequence[Problem], why: str) -> None:
-    """Say in a document which problems were not measured."""
+    """Add a note to a document: the problems that were not measured."""
     missing = every[len(document["points"]) :]
     document["notes"].append(f"{why}: {len(missing)} of {len(every)} problems were not measured, from {missing[0]} on")
 
 
 def estimate(every: Sequence[Problem], measured: int, seconds: float) -> float:
-    """Seconds that the problems after the first ``measured`` will take, where those took ``seconds``.
+    """The estimated seconds of the remaining problems, given that the first ``measured`` ones took ``seconds``.
 
-    The time of a problem grows with the bytes that it reads, beside a constant for its inputs and its check.
+    The time of a problem is a constant (inputs and check) plus a part proportional to the bytes that it reads.
     """
     weights = [problem.kv_bytes + FIXED_BYTES for problem in every]
     return seconds * sum(weights[measured:]) / sum(weights[:measured])
@@ -200,7 +200,7 @@ def now() -> str:
 
 
 def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, Any]:
-    """One problem: check every contestant, probe it, then time those that are right, side by side."""
+    """One problem: check and probe every contestant, then time the correct ones side by side."""
     peers, absent = baselines(problem, options.against)
     every = [*setup.kernels(problem.key), *peers]
     rounds = options.rounds, options.warmups
@@ -235,7 +235,7 @@ def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, 
 def entries_of(
     every: Sequence[Contestant], problem: Problem, inputs: Inputs, device: torch.device, step: Callable[[], object]
 ) -> dict[str, dict[str, Any]]:
-    """What is known of each contestant before it is timed, by name: who it is, whether it is right, what it costs."""
+    """Each contestant's entry before timing, by name: its kernel, whether it is correct, its launches and memory."""
     checker, call = Checker(problem, inputs), inputs.first
     entries = {}
     for contestant in every:
@@ -254,7 +254,7 @@ def entries_of(
 
 
 def figures(times: Times, problem: Problem, bandwidth: float) -> Mapping[str, Any]:
-    """The time of a contestant, and what it means. ``bandwidth``: of a copy in the same run, in GB/s."""
+    """The times of a contestant, and its bandwidth. ``bandwidth``: of a copy in the same run, in GB/s."""
     gbps = problem.io_bytes / times.median / 1e6
     return {
         "median_ms": round(times.median, 6),
@@ -275,7 +275,7 @@ def chosen_kernel(package: ModuleType, problem: Problem, backend: str, device: t
 
 
 def wrong(document: Mapping[str, Any]) -> Iterable[str]:
-    """The kernels of ours that a document calls wrong, in words."""
+    """Our kernels that are wrong according to a document, in words."""
     for point in document["points"]:
         for entry in point["contestants"]:
             if entry["because"] and "symbol" in entry:

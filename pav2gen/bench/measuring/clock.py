@@ -1,4 +1,4 @@
-"""Time, taken fairly: all contestants in each round, in a new order each time, over inputs that no cache holds."""
+"""Fair timing: each round runs all contestants in a new order, over inputs that no cache still holds."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from pav2gen.runtime.call import Call
 
 Run = Callable[[Call], object]
 
-#: A sample lasts at least this long, of as many calls as that takes, so that neither clock nor launch queue shows.
+#: Least seconds of a sample. A sample repeats the call until then, so that the clock's resolution and the launch queue
+#: do not matter.
 SAMPLE_SECONDS = {"cpu": 2e-4, "cuda": 2e-3}
 
 MOST_CALLS = 1000
 
-#: A baseline that takes longer is sampled once: it is slower by a factor of tens, and its rounds would take most of the
-#: time.
+#: A baseline that takes longer is sampled once. It is tens of times slower than a kernel, and its rounds would take
+#: most of the time.
 SLOW_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Times:
-    """The samples of a contestant in milliseconds a call, in the order they were taken."""
+    """The samples of a contestant, in milliseconds for a call, in the order of measurement."""
 
     samples: tuple[float, ...]
 
@@ -39,7 +40,7 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """The middle half of the samples, as a share of the median; 0 for a single one."""
+        """The width of the middle half of the samples, as a share of the median; 0 for a single sample."""
         if len(self.samples) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
@@ -71,8 +72,8 @@ def interleave(
 ) -> dict[str, Times]:
     """The times of ``contestants``, by name, over ``rounds`` rounds after ``warmups``; ``step`` follows each sample.
 
-    Each call takes the next of ``inputs``. The order of a round is drawn at random, the same in each run. Those of
-    ``once`` are sampled once, in the first round, if their first call takes longer than SLOW_SECONDS.
+    Each call takes the next of ``inputs``. The order of a round is random, but the same in each run. A contestant in
+    ``once`` is sampled once, in the first round, if its first call takes longer than SLOW_SECONDS.
     """
     slow: set[str] = set()
     samples: dict[str, list[float]] = {name: [] for name in contestants}
@@ -97,7 +98,7 @@ def interleave(
 
 
 def calls_of_a_sample(took: float, device: torch.device) -> int:
-    """Calls that last as long as a sample should, where one takes ``took`` seconds."""
+    """The number of calls in a sample, if one call takes ``took`` seconds."""
     return max(1, min(MOST_CALLS, round(SAMPLE_SECONDS[device.type] / max(took, 1e-9))))
 
 

@@ -1,4 +1,4 @@
-"""Who takes part in a measurement, how each is run, and what each may be off by."""
+"""The contestants of a measurement: how each is run, and the error that each may have."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from pav2gen.runtime.testing.oracle import excess
 class Contestant:
     """One way to solve a problem. ``row`` and ``backend`` say which kernel it is; a baseline has neither.
 
-    run: the whole call, checks included. bare: the kernel alone, as in the first call of a thread, so that its calls
-    and its memory can be counted.
+    run: the whole call with its checks. bare: the kernel alone, as in a thread's first call, to count its ATen calls
+    and its memory.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Contestant:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is one of ours."""
+        """Whether it is one of our kernels, not a baseline."""
         return self.row is not None
 
 
 def kernels(package: ModuleType, rows: Iterable[Row], backends: Iterable[str]) -> list[Contestant]:
-    """A contestant for each row and backend that it is built for."""
+    """A contestant for each row, and for each backend of the row."""
     return [_kernel(package, row, backend) for backend in backends for row in rows if getattr(row, backend)]
 
 
@@ -90,7 +90,7 @@ def baselines(problem: Problem, names: Iterable[str]) -> tuple[list[Contestant],
 
 
 class Checker:
-    """Holds contestants to the float64 result of a problem. ``checked`` are the sequences of the batch it looks at."""
+    """Compares contestants with the float64 result of a problem. ``checked`` are the sequences that it compares."""
 
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
         self.checked = sequences(problem.num_seqs)
@@ -98,9 +98,9 @@ class Checker:
         self._truth = truth(inputs.small, problem.key.kv_cache_dtype, self.checked)
 
     def verdict(self, contestant: Contestant, call: Call) -> tuple[float, str]:
-        """The error of one run, and why the contestant is out of the race: empty if it is not.
+        """The error of one run, and the reason to exclude the contestant (empty if it is right).
 
-        Whatever a contestant raises, the others still run: a baseline of another project may fail in any way.
+        Any exception only excludes this contestant, because a baseline of another project may fail in any way.
         """
         try:
             error = self.error(contestant, call)
@@ -121,7 +121,7 @@ class Checker:
 
 
 def launches(contestant: Contestant, call: Call) -> int | None:
-    """What a call starts: ATen calls that are no views, and the launches of CUDA kernels; None for vLLM's operator."""
+    """The launches of a call: ATen calls that are not views, and CUDA kernels. None for vLLM's operator."""
     if contestant.name == "vllm":
         return None
     counted = sum(probe.count_calls(lambda: contestant.bare(call)).values())
@@ -129,11 +129,11 @@ def launches(contestant: Contestant, call: Call) -> int | None:
 
 
 def cuda_launches(row: Row, call: Call) -> int:
-    """Launches of a CUDA kernel: for each tile of sequences the partial one, and the reduction where there is one."""
+    """Launches of a CUDA kernel: for each tile of sequences the partial kernel, and the reduction if needed."""
     partitions = -(-call.max_seq_len // row.partition_size)
     return sum(1 + (partitions > 1) for _ in tiles(call, partitions, row.workspace_mib * MIB))
 
 
 def workspace_bytes(contestant: Contestant, call: Call, device: torch.device) -> int:
-    """The most bytes that a call holds at once of its own."""
+    """The most memory in bytes that a call allocates at once."""
     return peak_bytes(lambda: contestant.bare(call), device)

@@ -1,7 +1,7 @@
-"""The float64 result of a problem of any size: the reference's own steps, a stretch of tokens at a time.
+"""The float64 result of a problem of any size, computed in stretches of tokens by the steps of the reference.
 
-``runtime.oracle.reference`` holds the whole context of a sequence in float64; at 100,000 tokens that is gigabytes. Here
-states of stretches are merged, so that a bench can check what it is about to time.
+``runtime.oracle.reference`` holds the whole context of a sequence in float64: gigabytes at 100,000 tokens. This module
+merges the states of stretches instead, so that a bench can check long problems before it times them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pav2gen.runtime.testing.oracle import attends, decode
 #: Tokens of a stretch, rounded to whole pages.
 STRETCH = 8192
 
-#: At most so many sequences of a batch are computed: the first, the last, and some between.
+#: The most sequences of a batch that are computed: the first, the last, and some between.
 MOST_SEQUENCES = 4
 
 
@@ -27,12 +27,12 @@ def sequences(num_seqs: int) -> list[int]:
 
 
 def truth(call: Call, kv_cache_dtype: str, rows: list[int]) -> torch.Tensor:
-    """out of the sequences ``rows`` of a call on the CPU, all of full length: [rows, heads, head size] float64."""
+    """``out`` for the sequences ``rows`` of a call on the CPU, all of full length: [rows, heads, head size] float64."""
     return torch.stack([_sequence(call, kv_cache_dtype, s) for s in rows])
 
 
 def _sequence(call: Call, kv_cache_dtype: str, s: int) -> torch.Tensor:
-    """out of one sequence: [heads, head size] float64."""
+    """``out`` for one sequence: [heads, head size] float64."""
     kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
     heads, size = call.query.shape[1:]
     query = call.query[s].double().view(kv_heads, heads // kv_heads, size) * call.scale
@@ -66,7 +66,7 @@ def _dense(call: Call, kv_cache_dtype: str, s: int, start: int, count: int) -> t
 
 
 def _bias(call: Call, start: int, count: int, length: int) -> torch.Tensor | float:
-    """What is added to the scores of ``count`` tokens from ``start``: [heads, tokens], or 0."""
+    """The bias of the scores of ``count`` tokens from ``start``: [heads, tokens], or 0."""
     bias: torch.Tensor | float = 0.0
     if call.alibi_slopes is not None:
         bias = call.alibi_slopes.double().unsqueeze(1) * torch.arange(start + 1 - length, start + 1 - length + count)

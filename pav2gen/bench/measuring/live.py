@@ -1,4 +1,4 @@
-"""What a measurement shows and keeps while it runs: each table as soon as it is done, the time to come, the figures."""
+"""Shows and keeps a measurement while it runs: each table as soon as it is done, the remaining time, the figures."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pav2gen.console import print_table
 class Live:
     """Prints a growing bench document on stdout, and keeps it in ``file`` if there is one.
 
-    A table is printed once, when the problems of the next one begin. The time to come is said on stderr after the first
-    problem and after each table.
+    A table is printed once, when the problems of the next table begin. The remaining time is printed on stderr after
+    the first problem and after each table.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -24,7 +24,7 @@ class Live:
         self._printed = 0
 
     def keep(self, document: Mapping[str, Any], remaining: float) -> None:
-        """Take a document with one more problem in it; the other problems take ``remaining`` seconds."""
+        """Take a document with one more problem. The other problems will take ``remaining`` seconds."""
         if self._file:
             measurement_file.write(self._file, document)
         before = self._printed
@@ -33,7 +33,7 @@ class Live:
             click.echo(f"about {duration(remaining)} to come, by the time of the problems so far", err=True)
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """Print and keep what is left of a document that is complete, or that an interrupt ended."""
+        """Print and keep the rest of a document that is complete or was interrupted."""
         self._print(document, whole=True)
         if self._file and document["points"]:
             measurement_file.write(self._file, document)
@@ -41,7 +41,7 @@ class Live:
             click.echo(line)
 
     def _print(self, document: Mapping[str, Any], whole: bool) -> None:
-        """Print the tables that are done: all of a whole document, else all but the last one."""
+        """Print the finished tables: all tables of a whole document, else all but the last."""
         tables = list(table.tables(document))
         for each in tables[self._printed : len(tables) if whole else -1]:
             if not self._printed:
@@ -53,7 +53,7 @@ class Live:
 
 
 def duration(seconds: float) -> str:
-    """A time to come, in a unit that leaves a small number."""
+    """A duration in a unit that gives a small number."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""The machine that figures are of: what a reader must know to compare them with another's."""
+"""Describes the machine of a measurement, so that a reader can compare figures of different machines."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pav2gen.errors import UserError
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.op import device_name
 
-#: The last-level cache where the machine does not tell: larger than most.
+#: Assumed bytes of the last-level cache if the machine does not tell. Most caches are smaller.
 CACHE_BYTES = {"cpu": 64 << 20, "cuda": 64 << 20}
 
-#: The copy that bandwidth is measured by: of a buffer several times the cache.
+#: Size of the copy that measures bandwidth: several times the cache.
 COPY_CACHES, LEAST_COPY, MOST_COPY = 4, 128 << 20, 1 << 30
 
 
 def device_of(name: str) -> torch.device:
-    """The device called ``name``: cpu, cuda or cuda:N. Raises UserError where there is none."""
+    """The device called ``name``: cpu, cuda or cuda:N. Raises UserError if there is no such device."""
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"--device {name!r} is none; write cpu, cuda or cuda:1") from None
+        raise UserError(f"--device {name!r} is not a device; write cpu, cuda or cuda:1") from None
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"--device {name!r} is not measured; write cpu, cuda or cuda:1")
     if device.type == "cuda":
@@ -39,12 +39,12 @@ def device_of(name: str) -> torch.device:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Within it, ``device`` is the one whose stream is timed, if it is a GPU."""
+    """A context in which ``device``, if it is a GPU, is the current one, so that its stream is timed."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """The device: its name in the tuned table, what it is, and how much of it torch uses."""
+    """The device: its name in the tuned table, its description, and the part that torch uses."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return {
@@ -62,13 +62,13 @@ def describe(device: torch.device) -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """What was running: the generator, Python, torch, and CUDA as torch was built for it."""
+    """The versions of the generator, Python, torch, and the CUDA that torch was built for."""
     found = {"pav2gen": pav2gen.__version__, "python": platform.python_version(), "torch": torch.__version__}
     return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
 
 
 def cache_bytes(device: torch.device) -> int:
-    """The last-level cache of ``device`` in bytes, or a guess that is larger than most."""
+    """The last-level cache of ``device`` in bytes, or a guess that exceeds most caches."""
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or CACHE_BYTES["cuda"])
     sizes = [
@@ -91,7 +91,7 @@ def copy(device: torch.device, cache: int) -> tuple[Run, int]:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """The most bytes that ``run`` holds at once of what it allocates itself."""
+    """The most bytes that ``run`` allocates at once."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -105,7 +105,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 
 
 def _processor() -> str:
-    """The processor's name as Linux tells it, else as Python does."""
+    """The processor's name from Linux, else from Python."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""The JSON document of a bench: how it is written, and how it is read back. docs/bench.md describes its fields."""
+"""Writes and reads the JSON document of a bench. docs/bench.md describes its fields."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ KIND, SCHEMA = "pav2gen bench", 1
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` to ``path``, in a folder that is there, whole or not at all. Raises OSError."""
+    """Write ``document`` to ``path`` atomically, in a folder that exists. Raises OSError."""
     beside = path.with_name(f".{path.name}.tmp")
     beside.write_text(rendered(document), encoding="utf-8")
     beside.replace(path)
 
 
 def check_writable(path: Path) -> None:
-    """Raise where ``path`` cannot be written: better before a long measurement than after it.
+    """Raise if ``path`` cannot be written, so that a long measurement is not lost at its end.
 
-    OSError, or UserError where something else stands there.
+    Raises OSError, or UserError if another kind of file is there.
     """
     check_replaceable(path, f'{{\n "kind": "{KIND}"'.encode(), "a document of pav2gen bench")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def check_writable(path: Path) -> None:
 
 
 def rendered(document: Mapping[str, Any]) -> str:
-    """The JSON of ``document``: a field on each line, and a point on each line."""
+    """The JSON of ``document``, with one field or one point on each line."""
     lines = []
     for name, value in document.items():
         if name == "points":
@@ -64,15 +64,15 @@ def rendered(document: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The document at ``path``. Raises UserError for a file that is none, or of another schema."""
+    """The document at ``path``. Raises UserError for another kind of file or another schema."""
     try:
         document = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError("there is no such file; write one with: pav2gen bench SPEC --json FILE", str(path)) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"is no JSON that can be read ({error})", str(path)) from None
+        raise UserError(f"is not readable JSON ({error})", str(path)) from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise UserError("is no document of pav2gen bench; write one with: pav2gen bench SPEC --json FILE", str(path))
+        raise UserError("is not a document of pav2gen bench; write one with: pav2gen bench SPEC --json FILE", str(path))
     if document.get("schema") != SCHEMA:
         found = seen(document.get("schema"))
         raise UserError(f"has schema {found}, and this pav2gen reads {SCHEMA}; measure again", str(path))
@@ -84,7 +84,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _axis(axis: Axis) -> Reader:
-    """Reads a value of an axis, in the type that it has there."""
+    """Reads a value of an axis, with the axis's type."""
 
     def read(value: Any) -> object:
         if not axis.has_type(value):
@@ -95,7 +95,7 @@ def _axis(axis: Axis) -> Reader:
 
 
 def _contestant(value: Any) -> dict[str, Any]:
-    """Reads a contestant: one that was timed has figures, and one that was not has the reason."""
+    """Reads a contestant. A timed one has figures; the others have a reason."""
     entry = _UNTIMED(value)
     entry = entry if entry["because"] else _TIMED(value)
     if "symbol" in entry or "backend" in entry:
@@ -128,7 +128,7 @@ _POINT = fields(
     anything,
 )
 
-#: Reads what the report is made of.
+#: Reads the fields that the report uses.
 _DOCUMENT = fields(
     {
         "date": text,

@@ -1,4 +1,4 @@
-"""The package that is measured: rendered from the spec as it is now, whatever stands in ``generated/``."""
+"""The package under measurement. It is rendered from the current spec, not taken from ``generated/``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 
 def render(chosen: Selection, folder: Path) -> str:
-    """Write the package of ``chosen`` below ``folder``; returns a sha256 over all that it holds.
+    """Write the package of ``chosen`` below ``folder``. Returns a sha256 of all its files.
 
     Raises UserError for a mistake in a template.
     """
@@ -47,7 +47,7 @@ def load(root: Path) -> ModuleType:
 
 
 def measured(chosen: Selection) -> tuple[ModuleType, str]:
-    """The package of ``chosen``, rendered into a folder of its own and loaded, and its digest."""
+    """The package of ``chosen``, rendered into a temporary folder and loaded, and its digest."""
     folder = Path(tempfile.mkdtemp(prefix="pav2gen-bench-"))
     atexit.register(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     digest = render(chosen, folder)

@@ -1,7 +1,7 @@
-"""One problem to measure: a key, a rank's heads, a batch. Its inputs lie apart in memory, as a server's cache does.
+"""One problem to measure: a key, a rank's heads, a batch. Its pages are scattered in memory, as in a server's cache.
 
-The values are made once and repeated over the blocks of the cache: what a kernel reads is as large as it should be, and
-what the float64 reference reads is small.
+The values are drawn once and repeated over the blocks of the cache. A kernel then reads a cache of full size, and the
+float64 reference reads a small one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pav2gen.runtime.call import BlockSparse, Call
 from pav2gen.runtime.select import Key
 from pav2gen.runtime.testing import cases
 
-#: Bytes of K (and of V) whose values are drawn; beyond it they come again.
+#: Bytes of K (and of V) with random values. Further bytes repeat them.
 DRAWN_BYTES = 16 << 20
 
-#: The inputs of a problem together are this many times the last-level cache: what is read is never still there.
+#: Size of all inputs of a problem, in multiples of the last-level cache. No call then finds its input in the cache.
 CACHES = 2
 
-#: Pages between the ones that a sequence owns belong to others: blocks are in disorder over a cache a little larger.
+#: Size of the cache relative to the pages in use. The blocks of a sequence are in random order over it.
 SPARE_BLOCKS = 3
 
 #: The pattern of a block-sparse key: 4 local blocks of 64 tokens, then every 8th.
@@ -51,18 +51,18 @@ class Problem:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V that the batch holds: what no kernel can do without reading, but for a sparse pattern."""
+        """Bytes of K and V in the batch. Every kernel must read them, except with a sparse pattern."""
         return 2 * self.num_seqs * self.seq_len * self.kv_heads * self.key.head_size * self.item_bytes
 
     @property
     def io_bytes(self) -> int:
-        """``kv_bytes``, and the query read and the output written once."""
+        """``kv_bytes`` plus the bytes of the query and of the output."""
         query = self.num_seqs * self.num_heads * self.key.head_size * ITEM_BYTES[self.key.dtype]
         return self.kv_bytes + 2 * query
 
     @property
     def label(self) -> str:
-        """The problem in short, for a progress bar."""
+        """The problem in short form, for a progress bar."""
         cache = self.key.dtype if self.key.kv_cache_dtype == "auto" else self.key.kv_cache_dtype
         return f"S={self.num_seqs} L={self.seq_len} {self.num_heads}/{self.kv_heads} {cache}"
 
@@ -74,7 +74,7 @@ class Problem:
 class Inputs:
     """The calls of a problem, all of the same values: ``small`` on the CPU with few blocks, ``count`` on the device.
 
-    Those on the device share one cache, and read ``stride`` blocks of it each: the i-th the blocks from i·stride on.
+    The calls on the device share one cache. Call i reads ``stride`` blocks of it, from block i·stride on.
     """
 
     small: Call
@@ -83,14 +83,14 @@ class Inputs:
     count: int
 
     def call(self, number: int) -> Call:
-        """The call of that number."""
+        """Call ``number``."""
         if not number:
             return self.first
         return self.first._replace(block_tables=self.first.block_tables + number * self.stride)
 
 
 def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0) -> Inputs:
-    """The inputs of ``problem``, from ``seed``: as many calls as leave a cache of ``cache_bytes`` nothing to keep."""
+    """The inputs of ``problem``, from ``seed``. The calls are so many that a cache of ``cache_bytes`` keeps nothing."""
     page = problem.key.block_size
     pages = problem.num_seqs * -(-problem.seq_len // page)
     page_bytes = problem.kv_heads * problem.key.head_size * page * problem.item_bytes
@@ -111,13 +111,15 @@ def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0
     order = torch.randperm(pages + SPARE_BLOCKS, generator=torch.Generator().manual_seed(seed))[:pages].int()
     table = order.view(problem.num_seqs, -1)
     count = max(1, -(-CACHES * cache_bytes // problem.kv_bytes))
-    stride = -(-(pages + SPARE_BLOCKS) // drawn) * drawn  # a block of the next call holds what it does in the first
+    stride = (
+        -(-(pages + SPARE_BLOCKS) // drawn) * drawn
+    )  # a block of the next call has the same content as in the first
     blocks = stride * (count - 1) + pages + SPARE_BLOCKS
     return Inputs(small._replace(block_tables=table % drawn), _spread(small, table, blocks, device), stride, count)
 
 
 def _spread(small: Call, table: torch.Tensor, blocks: int, device: torch.device) -> Call:
-    """The call on ``device`` with a cache of ``blocks`` blocks, those of ``small`` over and over."""
+    """The call on ``device`` with a cache of ``blocks`` blocks, which repeat those of ``small``."""
     moved = cases.to(small, device)
     times = -(-blocks // small.key_cache.shape[0])
     return moved._replace(
@@ -128,7 +130,7 @@ def _spread(small: Call, table: torch.Tensor, blocks: int, device: torch.device)
 
 
 def rotation(inputs: Inputs) -> Iterator[Call]:
-    """The calls of ``inputs``, over and over."""
+    """The calls of ``inputs``, repeated endlessly."""
     while True:
         for number in range(inputs.count):
             yield inputs.call(number)

@@ -1,4 +1,4 @@
-"""A bench document as people read it: a table for each key, a line for each contestant of each problem."""
+"""Prints a bench document: a table for each key, with a line for each contestant of each problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_COLUMNS, LAST_COLUMNS = ("S", "L", "contestant", "ms", "+-"), ("GB/s", "co
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:
-    """A table for each key and rank of ``document``, in its order."""
+    """A table for each key and rank of ``document``, in the document's order."""
     groups: dict[tuple[Key, int], list[Mapping[str, Any]]] = {}
     for point in document["points"]:
         groups.setdefault((Key(**point["key"]), point["kv_heads"]), []).append(point)
@@ -44,7 +44,7 @@ def _timed(point: Mapping[str, Any], name: str) -> bool:
 
 
 def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Who was not timed, and why: each once."""
+    """The contestants that were not timed, and why. Each is listed once."""
     for point in points:
         for entry in point["contestants"]:
             if entry["because"]:
@@ -73,12 +73,12 @@ def _cells(entry: Mapping[str, Any], point: Mapping[str, Any], peers: Sequence[s
 
 
 def milliseconds(value: float) -> str:
-    """A time with three digits that count."""
+    """A time with three significant digits."""
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> float | None:
-    """How many times faster than ``peer`` a contestant is, by medians of one run; None where either has no time."""
+    """The median of ``peer`` divided by a contestant's, in one run; None if either has no time."""
     times = {other["name"]: other.get("median_ms") for other in point["contestants"]}
     return times[peer] / entry["median_ms"] if times.get(peer) and entry.get("median_ms") else None
 
@@ -89,19 +89,19 @@ def _ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> str
 
 
 def head(document: Mapping[str, Any]) -> Iterator[str]:
-    """What stands above the tables: the device, the versions, and what the columns mean."""
+    """The text above the tables: the device, the versions, and the meaning of the columns."""
     device, versions = document["device"], document["versions"]
     yield f"{document['spec']['file']} on {device['name']}: {device['about']}"
     yield f"{', '.join(f'{name} {version}' for name, version in versions.items())}; {document['date']}"
     yield (
         f"ms: the median of {document['settings']['rounds']} interleaved rounds; +-: their middle half; "
         f"x: times as fast; copy: share of what a copy reached beside it; "
-        f"calls: ATen calls that are no views, and CUDA launches; MiB: workspace; *: the dispatch table's choice"
+        f"calls: ATen calls that are not views, and CUDA launches; MiB: workspace; *: the dispatch table's choice"
     )
 
 
 def notes(document: Mapping[str, Any]) -> Iterator[str]:
-    """What was left out, and why; how fast a copy was."""
+    """Notes on omitted problems, and the bandwidth of the copy."""
     rates = [point["copy_gbps"] for point in document["points"]]
     if rates:
         yield f"a copy reached {min(rates):.1f} to {max(rates):.1f} GB/s, read and written"

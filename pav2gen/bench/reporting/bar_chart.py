@@ -1,4 +1,4 @@
-"""Bars as numbers: groups of horizontal bars under their titles, which templates/report draws as SVG."""
+"""Horizontal bar charts as numbers: groups of bars with titles. templates/report draws them as SVG."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Title:
 
 @dataclass(frozen=True)
 class Bars:
-    """Groups of bars, ready to draw. ``title``, ``note`` and ``summary`` are what stands above and is read aloud."""
+    """Groups of bars, ready to draw. ``title`` and ``note`` are shown above; screen readers also say ``summary``."""
 
     id: str
     title: str
@@ -48,7 +48,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class BarGroup:
-    """Bars that are compared: (label, CSS class, value) each."""
+    """Bars to compare, each a (label, CSS class, value)."""
 
     title: str
     bars: tuple[tuple[str, str, float], ...]
@@ -57,7 +57,7 @@ class BarGroup:
 def bars(
     identity: str, title: str, note: str, groups: Sequence[BarGroup], show: Callable[[float], str], most: float
 ) -> Bars:
-    """The bars of ``groups``, of which one of value ``most`` would span the width; there is at least one bar."""
+    """The chart of ``groups``, which have at least one bar. A bar with value ``most`` spans the full width."""
     scale = (WIDTH - ROOM) / most
     titles, drawn, y = [], [], 0.0
     for group in groups:

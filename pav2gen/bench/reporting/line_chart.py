@@ -1,4 +1,4 @@
-"""Charts as numbers: scales, ticks, paths and label places, which templates/report draws as SVG.
+"""Line charts as numbers: scales, ticks, paths and label places. templates/report draws them as SVG.
 
 Both axes are logarithmic: time, memory and length each span orders of magnitude, and equal ratios look equal.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 520, 320
 LEFT, RIGHT, TOP, BOTTOM = 62, 132, 14, 44
 
-#: The least distance between the baselines of two labels at the right edge.
+#: The least distance between the text baselines of two labels at the right edge.
 LABEL_HEIGHT = 16
 
 Point = tuple[float, float]
@@ -22,7 +22,7 @@ Point = tuple[float, float]
 class Series:
     """One line: its label, its style (a CSS class), and its points.
 
-    area: whether all below the line is shaded, as the floor is. bare: whether it is drawn without marks and name.
+    area: whether the area below the line is shaded, as for the floor. bare: whether it is drawn without marks and name.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Label:
-    """The name of a line at (x, y), at the right edge, moved so that none covers another; (from_x, from_y): its end."""
+    """A line's name at (x, y), at the right edge, moved so that names do not overlap. (from_x, from_y): its end."""
 
     text: str
     style: str
@@ -54,7 +54,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a line, and what a pointer over it shows."""
+    """A point of a line, and the text that a pointer over it shows."""
 
     x: float
     y: float
@@ -73,7 +73,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Heading:
-    """What stands above a chart: what it is of, and under which conditions."""
+    """The text above a chart: its subject and the conditions."""
 
     title: str
     note: str
@@ -81,7 +81,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, ready to draw. ``title``, ``note`` and ``summary`` are also what a screen reader says."""
+    """A chart, ready to draw. A screen reader also says ``title``, ``note`` and ``summary``."""
 
     id: str
     title: str
@@ -112,14 +112,14 @@ class Axis:
     end: float
 
     def place(self, value: float) -> float:
-        """Where ``value`` lies."""
+        """The position of ``value`` on the axis."""
         share = (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return round(self.begin + share * (self.end - self.begin), 2)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is drawn upwards: its name, how a value is written, and which values are marked on the axis."""
+    """The quantity of the vertical axis: its name, the format of a value, and the marked values."""
 
     name: str
     show: Callable[[float], str]
@@ -129,7 +129,7 @@ class Quantity:
 def chart(
     identity: str, heading: Heading, series: Sequence[Series], quantity: Quantity, prediction: bool = False
 ) -> Chart:
-    """A chart of a quantity against length. Series without points are left out; one must have some."""
+    """A chart of a quantity against length. Series without points are left out. At least one series has points."""
     drawn = [each for each in series if each.points]
     xs = [x for each in drawn for x, _ in each.points]
     ys = [y for each in drawn for _, y in each.points]
@@ -161,7 +161,7 @@ def _line(series: Series, x_axis: Axis, y_axis: Axis, y_format: Callable[[float]
 
 
 def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Label]:
-    """The names of the lines where they end, from top to bottom, pushed apart and kept within the chart."""
+    """The names at the ends of the lines, from top to bottom, pushed apart and kept within the chart."""
     named = [each for each in series if not each.bare]
     ends = sorted(((y_axis.place(each.points[-1][1]), each) for each in named), key=lambda end: end[0])
     places: list[float] = []
@@ -177,7 +177,7 @@ def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Lab
 
 
 def thinned(values: Sequence[float], axis: Axis, room: float = 38) -> list[float]:
-    """As many of ``values`` as have room for their labels, the last one among them."""
+    """As many of ``values`` as have room for their labels. The last value is always kept."""
     kept: list[float] = []
     for value in reversed(values):
         if not kept or abs(axis.place(kept[-1]) - axis.place(value)) >= room:
@@ -186,7 +186,7 @@ def thinned(values: Sequence[float], axis: Axis, room: float = 38) -> list[float
 
 
 def decades(axis: Axis) -> list[float]:
-    """Round values on a logarithmic axis: powers of ten, and 2 and 5 times them where there are few."""
+    """Round values on a logarithmic axis: powers of ten, and also 2 and 5 times these if they are few."""
     exponents = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5)):
         found = [step * 10.0**exponent for exponent in exponents for step in steps]
@@ -204,7 +204,7 @@ def doublings(axis: Axis) -> list[float]:
 
 
 def summary(series: Sequence[Series], y_format: Callable[[float], str]) -> str:
-    """The chart in words: what each line begins and ends with."""
+    """The chart in words: the first and the last point of each line."""
     parts = [
         f"{each.label}: {y_format(each.points[0][1])} at {tokens(each.points[0][0])} tokens, "
         f"{y_format(each.points[-1][1])} at {tokens(each.points[-1][0])}"
@@ -215,7 +215,7 @@ def summary(series: Sequence[Series], y_format: Callable[[float], str]) -> str:
 
 
 def tokens(value: float) -> str:
-    """A length in short: 512, 8K, 100K; thousands are binary where that is exact."""
+    """A length in short form: 512, 8K, 100k. K is 1024 and is used where that is exact."""
     number = round(value)
     if number < 1024:
         return str(number)

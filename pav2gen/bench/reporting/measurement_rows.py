@@ -1,4 +1,4 @@
-"""The points of bench documents as a report reads them: the kernel chosen, what a peer took, where the floor is."""
+"""The points of bench documents as a report uses them: the chosen kernel, the peers' times, the floor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Measurement:
 
     @property
     def floor_ms(self) -> float:
-        """The time in which the device moves each byte once, at the rate of a copy in the same run."""
+        """The floor: the time to move each byte once at the bandwidth of a copy in the same run."""
         return float(self.point["io_bytes"]) / float(self.point["copy_gbps"]) / 1e6
 
     @property
@@ -35,27 +35,27 @@ class Measurement:
 
     @property
     def title(self) -> str:
-        """The key and the rank, in short."""
+        """The key and the rank, in short form."""
         key = Key(**self.point["key"])
         heads = f"{self.point['num_heads']}/{self.point['kv_heads']} heads of {key.head_size}"
         return f"{heads}, {title(key._asdict(), leave_out=HEADS)}"
 
     @property
     def where(self) -> str:
-        """Where a figure was measured."""
+        """The problem of a figure, in words."""
         return f"{self.title}, {self.batch}, {tokens(self.seq_len)} tokens"
 
     def entry(self, name: str) -> Mapping[str, Any] | None:
-        """The contestant called ``name``; None where it has no part."""
+        """The contestant called ``name``; None if it did not take part."""
         return next((entry for entry in self.point["contestants"] if entry["name"] == name), None)
 
     def ratio(self, backend: str, peer: str) -> float | None:
-        """How many times faster than ``peer`` the chosen kernel is; None where either has no time."""
+        """The time of ``peer`` divided by the chosen kernel's; None if either has no time."""
         ours, theirs = (entry.get("median_ms") if entry else None for entry in (self.chosen(backend), self.entry(peer)))
         return theirs / ours if ours and theirs else None
 
     def chosen(self, backend: str) -> Mapping[str, Any] | None:
-        """The kernel that the dispatch table chose; None where that backend was not measured."""
+        """The kernel that the dispatch table chose; None if its backend was not measured."""
         symbol = self.point["chosen"].get(backend)
         entries = (entry for entry in self.point["contestants"] if entry.get("backend") == backend)
         return next((entry for entry in entries if entry.get("symbol") == symbol), None)

@@ -1,4 +1,4 @@
-"""The family at a glance: which partition sizes each key has, and why the others are left out."""
+"""A summary of the family: the partition sizes of each key, and why others are left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pav2gen.runtime.select import Key
 
 @dataclass(frozen=True)
 class Cell:
-    """A partition size of a key: built, or left out ``because``; ``number`` is that of the reason in the list."""
+    """A partition size of a key: built, or left out ``because``. ``number`` is the reason's number in the list."""
 
     built: bool
     because: str = ""
@@ -38,7 +38,7 @@ class Glance:
 
 
 def glance(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Glance:
-    """The matrix of ``plans``, and the reasons of the spec's exclusions that it shows."""
+    """The matrix of ``plans``, and the exclusions' reasons that it refers to."""
     sizes = tuple(sorted({plan.variant.partition_size for every in plans.values() for plan in every}))
     reasons: dict[str, int] = {}
     rows = tuple(
@@ -57,7 +57,7 @@ def _cell(spec: Spec, every: Sequence[Plan], size: int, reasons: dict[str, int])
 
 
 def short_title(plan: Plan) -> str:
-    """A key in short: what tells it from the others of a family."""
+    """A key in short form: the axes that distinguish it within the family."""
     v = plan.variant
     heads = f"{plan.rank.num_heads}/{plan.rank.num_kv_heads} heads of {v.head_size}"
     return f"{heads}, {title(v.key._asdict(), leave_out=HEADS)}"

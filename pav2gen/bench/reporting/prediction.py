@@ -1,4 +1,4 @@
-"""What the plans predict of a target on which nothing was timed: the wave model, with bytes and launches put in."""
+"""Predicts times on a target without measurements: the wave model, with the target's bandwidth and launch time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pav2gen.runtime.select import cost
 
 @dataclass(frozen=True)
 class Predictor:
-    """Times on ``target`` of the fastest of ``plans`` (one key, several partition sizes), for the heads of ``rank``."""
+    """Predicted times on ``target`` of the fastest of ``plans`` (one key, several partition sizes) for ``rank``."""
 
     plans: Sequence[Plan]
     rank: RankShape
@@ -26,7 +26,7 @@ class Predictor:
         return 2 * variant.head_size * variant.cache_item_bytes
 
     def floor_ms(self, num_seqs: int, seq_len: int) -> float:
-        """The time in which the target moves each byte of K and V once."""
+        """The time in which the target can move each byte of K and V once."""
         return num_seqs * seq_len * self.rank.num_kv_heads * self.token_bytes / (self._bandwidth * 1e6)
 
     def ms(self, num_seqs: int, seq_len: int) -> float:
@@ -48,5 +48,5 @@ class Predictor:
 
 
 def predictable(target: Target) -> bool:
-    """Whether the figures of ``target`` that a prediction needs are known."""
+    """Whether all figures of ``target`` that a prediction needs are known."""
     return target.bandwidth_gbps is not None and target.multiprocessors is not None

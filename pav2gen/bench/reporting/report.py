@@ -1,4 +1,4 @@
-"""``pav2gen report``: one page from plans and measurements, whole in itself: no network, no script."""
+"""``pav2gen report``: one self-contained page about plans and measurements, without network and script."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pav2gen.runtime.select import Key
 
 TEMPLATE = "report/report.html.j2"
 
-#: Sequences in the batches of the prediction, and the length at which bytes are compared.
+#: Batch sizes of the prediction.
 PREDICTED_BATCHES = (1, 16)
 
-#: Whom the kernels are drawn beside, in order of drawing; the name of the contestant is also its CSS class.
+#: The peers that charts show, in the order of drawing. A contestant's name is also its CSS class.
 PEERS = {"seed": "plain algorithm", "sdpa": "gather + SDPA", "vllm": "vLLM's operator"}
 KERNELS = {"torch": "pav2gen, PyTorch", "cuda": "pav2gen, CUDA"}
 
@@ -34,7 +34,7 @@ KERNELS = {"torch": "pav2gen, PyTorch", "cuda": "pav2gen, CUDA"}
 def report(chosen: Selection, files: Sequence[Path]) -> str:
     """The page of ``chosen`` and of the bench documents ``files``.
 
-    Raises UserError for a file that is no bench document, or is of another spec.
+    Raises UserError for a file that is not a bench document, or belongs to another spec.
     """
     documents = [document.read(path) for path in files]
     for path, each in zip(files, documents):
@@ -74,7 +74,7 @@ def plans_by_key(kernels: Iterable[Kernel]) -> dict[Key, list[Plan]]:
 
 
 def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
-    """Time against length, a chart for each key, rank, batch and device, with the floor drawn in."""
+    """Time against length: a chart for each key, rank, batch and device, with the floor."""
     for number, (heading, points) in enumerate(grouped(found).items()):
         if len(points) > 1:
             series = [*contestants(points, lambda entry: entry.get("median_ms")), floor(points)]
@@ -82,7 +82,7 @@ def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
 
 
 def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart]:
-    """Workspace against length, a chart for each batch and device: the largest over all keys, and the spec's bound."""
+    """Workspace against length: a chart for each batch and device, with the largest over all keys and the bound."""
     batches: dict[Heading, list[Measurement]] = {}
     for each in found:
         batches.setdefault(Heading(each.batch, each.device), []).append(each)
@@ -108,13 +108,13 @@ def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
 
 
 def floor(points: Sequence[Measurement]) -> Series:
-    """The time in which the device, as measured in the same run, moves each byte once."""
+    """The floor: the time to move each byte once at the bandwidth measured in the same run."""
     ordered = sorted(points, key=lambda point: point.seq_len)
     return Series("floor: bytes, once", "floor", tuple((float(p.seq_len), p.floor_ms) for p in ordered), area=True)
 
 
 def grouped(found: Iterable[Measurement]) -> dict[Heading, list[Measurement]]:
-    """Measurements by what a chart shows together, under its heading."""
+    """Groups of measurements, one for each chart, by the chart's heading."""
     groups: dict[Heading, list[Measurement]] = {}
     for each in found:
         groups.setdefault(Heading(each.title, f"{each.batch}, {each.device}"), []).append(each)
@@ -138,7 +138,7 @@ def shares(found: Sequence[Measurement]) -> Bars | None:
 
 
 def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
-    """The bytes that each key's CUDA kernel requests at the model's full length, and one block for each head would."""
+    """Bytes at the model's full length: as each key's CUDA kernel requests, and with a block for each query head."""
     if "cuda" not in spec.backends:
         return None
     groups = []
@@ -173,7 +173,7 @@ def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) ->
 
 
 def _predicted(predictors: Sequence[Predictor], num_seqs: int) -> Iterator[Series]:
-    """A line for each rank, and its floor; ranks of the same time share a line."""
+    """A line for each rank, and its floor. Ranks with equal times share a line."""
     ranks: dict[tuple[tuple[float, float], ...], list[Predictor]] = {}
     for each in predictors:
         longest = each.plans[0].spec.model.max_seq_len
@@ -197,7 +197,7 @@ def batch(num_seqs: int) -> str:
 
 
 def highlights(found: Sequence[Measurement]) -> list[tuple[str, str]]:
-    """The figures at the head of the page: the greatest ratio to each peer, and where it was measured."""
+    """The figures at the head of the page: the greatest ratio to each peer, and the problem that gave it."""
     best = {}
     for peer, label in PEERS.items():
         ratios = [(ratio, point, name) for point in found for name in KERNELS if (ratio := point.ratio(name, peer))]

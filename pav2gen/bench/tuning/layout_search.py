@@ -1,7 +1,7 @@
-"""``pav2gen tune --layouts``: which layout of the CUDA kernels is the fastest on a card, as the lines of a spec.
+"""``pav2gen tune --layouts``: find the fastest layout of the CUDA kernels on a card, as a line for the spec.
 
-The layouts that the plans rank first are rendered as specs of their own, so that each kernel has a symbol for each
-layout and one library holds all of them. All layouts of a kernel are timed in turn, on the same inputs.
+Each of the layouts that the plans rank first is rendered as a separate spec. A kernel therefore has another symbol in
+each layout, and one library holds all of them. All layouts of a kernel are timed in turn, on the same inputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pav2gen.runtime import library, op
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.select import Row
 
-#: How many of a kernel's layouts are candidates, the best by its plan first.
+#: The number of candidate layouts of a kernel: the best by its plan.
 BEST_OF_A_KERNEL = 6
 
 
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """What is timed. most: layouts that are compared at most."""
+    """Options of the search. most: the most layouts to compare."""
 
     device: torch.device
     num_seqs: tuple[int, ...]
@@ -59,7 +59,7 @@ class LayoutOptions:
 
 @dataclass(frozen=True)
 class LayoutTimes:
-    """The median time in milliseconds of each layout of one kernel in one problem; layouts that are wrong, and why."""
+    """One kernel in one problem: the median time of each layout in milliseconds, and why other layouts are wrong."""
 
     slug: str
     problem: Problem
@@ -68,9 +68,9 @@ class LayoutTimes:
 
 
 def search(chosen: Selection, options: LayoutOptions) -> list[LayoutTimes]:
-    """Time the layouts of the CUDA kernels of ``chosen``: on a GPU, or on the CPU with the host library, for tests.
+    """Time the layouts of the CUDA kernels of ``chosen`` on a GPU (tests use the CPU with the host library).
 
-    Raises UserError where the spec has no CUDA kernels.
+    Raises UserError if the spec has no CUDA kernels.
     """
     if "cuda" not in chosen.spec.backends:
         raise UserError(f"{chosen.spec.name} has no CUDA kernels: its backends are {', '.join(chosen.spec.backends)}")
@@ -94,7 +94,7 @@ def search(chosen: Selection, options: LayoutOptions) -> list[LayoutTimes]:
 
 
 def candidates(chosen: Selection, most: int) -> list[Layout]:
-    """The layouts that the plans of the kernels rank first: the best of most kernels first."""
+    """The layouts that the plans rank first. The layout that is best for the most kernels comes first."""
     scores: dict[Layout, float] = defaultdict(float)
     for v, p in chosen.kernels:
         ranked = layouts(v, chosen.spec.target, p.cuda.geometry.heads, {})
@@ -107,7 +107,7 @@ def candidates(chosen: Selection, most: int) -> list[Layout]:
 
 
 def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
-    """The CUDA kernels of ``chosen`` in one layout, as a spec of its own; without kernels that it would split more."""
+    """The CUDA kernels of ``chosen`` in one layout, as a separate spec, without kernels that the layout splits more."""
     name = f"{chosen.spec.name}_layout{number}"
     spec = replace(chosen.spec, name=name, cuda=layout._asdict(), backends=("cuda",))
     built = []
@@ -123,7 +123,7 @@ def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
 
 
 def ranking(found: Sequence[LayoutTimes]) -> list[tuple[Layout, float]]:
-    """Each layout that is right in every problem, with the geometric mean of its times over the best; fastest first."""
+    """The layouts that are right in every problem, the fastest first, each with its mean time relative to the best."""
     logs: dict[Layout, list[float]] = defaultdict(list)
     for each in found:
         best = min(each.ms.values(), default=0.0)
@@ -172,7 +172,7 @@ def _time(
 
 
 def _launcher(compiled: library.Library, row: Row) -> Run:
-    """A run of one kernel of the library, past the dispatch table."""
+    """A run of one kernel of the library, without the dispatch table."""
 
     def run(call: Call) -> None:
         op.launch(functools.partial(compiled.launch, row), call, row.partition_size)
@@ -181,7 +181,7 @@ def _launcher(compiled: library.Library, row: Row) -> Run:
 
 
 def lines(found: Sequence[LayoutTimes], path: Path) -> list[str]:
-    """What the command prints: the times, the ranking, and what to write into the spec."""
+    """The text that the command prints: the times, the ranking, and the line for the spec."""
     told = []
     for each in found:
         told.append(f"{each.slug} {each.problem.label}")

@@ -1,4 +1,4 @@
-"""The journal of a long measurement: what was measured is kept as it comes, and a run that was cut short goes on."""
+"""The journal of a long measurement. It keeps each result at once, so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pav2gen.json_data import Reader, anything, items, parse_json, prose
 
 
 class Journal:
-    """Measurements by their names, in a file of JSON lines whose first says under which circumstances they were made.
+    """Measurements by name, in a file of JSON lines. The first line gives their circumstances.
 
-    Those of other circumstances (another device, other sources, another number of rounds) are dropped: figures are
-    compared only with their like. ``entries`` are the measurements, ``found`` how many of them were there before.
+    Measurements of other circumstances (another device, other sources, another number of rounds) are dropped, because
+    they are not comparable. ``entries`` are the measurements. ``found`` is the number that an earlier run made.
     """
 
     def __init__(self, path: Path, circumstances: Mapping[str, Any], read: Reader = anything) -> None:
-        """``read`` reads a measurement back; what it refuses is measured again."""
+        """``read`` checks a measurement from the file. One that it refuses is measured again."""
         self.path = path
         self.entries: dict[str, Any] = {}
         head = json.dumps(circumstances, sort_keys=True)
@@ -30,13 +30,13 @@ class Journal:
         path.write_text("".join(f"{line}\n" for line in [head, *map(_line, self.entries.items())]), encoding="utf-8")
 
     def add(self, name: str, measurement: Mapping[str, Any]) -> None:
-        """Keep a measurement, at once."""
+        """Write a measurement to the file at once."""
         self.entries[name] = measurement
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{_line((name, measurement))}\n")
 
     def remove(self) -> None:
-        """Forget it: the measurements are where they belong."""
+        """Remove the journal, after the measurements were written to their final file."""
         self.path.unlink(missing_ok=True)
 
 
@@ -45,7 +45,7 @@ def _line(entry: tuple[str, Any]) -> str:
 
 
 def _entry(line: bytes, read: Reader) -> tuple[str, Any] | None:
-    """A measurement; None for a line that was cut short, or that is not as ``add`` writes it."""
+    """A measurement; None for an incomplete line, or a line that ``add`` did not write."""
     try:
         name, measurement = items(anything)(parse_json(line))
         return prose(name), read(measurement)

@@ -1,7 +1,7 @@
-"""``pav2gen tune``: which partition size is the fastest on this device, as a tuning file that ``pav2gen build`` reads.
+"""``pav2gen tune``: find the fastest partition sizes on this device, and write a tuning file for ``pav2gen build``.
 
-A row is written only where the figures bear it out: several runs, each of interleaved rounds, that agree. What was too
-noisy, and what computed wrong results, is written down as such and chooses nothing.
+A row is written only if several runs, each of interleaved rounds, agree. Noisy measurements and wrong kernels are
+recorded as such, and have no effect on the choice.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from pav2gen.reading.tuning_file import LEAST_RUNS, MOST_SPREAD
 from pav2gen.runtime.op import device_name
 from pav2gen.runtime.select import Key, Row
 
-#: By so much the winner may lose a run and still be called the fastest: less is no difference that a user would see.
+#: The largest share of time by which the winner may lose a single run. A user does not notice smaller differences.
 TIE = 0.02
 
-#: Reads a measurement that an earlier run kept: the times of each partition size, and why the others have none.
+#: Reads a measurement that an earlier run kept: the times of each partition size, and why others have no times.
 MEASUREMENT = fields({"ms": mapping(word, items(positive)), "wrong": mapping(word, prose)})
 
-#: Decimals of a time in milliseconds, as the file has it: what is less than a nanosecond is no time.
+#: Decimals of a time in milliseconds in the file: the resolution is a nanosecond.
 DIGITS = 6
 
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What is measured, and how. ``seq_lens`` None means the powers of two at which a spec prefers V2.
+    """Options of a tuning run. ``seq_lens`` None means the powers of two at which a spec prefers V2.
 
-    replace: whether rows that this run does not measure may be lost. progress: as in ``bench.BenchOptions``.
+    replace: whether to drop rows that this run does not measure. progress: as in ``bench.BenchOptions``.
     """
 
     device: torch.device
@@ -61,7 +61,7 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where the rows went, how many there are, and what there is to say of the rest."""
+    """The file of the rows, their number, and notes on the other measurements."""
 
     path: Path
     rows: int
@@ -73,7 +73,7 @@ class Outcome:
 def tune(chosen: Selection, options: TuneOptions) -> Outcome:
     """Measure the kernels of ``chosen`` and write the tuning file of this device.
 
-    Raises UserError where no key has two kernels to choose from, and where rows would be lost that are not measured.
+    Raises UserError if no key has two kernels to choose from, or if rows that are not measured again would be lost.
     """
     with machine.current(options.device):
         return _tune(chosen, options)
@@ -93,13 +93,13 @@ def _tune(chosen: Selection, options: TuneOptions) -> Outcome:
         of = (problem.key, backend, problem.kv_heads)
         groups.setdefault(of, Group(*of)).add(decide(problem, entry["ms"], entry["wrong"]))
     write(path, _head(setup, options), list(groups.values()))
-    tuning.load(path, chosen.spec)  # what a build would refuse is not left behind unseen
+    tuning.load(path, chosen.spec)  # report at once what a build would refuse
     journal.remove()
     return _outcome(path, list(groups.values()), [*setup.notes, *notes])
 
 
 def problems(setup: Setup, options: TuneOptions) -> tuple[list[tuple[Problem, str]], list[str]]:
-    """The problems that are measured, each with its backend, and notes on what is left out."""
+    """The problems to measure, each with its backend, and notes on those that are left out."""
     found: dict[tuple[Problem, str], None] = {}
     notes = []
     lengths = options.seq_lens or lengths_of(setup.spec)
@@ -121,19 +121,19 @@ def problems(setup: Setup, options: TuneOptions) -> tuple[list[tuple[Problem, st
 
 
 def _has_choice(rows: Sequence[Row], backend: str) -> bool:
-    """Whether the rows of a key leave a backend more than one partition size."""
+    """Whether a backend has more than one partition size among the rows of a key."""
     return sum(bool(getattr(row, backend)) for row in rows) > 1 and not rows[0].fixed_partition
 
 
 def lengths_of(spec: Spec) -> tuple[int, ...]:
-    """The powers of two above the length from which V2 is preferred, up to the model's."""
+    """The powers of two between the length from which V2 is preferred and the model's longest."""
     first = max(spec.dispatch.min_seq_len, 1).bit_length()
     powers = [1 << n for n in range(first, spec.model.max_seq_len.bit_length())]
     return tuple(powers) or (spec.model.max_seq_len,)
 
 
 def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mapping[str, str]) -> Measured:
-    """What the runs of a problem say: a choice, or why there is none. times: partition size -> ms of each run."""
+    """The result of a problem's runs: a choice, or why none is made. times: partition size -> ms of each run."""
     times = {size: [round(time, DIGITS) for time in runs] for size, runs in times.items()}
     medians = {int(size): statistics.median(runs) for size, runs in times.items()}
     best = min(medians, key=lambda size: medians[size], default=0)
@@ -145,13 +145,13 @@ def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mappin
 
 
 def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> str:
-    """Why ``best`` is not to be called the fastest; empty where it is."""
+    """Why ``best`` does not count as the fastest; empty if it does."""
     if len(times) < 2:
         return "fewer than two partition sizes gave right results"
     if any(time <= 0 for runs in times.values() for time in runs):
         return "a time of 0 ms: the clock is too coarse for these calls"
     if min(map(len, times.values())) < LEAST_RUNS:
-        return "one run says nothing of the noise"
+        return "one run says nothing about the noise"
     if spread > MOST_SPREAD:
         return f"noisy: the runs of {best} lie {spread:.0%} apart"
     for number, of_run in enumerate(zip(*times.values()), start=1):
@@ -162,7 +162,7 @@ def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> st
 
 
 def _measure(setup: Setup, problem: Problem, backend: str, options: TuneOptions, journal: Journal) -> dict[str, Any]:
-    """The times of one problem, in ``options.runs`` runs with inputs of their own; kept in the journal."""
+    """The times of one problem, in ``options.runs`` runs with different inputs. The journal keeps them."""
     every = [c for c in setup.kernels(problem.key) if c.backend == backend]
     total = len(every) * (1 + options.runs * (options.rounds + options.warmups))
     step = options.progress(f"{backend} {problem.label}", total)
@@ -181,7 +181,7 @@ def _measure(setup: Setup, problem: Problem, backend: str, options: TuneOptions,
 
 
 def _wrong(setup: Setup, problem: Problem, every: Sequence[Contestant], step: Callable[[], object]) -> dict[str, str]:
-    """The partition sizes that are not right, and how they are wrong."""
+    """The partition sizes with wrong results, and their errors."""
     inputs = setup.inputs(problem)
     checker, found = Checker(problem, inputs), {}
     for contestant in every:
@@ -203,7 +203,7 @@ def _id(problem: Problem, backend: str) -> str:
 
 
 def _circumstances(setup: Setup, options: TuneOptions) -> dict[str, object]:
-    """What a measurement must have in common with another to stand beside it."""
+    """The circumstances that must be equal for two measurements to be comparable."""
     return {
         "package": setup.digest,
         "device": machine.describe(setup.device),
@@ -213,7 +213,7 @@ def _circumstances(setup: Setup, options: TuneOptions) -> dict[str, object]:
 
 
 def _head(setup: Setup, options: TuneOptions) -> dict[str, object]:
-    """What a tuning file says of itself."""
+    """The head of a tuning file."""
     described = machine.describe(setup.device)
     return {
         "schema": tuning.SCHEMA,
@@ -229,13 +229,13 @@ def _head(setup: Setup, options: TuneOptions) -> dict[str, object]:
 
 
 def _check_replaced(path: Path, spec: Spec, every: Sequence[tuple[Problem, str]], options: TuneOptions) -> None:
-    """Raise UserError if the file at ``path`` has rows that this run does not measure, unless they may be lost."""
+    """Raise UserError if this run would drop rows of the file at ``path``, unless ``replace`` is set."""
     if not path.exists() or options.replace:
         return
     try:
         rows = tuning.load(path, spec).rows
     except UserError:
-        return  # a broken file chooses nothing, and is what a new run replaces
+        return  # a broken file has no valid rows, and a new run replaces it
     measured = {(p.key, backend, p.kv_heads, p.num_seqs, p.seq_len) for p, backend in every}
     lost = [row for row in rows if (row.key, row.backend, row.kv_heads, row.num_seqs, row.max_seq_len) not in measured]
     if lost:

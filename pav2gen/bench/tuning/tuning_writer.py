@@ -1,4 +1,4 @@
-"""The text of a tuning file, which ``pav2gen.tuning`` reads: a line for each measurement, so that a diff shows each."""
+"""Writes a tuning file. Each measurement is one line, so that a diff shows the changed ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST_LINE = "# What pav2gen tune measured, for pav2gen build to read. Measure a
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: the choice (0 where there is none, ``because`` says why), and the figures.
+    """One measurement: the choice (0 for none; then ``because`` says why), and the figures.
 
     ms: partition size -> the median of the runs. spread: of the winner's runs, as a share of their median. wrong:
     partition size -> why it was not measured.
@@ -46,7 +46,7 @@ class Group:
 
 
 def write(path: Path, head: Mapping[str, object], groups: Sequence[Group]) -> None:
-    """Write the tuning file at ``path``, whole or not at all. Raises OSError."""
+    """Write the tuning file at ``path`` atomically. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".new")
     aside.write_text(text(head, groups), encoding="utf-8")
@@ -101,7 +101,7 @@ def _times(each: Measured) -> str:
 
 
 def _value(value: object) -> str:
-    """A value as YAML has it: numbers plain, texts in quotes, a mapping on the line."""
+    """A value as YAML: plain numbers, texts in quotes, mappings on one line."""
     if isinstance(value, Mapping):
         return flow_map((name, _value(each)) for name, each in value.items())
     return str(value) if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False)
