@@ -1,4 +1,4 @@
-"""The arguments of one call, after the operator has checked them: what every kernel receives."""
+"""The arguments of one call as every kernel receives them, after the operator has checked them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Scratch(NamedTuple):
 class Call(NamedTuple):
     """A checked call. Shapes: the docstring of ``paged_attention_v2``.
 
-    read_lengths: whether the host may read ``seq_lens`` (see ``lengths.host_lengths``). Without it the work is that of
-    sequences of ``max_seq_len`` tokens each.
+    read_lengths: whether the host may read ``seq_lens`` (see ``lengths.host_lengths``). If not, a call takes as long as
+    with sequences of ``max_seq_len`` tokens each.
     """
 
     out: torch.Tensor
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
 
 def by_head(scale: float | torch.Tensor, dims: int) -> float | torch.Tensor:
-    """A scale, or those of the KV heads, to multiply a tensor with: [..., kv heads, and ``dims`` more dimensions]."""
+    """One scale, or one for each KV head, shaped to multiply a tensor [..., kv heads, and ``dims`` more dimensions]."""
     return scale.view(-1, *(1,) * dims) if isinstance(scale, torch.Tensor) else scale
 
 

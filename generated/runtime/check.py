@@ -1,4 +1,4 @@
-"""The checks of a call: everything that a kernel relies on, refused in one sentence before anything is written."""
+"""The checks of a call. They cover everything that a kernel relies on, and refuse a call before anything is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECODE = "paged_attention_v2"
 
 
 def fail(sentence: str, operator: str = DECODE) -> NoReturn:
-    """Raise ValueError in the name of an operator."""
+    """Raise ValueError with a message that begins with the operator's name."""
     raise ValueError(f"{operator}: {sentence}")
 
 
@@ -28,7 +28,7 @@ def shape_of(tensor: torch.Tensor) -> str:
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:
-    """float16 for torch.float16, and for its name; the same for every dtype."""
+    """The short name of a dtype: ``float16`` for torch.float16 or for the text 'torch.float16'."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -75,9 +75,9 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
 
 
 def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
-    """All that the checks of a call look at. A call with the layout of one that passed ``check`` passes too.
+    """All that the checks of a call depend on. If one call passed ``check``, all calls with its layout pass.
 
-    None where something stands for a tensor that is none; ``check`` then says what.
+    None if an argument that must be a tensor is not a tensor; ``check`` then reports it.
     """
     try:
         return (
@@ -101,7 +101,7 @@ def _optional(tensor: torch.Tensor | None) -> Hashable:
 
 
 def check_presence(call: Call) -> None:
-    """Every tensor that a call cannot do without is there: the dispatcher lets None pass for a tensor."""
+    """Every required tensor is given. (The dispatcher accepts None for a tensor.)"""
     for name in NEEDED:
         check_tensor(name, getattr(call, name))
     for name, tensor in zip(Scratch._fields, call.scratch or ()):
@@ -109,13 +109,13 @@ def check_presence(call: Call) -> None:
 
 
 def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
-    """A tensor, and nothing else."""
+    """``value`` is a tensor."""
     if not isinstance(value, torch.Tensor):
         fail(f"{name} must be a tensor, got {value if value is None else type(value).__name__}", operator)
 
 
 def check_declared(key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, block_size: int) -> None:
-    """What the caller says of the cache is what the cache is. A tensor of KV heads (``head_mapping``) says nothing."""
+    """The caller's numbers fit the cache. A tensor in place of the KV heads (``head_mapping``) is not compared."""
     check_tensor("key_cache", key_cache)
     if key_cache.dim() != 5:
         fail(f"key_cache must be [blocks, kv heads, head size / x, block size, x], got {shape_of(key_cache)}")
@@ -126,7 +126,7 @@ def check_declared(key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, bl
 
 
 def check_query(query: torch.Tensor, out: torch.Tensor) -> None:
-    """query [seqs, heads, head size], heads contiguous, any stride between sequences; out alike, contiguous."""
+    """query [seqs, heads, head size], heads contiguous, any stride between sequences; out like query, contiguous."""
     if query.dim() != 3 or query.dtype not in DTYPES:
         fail(f"query must be [seqs, heads, head size] in {', '.join(DTYPES.values())}, got {shape_of(query)}")
     if query.numel() and (query.stride(2) != 1 or query.stride(1) != query.shape[2]):
@@ -253,7 +253,7 @@ def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...]
 
 
 def check_tensors(call: Call, modification: Modification | None) -> None:
-    """The parameter tensors of a modification are there, each with a number for every head."""
+    """The parameter tensors of a modification are given, each with a number for every head."""
     lengths = {"heads": call.query.shape[1], "kv_heads": call.key_cache.shape[1]}
     for (name, axis), tensor in zip(modification.tensors if modification else (), call.tensors):
         check_numbers(name, tensor, (lengths[axis],))

@@ -1,4 +1,4 @@
-"""Compiles CUDA sources into one library: in parallel, cached by content, complete or not at all."""
+"""Compiles CUDA sources into one library: in parallel, cached by content, and atomically."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 
 
 def quiet(done: int, total: int, made: Path) -> None:
-    """Progress that says nothing."""
+    """Progress that prints nothing."""
 
 
 def on_stderr(done: int, total: int, made: Path) -> None:
@@ -113,9 +113,9 @@ def toolchain_folder(name: str) -> Path:
 
 
 def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
-    """Build what is not in the cache as it should be; one process at a time does, the others find it made.
+    """Build the library unless the cache holds it intact. One process builds at a time; others wait and use the result.
 
-    A failure is remembered until something changes of what the library's name stands for.
+    A failure is remembered under the library's name, which changes with the sources, flags and compilers.
     """
     failures = Failures(plan.out)
     if not again:
@@ -152,7 +152,7 @@ def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: P
 
 
 def write_index(folder: Path, record: Record) -> Path:
-    """A source with what the library says of itself: its record, and the function ``pav2_kernels``.
+    """A source with the library's description: its record, and the function ``pav2_kernels``.
 
     ``pav2_kernels()`` lists the kernels, one name a line.
     """
@@ -186,7 +186,7 @@ def quoted(text: str) -> str:
 
 
 def object_name(source: Path, toolchain: Toolchain, compiler: str) -> str:
-    """What goes into an object and is in no header: the source, its place, the flags, the compiler."""
+    """A name for an object, from everything that it depends on except headers: source, path, flags, compiler."""
     return sha(
         os.path.abspath(source), source.read_text("utf-8", "surrogateescape"), compiler, *toolchain.compile_flags
     )

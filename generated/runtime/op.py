@@ -64,7 +64,7 @@ class Arguments(NamedTuple):
     partition_size: int
 
     def call(self) -> Call:
-        """What a kernel receives, not yet checked."""
+        """The call as kernels receive it, not yet checked."""
         sparse = BlockSparse(
             local_blocks=self.blocksparse_local_blocks,
             vert_stride=self.blocksparse_vert_stride,
@@ -134,7 +134,7 @@ class Operator:
         launch(self.kernel(row, backend, on_gpu, layout), call, row.partition_size)
 
     def check(self, call: Call, kv_cache_dtype: str) -> tuple[Key, object]:
-        """The key of a call, and an object that stands for its layout: the same one for all calls of that layout.
+        """The key of a call, and an object that identifies its layout: the same object for all calls of that layout.
 
         A layout that passed its checks before is not checked again. Raises ValueError for a call that does not pass.
         """
@@ -177,12 +177,12 @@ class Operator:
 
 @functools.cache
 def device_name(device: torch.device) -> str:
-    """What the tuned table calls a device: the card's name as torch gives it, or ``cpu``. A host value, asked once."""
+    """The device's name in the tuned table: the card's name from torch, or ``cpu``. A host value, read once."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def launch(kernel: Callable[[Call], None], call: Call, partition_size: int) -> None:
-    """Run a kernel on a checked call: with the caller's scratch if that has room."""
+    """Run a kernel on a checked call, with the caller's scratch if that has room."""
     partitions = -(-call.max_seq_len // partition_size)
     call = call._replace(scratch=check.usable_scratch(call.scratch, partitions))
     clear_scratch(call.scratch, partitions)

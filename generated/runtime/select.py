@@ -1,6 +1,7 @@
-"""The choice of a kernel from the table, by host values alone, and the message when there is none.
+"""Chooses a kernel from the table by host values alone, or explains why none serves.
 
-Pure Python: the generator uses it too, and a captured CUDA graph stays valid because no device value has a say.
+This module is pure Python, because the generator uses it too. No device value affects the choice, so that a captured
+CUDA graph stays valid.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ MIB = 1 << 20
 
 
 class Key(NamedTuple):
-    """What a call asks for. Several partition sizes may serve one key.
+    """The properties of a call that a kernel must match. Several partition sizes may serve one key.
 
-    softcap, sliding_window, modification: None is an attention without it.
+    softcap, sliding_window, modification: None means attention without this feature.
     """
 
     head_size: int
@@ -35,14 +36,14 @@ class Key(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its attention has none of the features, from ALiBi to a modification."""
+        """Whether the attention has none of the features, from ALiBi to a modification."""
         return not any(getattr(self, axis) for axis in FEATURES)
 
     def __str__(self) -> str:
         return " ".join(f"{axis}={_yaml(value)}" for axis, value in self._asdict().items())
 
 
-#: The axes of a key that change the attention itself. What is left out of a call is None or False.
+#: The axes of a key that change the attention itself. Features that a call leaves out are None or False.
 FEATURES = ("alibi", "blocksparse", "softcap", "sliding_window", "sinks", "modification")
 
 
@@ -57,7 +58,7 @@ def order_of(key: AnyKey) -> tuple[tuple[bool, object], ...]:
 
 
 class CacheKey(NamedTuple):
-    """What a write asks for."""
+    """The properties of a write that a cache writer must match."""
 
     head_size: int
     block_size: int
@@ -68,7 +69,7 @@ class CacheKey(NamedTuple):
         return " ".join(f"{axis}={value}" for axis, value in self._asdict().items())
 
 
-#: What calls of each operator are matched on.
+#: Operator -> the type of its keys.
 KEYS: Mapping[str, type[Key] | type[CacheKey]] = {"decode": Key, "cache": CacheKey}
 
 KV_ALIASES = {"fp8": "fp8_e4m3"}
@@ -89,7 +90,7 @@ BUILDABLE: Mapping[str, tuple[Collection[object], str]] = {
 class Modification(NamedTuple):
     """A modification of attention that a spec defines: its expressions, and the axis of each parameter tensor.
 
-    score, mask: empty where it has none.
+    score, mask: empty if it has none.
     """
 
     score: str
@@ -97,7 +98,7 @@ class Modification(NamedTuple):
     tensors: tuple[tuple[str, str], ...]
 
 
-#: The key of some operator.
+#: A key of any operator.
 AnyKey = Key | CacheKey
 
 
@@ -106,7 +107,7 @@ HOST_LENGTHS = ("auto", "never")
 
 
 class Row(NamedTuple):
-    """One kernel of the table: its key, its partition size, where it lives, and what its plan says of it.
+    """One kernel of the table: its key, its partition size, its sources, and figures of its plan.
 
     torch, cuda: the PyTorch kernel's module and the CUDA source's path, below the package; empty if not built.
     min_seq_len: longer calls prefer V2. fixed_partition: the spec's partition size for every call, 0 where free.
@@ -115,8 +116,8 @@ class Row(NamedTuple):
     ``HOST_LENGTHS``. operator: one of ``KEYS``, which says what the key is; partition sizes and
     lengths are 0 for a cache writer.
 
-    Of the CUDA kernel: resident_blocks that a multiprocessor works on side by side; saturating_blocks whose loads reach
-    its bandwidth; blocks_per_group that share the query heads of a KV head.
+    Of the CUDA kernel: resident_blocks is the number of blocks that are resident on a multiprocessor; saturating_blocks
+    is the number that saturates its bandwidth; blocks_per_group is the number that shares the query heads of a KV head.
     """
 
     symbol: str
@@ -138,11 +139,11 @@ class Row(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """A measured choice: of the partition sizes of its key, the row ``symbol`` was the fastest in calls like these.
+    """A measured choice: in calls like these, the row ``symbol`` was the fastest of the partition sizes of its key.
 
-    backend, device, kv_heads: as they were measured; another device's figures never serve. A device is what
-    ``op.device_name`` calls it. num_seqs, max_seq_len: of the call measured, which stands for calls of the same size or
-    less, down to half of each.
+    backend, device, kv_heads: of the measurement. Figures of another device are never used. ``op.device_name`` gives
+    the name of a device. num_seqs, max_seq_len: of the measured call. It represents calls of the same size or less,
+    down to half of each.
     """
 
     symbol: str
@@ -153,18 +154,18 @@ class Tuned(NamedTuple):
     max_seq_len: int
 
     def covers(self, num_seqs: int, max_seq_len: int) -> bool:
-        """Whether it stands for a call of this size."""
+        """Whether it represents a call of this size."""
         return num_seqs <= self.num_seqs < 2 * num_seqs and max_seq_len <= self.max_seq_len < 2 * max_seq_len
 
 
 class NoKernelError(LookupError):
-    """No row of the table serves a key; the message says which axis stands against it and how to add one."""
+    """No row of the table serves a key. The message names the axes that prevent it, and says how to add a kernel."""
 
 
-#: Blocks in the second and in the third dimension of a CUDA grid, which are a kernel's sequences and partitions.
+#: Most blocks in the second and in the third dimension of a CUDA grid: a kernel's sequences and partitions.
 MOST_BLOCKS = 65535
 
-#: What a partition costs beside its tokens, in tokens: the start of a block, and its partial result.
+#: The fixed cost of a partition, in tokens: the start of a thread block, and its partial result.
 PARTITION_OVERHEAD = 32
 
 #: A thread block of the reduction loads this many partitions together (runtime/cuda/pav2_reduce.cuh, head size 64 up).
@@ -179,9 +180,9 @@ MOST_CHOICES = 4096
 
 
 class Table:
-    """The rows of one operator of a package by key, and what was measured of them.
+    """The rows of one operator of a package by key, and the tuned entries.
 
-    Of two specs with a key the first by name serves. ``files`` are the specs' files, by name, for messages.
+    If two specs have a key, the first by name serves it. ``files`` are the specs' files, by name, for messages.
     """
 
     def __init__(
@@ -248,11 +249,11 @@ class Table:
         partition_size: int | None,
         device: str,
     ) -> Row:
-        """The row for a call: of ``partition_size`` if given, else the spec's fixed one, else what was measured.
+        """The row for a call: with ``partition_size`` if given, else with the spec's fixed one, else the tuned one.
 
-        Where nothing was measured on ``device`` for calls of this size, it is the cheapest by ``cost``.
-        Raises NoKernelError when no row serves the key, or none of it has that partition size or backend, or so large
-        partitions that a grid holds a call's.
+        If nothing was measured on ``device`` for calls of this size, it is the cheapest by ``cost``.
+        Raises NoKernelError if no row serves the key, if none of its rows has that partition size or backend, or if a
+        grid cannot hold the call's partitions.
         """
         rows = self.of_backend(key, backend)
         wanted = partition_size or (rows[0].fixed_partition if rows else 0)
@@ -277,7 +278,7 @@ class Table:
 
 
 def _built(rows: Iterable[Row]) -> str:
-    """The partition sizes that are built, or the names of kernels that have none, and their backends."""
+    """The built partition sizes and their backends. Kernels without a partition size are given by name."""
     backends = {row: " and ".join(name for name in ("torch", "cuda") if getattr(row, name)) for row in rows}
     return ", ".join(f"{row.partition_size or row.symbol} ({names})" for row, names in backends.items())
 
@@ -315,9 +316,9 @@ def reduction_cost(partitions: int) -> int:
 
 
 def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str]) -> str:
-    """Why none of the keys in ``specs`` (key: spec) serves ``key``: the axis, what is nearest, and how to add it.
+    """Why none of the keys in ``specs`` (key: spec) serves ``key``: the axis, the nearest key, and how to add it.
 
-    ``files`` are the specs' files; one that is not there is called as its spec is.
+    ``files`` are the specs' files. A spec without one is called by its name.
     """
     if not specs:
         what = "pav2gen build specs/NAME.yaml makes some"
@@ -343,7 +344,7 @@ def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str]) -> str
 
 
 def _values(axis: str, keys: Iterable[AnyKey]) -> str:
-    """The values of an axis over some keys, in order, as YAML writes them."""
+    """The values of an axis in ``keys``, in order, as YAML."""
     return ", ".join(map(_yaml, sorted({getattr(key, axis) for key in keys}, key=in_order)))
 
 
@@ -357,7 +358,7 @@ def nearest(key: AnyKey, keys: Iterable[Any]) -> Any:
 
 
 def distance(asked: Mapping[str, object], candidate: object) -> tuple[int, float]:
-    """How far ``candidate``, which has the axes of ``asked`` as attributes, is from it.
+    """The distance of ``candidate`` from ``asked``. ``candidate`` has the axes of ``asked`` as attributes.
 
     Returns the number of axes that differ, and the sum of the relative differences of numbers.
     """
@@ -366,6 +367,6 @@ def distance(asked: Mapping[str, object], candidate: object) -> tuple[int, float
 
 
 def relative_difference(a: object, b: object) -> float:
-    """The difference of two numbers over the larger; 0 for names and flags, which are near or not at all."""
+    """The difference of two numbers divided by the larger; 0 for names and flags, which have no distance."""
     numbers = [x for x in (a, b) if isinstance(x, (int, float)) and not isinstance(x, bool)]
     return abs(numbers[0] - numbers[1]) / max(map(abs, numbers)) if len(numbers) == 2 and any(numbers) else 0.0

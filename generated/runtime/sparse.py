@@ -8,7 +8,7 @@ from .call import Call, Segment
 
 
 def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
-    """[items, kv_heads, group, pages] bool: the pages that each query head does not attend.
+    """[items, kv_heads, group, pages] bool, True for the pages that each query head does not attend.
 
     A page in block k is attended if (k + offset) % vert_stride == 0, or if k > q - local_blocks, q being the block of
     the last token. The offset slides with the query head for a step >= 0, with the KV head for a step < 0.

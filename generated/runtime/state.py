@@ -13,10 +13,10 @@ import torch
 from .call import Call
 from .rows import Rows
 
-#: Stands in for a maximum of -inf where a difference is taken: exp(-inf - LOWEST) is 0, exp(-inf - -inf) is NaN.
+#: Replaces a maximum of -inf in a difference: exp(-inf - LOWEST) is 0, but exp(-inf - -inf) is NaN.
 LOWEST = -3.4028234663852886e38
 
-#: Stands in for z = 0 where o = 0 is divided by it: the smallest normal float32. A NaN stays a NaN.
+#: Replaces z = 0 in the division of o = 0 by z: the smallest normal float32. A NaN stays a NaN.
 SMALLEST = 1.1754943508222875e-38
 
 
@@ -41,12 +41,12 @@ def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> Stat
 
 
 def merge(a: State | None, b: State) -> State:
-    """The state of the tokens of both. ``a`` is None before the first part, and is changed in place.
+    """The state of the tokens of ``a`` and ``b`` together. ``a`` is None before the first part. It is changed in place.
 
     ``b`` may have fewer rows than ``a``: the other rows have no more tokens. Uses up ``b``.
     """
     if a is None:
-        return State(b.m, b.z, b.o.clone())  # b.o may lie in the workspace, where the next segment's will
+        return State(b.m, b.z, b.o.clone())  # b.o may lie in the workspace, which the next segment overwrites
     rows = slice(0, b.m.shape[0])
     first = State(a.m[rows], a.z[rows], a.o[rows])
     m = torch.maximum(first.m, b.m)
@@ -59,9 +59,9 @@ def merge(a: State | None, b: State) -> State:
 
 
 def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
-    """out[taken] = o / z, zeros where no token was attended; and the row's lse, where the call asks for it.
+    """out[taken] = o / z, or zeros if no token was attended; also the row's lse if the call asks for it.
 
-    A sink is part of the sum that divides: this is the only place where it is added. Uses up ``state``.
+    A sink is part of the divisor; it is added only here. Uses up ``state``.
     """
     z = state.z
     if call.sinks is not None or call.lse is not None:

@@ -1,4 +1,4 @@
-"""The compilers that make a library of a package's CUDA sources: CoreX clang++, nvcc, or g++ for the CPU.
+"""The compilers that build a library from a package's CUDA sources: CoreX clang++, nvcc, or g++ for the CPU.
 
 Command lines follow what is known to work on a BI-V100 (CoreX 3.2.3: clang++ with --cuda-gpu-arch=ivcore10; its nvcc is
 a script that prints a version, not a compiler). The sources use plain C and CUDA, so no torch header and no ABI enters.
@@ -22,7 +22,7 @@ TOOLCHAINS = ("corex", "nvcc", "host")
 
 
 class CompilerMissingError(Exception):
-    """There is no compiler for a toolchain; the message says where it was looked for, and what would work."""
+    """The compiler of a toolchain is missing. The message says where it was searched, and what would work."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Toolchain:
 
 
 def corex(arch: str = "ivcore10") -> Toolchain:
-    """CoreX's clang++, below COREX_HOME or in its usual place. Raises CompilerMissingError where it is not."""
+    """CoreX's clang++, below COREX_HOME or in its usual place. Raises CompilerMissingError if it is missing."""
     places = (os.environ["COREX_HOME"],) if os.environ.get("COREX_HOME") else COREX_PLACES
     home = next((place for place in places if Path(place, "bin", "clang++").exists()), None)
     if home is None:
@@ -60,7 +60,7 @@ def corex(arch: str = "ivcore10") -> Toolchain:
 
 
 def nvcc(arch: str) -> Toolchain:
-    """NVIDIA's nvcc, from CUDA_HOME or the path. Raises CompilerMissingError where it is not."""
+    """NVIDIA's nvcc, from CUDA_HOME or the path. Raises CompilerMissingError if it is missing."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     compiler = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home, "bin")))
     if compiler is None:
@@ -70,13 +70,13 @@ def nvcc(arch: str) -> Toolchain:
 
 
 def version(compiler: str) -> str:
-    """What ``--version`` says, in one line: part of a library's record."""
+    """The output of ``--version`` in one line. It becomes part of a library's record."""
     asked = [compiler, "--version"]
     done = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     return " ".join(done.stdout.split())
 
 
 def cuda_major(version: str) -> str:
-    """The major number of the CUDA release that nvcc's ``version`` names; empty where it names none."""
+    """The major number of the CUDA release in nvcc's ``version``; empty if it has none."""
     found = re.search(r"release (\d+)\.", version)
     return found[1] if found else ""

@@ -95,7 +95,7 @@ def launch(
     if a launch fails.
     """
     every = -(-call.max_seq_len // partition_size)
-    # one alone is worked on only where the call has one: out is then written without a reduction
+    # a call with a single partition writes out directly, without a reduction
     partitions = max(min(every, 2), partitions_reached(call.max_seq_len, partition_size, call.sliding_window))
     for part in tiles(call, partitions, workspace_bytes):
         seqs, heads, head_size = part.query.shape
@@ -111,7 +111,7 @@ def launch(
 
 
 def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
-    """The call in parts of consecutive sequences, with at most ``workspace_bytes`` of partials, or one alone."""
+    """The call in parts of consecutive sequences with at most ``workspace_bytes`` of partials, or of one sequence."""
     seqs, heads, head_size = call.query.shape
     each = 4 * heads * partitions * (head_size + 2) if partitions > 1 else 1
     rows = max(1, min(seqs, workspace_bytes // each, MOST_BLOCKS))
@@ -131,8 +131,9 @@ def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
 
 
 def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
-    """The C struct of a call, with all that its layout determines: numbers and strides. A copy of a struct made before
-    if there is one for ``layout``.
+    """The C struct of a call with the numbers and strides that its layout determines.
+
+    If ``layout`` was seen before, it is a copy of the earlier struct.
     """
     shape = None if layout is None else (layout, call.scratch is None)  # a scratch without room is left out
     if shape is not None and (made := _shapes.get(shape)) is not None:
@@ -158,7 +159,7 @@ def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
 
 
 def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tensor | None) -> None:
-    """Put into ``args`` what differs between calls of one layout: addresses, the length, the scales.
+    """Set the fields of ``args`` that differ between calls of one layout: addresses, the length, the scales.
 
     partials: o, m and z of every head and partition, one after the other; None if there is one partition.
     """
@@ -189,12 +190,12 @@ def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tenso
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:
-    """The address of a tensor's first element; None for none."""
+    """The address of a tensor's first element; None for None."""
     return None if tensor is None else tensor.data_ptr()
 
 
 class device_of:
-    """Within it, a tensor's device is the current one; gives the handle of its current stream, None on a CPU."""
+    """A context in which a tensor's device is current. Gives the handle of its current stream, None on a CPU."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._guard = torch.cuda.device(tensor.device) if tensor.is_cuda else None

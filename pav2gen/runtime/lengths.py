@@ -23,7 +23,7 @@ from .tiling import Budget, Tiling
 
 
 class _Reading(NamedTuple):
-    """What was read of a tensor, and which state of it that was."""
+    """The values that were read from a tensor, and the tensor's version at the time."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
@@ -47,13 +47,13 @@ def may_read(device: torch.device, policy: str) -> bool:
 
 
 def host_lengths(seq_lens: torch.Tensor, worthwhile: bool) -> tuple[int, ...] | None:
-    """The values of ``seq_lens``, or None where they are not read.
+    """The values of ``seq_lens``, or None if they are not read.
 
     worthwhile: whether padding all sequences to the longest costs more than a read of device memory.
     """
     if seq_lens.device.type == "cpu":
         return tuple(seq_lens.tolist())
-    if not worthwhile or seq_lens.is_inference():  # an inference tensor counts no versions
+    if not worthwhile or seq_lens.is_inference():  # an inference tensor has no version
         return None
     last = _last.get(seq_lens.device)
     if last is None or last.tensor() is not seq_lens or last.version != seq_lens._version:
@@ -63,7 +63,7 @@ def host_lengths(seq_lens: torch.Tensor, worthwhile: bool) -> tuple[int, ...] | 
 
 
 def cut(call: Call, budget: Budget, partition: int, page: int) -> Tiling:
-    """The tiling of a call: by its lengths where the host may read them, else by ``max_seq_len``."""
+    """The tiling of a call: by its lengths if the host may read them, else by ``max_seq_len``."""
     longest, kv_heads, seqs = longest_length(call, page), call.key_cache.shape[1], call.query.shape[0]
     if call.read_lengths:
         padding = (seqs - 1) * -(-longest // page)

@@ -1,6 +1,6 @@
-"""A compiled library of CUDA kernels: built or taken as it is, loaded with ctypes, launched on torch's stream.
+"""A compiled library of CUDA kernels: built or prebuilt, loaded with ctypes, launched on torch's stream.
 
-Run as a file, it compiles the package that it stands in, without torch:
+Run as a script, this module compiles the package around it, without torch:
 
     python runtime/library.py --toolchain corex
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # run as a file: stand in a package, without importing what the package imports
-    sys.path.pop(0)  # this folder, whose modules bear names of the standard library
+    sys.path.pop(0)  # this folder: some of its modules have names of the standard library
     _package = types.ModuleType("pav2_package")
     _package.__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.modules["pav2_package"] = _package
@@ -43,10 +43,10 @@ class LibraryError(RuntimeError):
 
 
 class Library:
-    """A loaded library: what it is, the names of its kernels, and a way to launch them.
+    """A loaded library: its record, the names of its kernels, and a way to launch them.
 
-    ``kernels`` are the package's: a library that was compiled from other sources is refused. Nothing of a library is
-    executed before it is known to be one, and whole. Raises LibraryError.
+    ``kernels`` are those of the package. A library that was compiled from other sources is refused. No code of a
+    library runs before its record and its completeness are checked. Raises LibraryError.
     """
 
     def __init__(self, path: Path, kernels: Kernels | None = None) -> None:
@@ -81,7 +81,7 @@ class Library:
         return function
 
     def explain(self, code: int) -> str:
-        """What a launch's error code means."""
+        """The meaning of a launch's error code."""
         if self.program is not None:
             return self.program.message or f"error {code} on the CPU"
         text = getattr(self.handle, "cudaGetErrorString", None)
@@ -92,9 +92,9 @@ class Library:
 
 
 def identify(path: Path, kernels: Kernels | None = None) -> Record:
-    """What the library at ``path`` is, without executing anything of it.
+    """The record of the library at ``path``. No code of the library is executed.
 
-    Raises LibraryError where it is not a library of pav2 kernels, is damaged, or was not compiled from ``kernels``.
+    Raises LibraryError if it is not a library of pav2 kernels, is damaged, or was not compiled from ``kernels``.
     """
     try:
         record = read_record(path)
@@ -111,15 +111,15 @@ def identify(path: Path, kernels: Kernels | None = None) -> Record:
 
 
 def kernels_of(rows: Iterable[Row], root: Path = ROOT) -> Kernels:
-    """The CUDA sources of the rows that have one, by the names of their entry functions."""
+    """The CUDA sources of the rows, by the names of their entry functions. Rows without a source are left out."""
     return {row.symbol: root / row.cuda for row in rows if row.cuda}
 
 
 def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
-    """A GPU toolchain: the one named, else CoreX where it is found, else nvcc.
+    """A GPU toolchain: the one named, else CoreX if it is found, else nvcc.
 
-    ``arch`` defaults to ivcore10 (BI-V100) for CoreX; for nvcc it is that of the current device.
-    Raises CompilerMissingError where there is no compiler, LibraryError where the architecture is not known.
+    ``arch`` defaults to ivcore10 (BI-V100) for CoreX, and to that of the current device for nvcc.
+    Raises CompilerMissingError if the compiler is missing, LibraryError if the architecture is not known.
     """
     if name in (None, "corex"):
         try:
@@ -133,7 +133,7 @@ def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
 
 
 def device_arch() -> str:
-    """sm_75 and the like, of the current CUDA device. Raises LibraryError where there is none."""
+    """The architecture of the current CUDA device, such as sm_75. Raises LibraryError if there is no device."""
     try:
         import torch
 
@@ -157,11 +157,11 @@ def build(
 ) -> Path:
     """The library of ``kernels``, built or found in the cache. warp_size, checked and quick are for the host.
 
-    quick: compile in half the time what then runs slower, for tests. again: whether to try a build that failed before,
-    with nothing changed since. Raises LibraryError with the compiler's words and the command to repeat.
+    quick: compile in half the time, for slower kernels in tests. again: whether to repeat a build that failed before
+    and has not changed since. Raises LibraryError with the compiler's messages and the command to repeat.
     """
     jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
-    kernels = dict(sorted(kernels.items()))  # whoever asks gets the same library
+    kernels = dict(sorted(kernels.items()))  # all callers get the same library
     if not kernels:
         raise LibraryError("the package holds no CUDA kernels: add cuda to the spec's backends and build it again")
     if toolchain == "host" and arch:
@@ -189,7 +189,7 @@ def build_for_tests(kernels: Kernels, warp_size: int, checked: bool) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Compile the package at ``root``; prints the library's path. 0, or 2 with the reason on stderr."""
+    """Compile the package at ``root`` and print the library's path. Returns 0, or 2 with the reason on stderr."""
     parser = argparse.ArgumentParser(description="Compile the CUDA kernels of this package into one library.")
     parser.add_argument("--toolchain", choices=TOOLCHAINS, help="default: corex where it is found, else nvcc")
     parser.add_argument("--arch", help="ivcore10 for BI-V100 (CoreX's default); sm_75 and the like for nvcc")
@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     sys.stdout.flush()
-    sys.stdout.buffer.write(os.fsencode(path) + b"\n")  # a path is bytes, which the locale may not be able to spell
+    sys.stdout.buffer.write(os.fsencode(path) + b"\n")  # a path is bytes, and the locale may not be able to print it
     return 0
 
 
@@ -230,7 +230,7 @@ def package_rows(root: Path) -> Sequence[Row]:
     try:
         rows: Sequence[Row] = importlib.import_module(f"{name}.dispatch").ROWS
         kernels_of(rows, root)
-    except Exception as error:  # it is code, which may do anything
+    except Exception as error:  # importing it runs code that may raise anything
         what = f"{type(error).__name__}: {error}"
         raise LibraryError(f"{table} can't be imported ({what}); build the package again") from None
     return rows

@@ -1,4 +1,4 @@
-"""What a compiled library says of itself: the compiler, the device, and the digest of each kernel's sources.
+"""The record inside a compiled library: the compiler, the device, and the digest of each kernel's sources.
 
 The record is a JSON text in a section of the ELF file. It is read from the file's bytes, so that a library can be
 judged before any of its code runs.
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 SECTION = ".pav2"
 FORMAT = 1
 
-#: No record and no section table is larger: what claims to be is damaged.
+#: Upper bound in bytes of a record and of a section table. A file with larger ones is damaged.
 MOST_BYTES = 16 << 20
 
 #: Machines of an ELF file, as ``platform.machine()`` and the tags of wheels spell them.
@@ -40,7 +40,7 @@ class RecordError(ValueError):
 
 
 class Record(NamedTuple):
-    """What a library is.
+    """The description of a library.
 
     toolchain: corex, nvcc or host. arch: ivcore10, sm_75 and the like; of a host library, the machine. warp_size: the
     one that the kernels were compiled for. checked: whether it is a checked build of the host toolchain. compiler: what
@@ -171,7 +171,7 @@ def mismatch(record: Record, sources: Mapping[str, str]) -> str:
 
 
 def _find_section(read: Callable[[int, int], bytes]) -> tuple[str, bytes]:
-    """(machine, content of the record's section) of an ELF file, whose bytes ``read(offset, count)`` gives."""
+    """(machine, content of the record's section) of an ELF file. ``read(offset, count)`` gives the file's bytes."""
     ident, machine, table, entry_bytes, entries, names_at = _HEADER.unpack(read(0, _HEADER.size))
     if ident[4:6] != b"\x02\x01":
         raise RecordError("it is not a 64-bit little-endian library")

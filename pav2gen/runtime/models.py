@@ -1,4 +1,4 @@
-"""What a fork asks about a model, when it loads it and at each decode."""
+"""Answers a fork's questions about a model, at loading and at each decode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .select import KEYS, Key, NoKernelError, Table
 
 
 class Models:
-    """The answers of the tables of each operator. ``load`` compiles and loads their CUDA kernels."""
+    """Answers from the tables of the operators. ``load`` compiles and loads their CUDA kernels."""
 
     def __init__(self, tables: Mapping[str, Table], load: Callable[[], object]) -> None:
         self._tables = tables
@@ -66,7 +66,7 @@ class Models:
         sinks: bool = False,
         modification: str | None = None,
     ) -> None:
-        """To be called when a model is loaded: the heads of the whole model and its tensor-parallel size.
+        """Call this when a model is loaded, with the heads of the whole model and its tensor-parallel size.
 
         Raises NoKernelError if no kernel serves a rank, ValueError if the heads cannot be shared out; then loads the
         CUDA kernels, so that no compiler runs at the first long decode.

@@ -1,4 +1,4 @@
-"""The order in which a call works on its sequences: as they come, or longest first."""
+"""The order in which a call works on its sequences: as given, or longest first."""
 
 from __future__ import annotations
 

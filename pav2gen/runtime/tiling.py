@@ -1,4 +1,4 @@
-"""How a call is cut so that its workspace stays within a bound, for any lengths and any number of sequences.
+"""Cuts a call into tiles so that its workspace stays within a bound, for any lengths and any number of sequences.
 
 An *item* is one partition of one sequence, for all KV heads. A *tile* is a rectangle of items: some sequences by some
 partitions. A tile's scores are held at once. A *chunk* is a run of a tile's items. A chunk's keys, then its values, are
@@ -50,7 +50,7 @@ class Tile(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """What the buffers of the tile depend on."""
+        """The sizes that the buffers of the tile depend on."""
         return self.items, self.pages, self.chunk
 
     def chunks(self, *tensors: torch.Tensor | None) -> Iterator[tuple[Any, ...]]:
@@ -68,7 +68,7 @@ class RowTile(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a call's number of launches is made of: how many row tiles, tiles, chunks, and how many of each kind."""
+    """The counts that determine a call's number of launches: row tiles, tiles, chunks, and special kinds of tiles."""
 
     row_tiles: int
     tiles: int
@@ -118,8 +118,8 @@ class Budget(NamedTuple):
     chunk, segment: the two shares of the workspace: of a chunk, and of a tile's scores.
     padding: bytes of chunks that cost as much time as one more tile. Padding up to here is cheaper than a cut.
     chunk_page, segment_page: the cost of a page in each, for each KV head.
-    segment_item: the cost of an item beside its pages, for each KV head.
-    page: the cost of a page in a tile beside that, for all heads.
+    segment_item: the cost of an item without its pages, for each KV head.
+    page: a further cost of a page in a tile, for all heads together.
     row: the cost of a sequence's state, for each KV head.
     """
 
@@ -145,7 +145,7 @@ class Budget(NamedTuple):
         return kv_heads * (self.segment_item + pages * self.segment_page) + pages * self.page
 
     def rows(self, pages: int, kv_heads: int) -> int:
-        """Sequences whose items of ``pages`` pages fit a tile."""
+        """The number of sequences that fit a tile with items of ``pages`` pages."""
         return max(1, self.segment // (self.item(pages, kv_heads) + kv_heads * self.row))
 
     def parts(self, rows: int, pages: int, kv_heads: int) -> int:
@@ -213,7 +213,7 @@ class _Cut:
                 yield slice(group.start + span.start, group.start + span.stop)
 
     def _groups(self) -> Iterator[slice]:
-        """Consecutive sequences whose first partitions are of similar size: padding beyond a cut's cost is cut."""
+        """Groups of consecutive sequences with first partitions of similar size. Costly padding is cut away."""
         start = wasted = 0
         for row, extent in enumerate(self.extents):
             wasted += min(self.whole, self.extents[start]) - min(self.whole, extent)
@@ -237,7 +237,7 @@ class _Cut:
         return _ceil(self.extents[row], self.whole)
 
     def _stop(self, first: int, active: int) -> int:
-        """Where a rectangle of ``active`` sequences ends: at the shortest one's end, or later if padding is cheaper."""
+        """The end of a rectangle of ``active`` sequences: the shortest one's end, or later if padding is cheaper."""
         stop, wasted = self._end(first + active - 1), 0
         for row in range(active - 2, -1, -1):
             end = self._end(first + row)

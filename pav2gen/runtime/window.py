@@ -1,4 +1,4 @@
-"""The sequences of a call with a sliding window: each is worked on from its window's first partition on.
+"""Calls with a sliding window: the work on each sequence starts at its window's first partition.
 
 A window of W tokens is the last W, the current one included: key k is attended by query q if q - k < W. It reaches over
 at most ceil((W - 1) / partition) + 1 partitions. Every sequence is cut into this many. They count from its own first

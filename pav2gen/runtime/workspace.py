@@ -1,8 +1,8 @@
-"""The memory of a call: one allocation, from which a kernel takes its buffers.
+"""The memory of a call: one allocation that holds all buffers of a kernel.
 
-A single block keeps the workspace exact. On a CPU, each thread keeps its block for the next call: an allocator returns
-a large block to the system when it is freed, and faulting it in anew costs more than the arithmetic of a short call. On
-a GPU torch's own allocator keeps the memory.
+A single block makes the size of the workspace exact. On a CPU, each thread keeps its block for the next call. A freed
+large block would return to the system, and new page faults would cost more than the arithmetic of a short call. On a
+GPU torch's own allocator keeps the memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 ALIGNMENT = 256
 
-#: Shapes of tiles of which a workspace keeps the views.
+#: A workspace keeps the views for this many shapes of tiles.
 MOST_SPACES = 64
 
 #: A CPU's block is at least this large, so that a short call that grows needs no new one for a while.
@@ -32,7 +32,7 @@ def aligned(num_bytes: int) -> int:
 
 
 class Buffer:
-    """A part of the workspace, seen as what is stored in it. A view is made once: chunks of one size share it."""
+    """A part of the workspace, with typed views of it. Each view is made once: chunks of one size share it."""
 
     def __init__(self, data: torch.Tensor) -> None:
         """Views of ``data``: bytes (uint8), aligned for every dtype."""
@@ -60,7 +60,7 @@ def carve(block: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, Buffer]:
 
 
 class Workspace:
-    """A block of memory that serves tiles of several shapes, one after the other, with views that are made once."""
+    """A block of memory for tiles of several shapes, one after the other. Its views are made once."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         with torch.inference_mode(False):  # the memory of an inference tensor could not be used outside that mode
@@ -90,7 +90,7 @@ _kept = threading.local()
 def workspace(num_bytes: int, device: torch.device) -> Iterator[Workspace]:
     """At least ``num_bytes`` of memory on ``device`` for one call.
 
-    On a CPU it is what the thread used last, where that is large enough. A call inside a call has memory of its own.
+    On a CPU it is the thread's last block if that is large enough. A call inside a call gets separate memory.
     """
     if device.type != "cpu":
         yield Workspace(num_bytes, device)
@@ -110,7 +110,7 @@ def forget() -> None:
 
 
 def grain_dtype(device: torch.device) -> torch.dtype:
-    """The dtype in which cache pages are moved without regard to what they hold.
+    """The dtype for copies of cache pages, which only move bytes.
 
     A CPU copies 16-byte items fastest; a GPU coalesces 8-byte ones as well, and integers are safe on every card.
     """

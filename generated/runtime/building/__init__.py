@@ -1,1 +1,1 @@
-"""What surrounds the compilers: the folder of compiled libraries, its locks, failures that are known, builds ahead."""
+"""Helpers of compilation: the folder of compiled libraries, its locks, known failures, and builds ahead of tests."""

@@ -1,4 +1,4 @@
-"""Compiles what the tests of a session will need, in a process of its own, while the first tests run."""
+"""Compiles the libraries for a test session in a separate process, while the first tests run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _running: list[subprocess.Popen[bytes]] = []
 def start(root: Path, symbols: Iterable[str]) -> None:
     """Start to compile the kernels of the package at ``root``, once in a session; of several workers the first does it.
 
-    The tests build their libraries all the same: they wait for this process, and find them made.
+    The tests still build their libraries: they wait for this process, and find the libraries built.
     """
     kernels = list(symbols)
     first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"

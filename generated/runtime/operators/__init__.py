@@ -1,1 +1,1 @@
-"""What the operators of a package share: the kernels that are loaded, and the registration with torch."""
+"""Code that all operators of a package share: loading of kernels, and registration with torch."""

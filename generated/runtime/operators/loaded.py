@@ -1,4 +1,4 @@
-"""The kernels of one generated package, of every operator: their modules, and the libraries they are compiled to."""
+"""The kernels of one generated package, for every operator: their PyTorch modules and their CUDA libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..toolchain import cuda_major
 
 
 class Kernels:
-    """What runs the rows of a table. ``package`` is the package's import name; ``rows`` are those of all operators."""
+    """Loads and runs the kernels of a package. ``package`` is its import name; ``rows`` are those of all operators."""
 
     def __init__(self, package: str, rows: Iterable[Row]) -> None:
         self.package = package

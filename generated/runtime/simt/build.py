@@ -1,4 +1,4 @@
-"""Building a library from CUDA sources, with a cache addressed by content."""
+"""Builds a library from CUDA sources, with a cache addressed by content."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _HEADER_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
 class CompileError(Exception):
-    """A compiler failed: its own words, and the command to repeat."""
+    """A compiler failed. The message has the compiler's output, and the command to repeat."""
 
     def __init__(self, command: Command | None, output: str) -> None:
         self.command = command
@@ -102,7 +102,7 @@ def compile_commands(
     cache_dir: StrPath | None = None, compiler: str | None = None, native: bool = True,
     runtime_flags: Iterable[str] = (), program: bool = False,
 ) -> Plan:  # fmt: skip
-    """The commands that `build` would run, for a builder of one's own.
+    """The commands that `build` would run, for use in another build system.
 
     Objects are named by a hash of all they are made from: one that exists need not be made again. With `out` None
     the library is named so too. A source that has `kernel<<<…>>>`, or includes a header that has, is rewritten here,
@@ -130,7 +130,7 @@ def compile_commands(
 
 
 def run_plan(plan: Plan, jobs: int = 2) -> Path:
-    """Run what has not been made yet, or was made from other files than there are now.
+    """Run the commands with a missing output, or an output that was built from other files than the present ones.
 
     :raises CompileError: a command failed
     """
@@ -149,7 +149,7 @@ def run_plan(plan: Plan, jobs: int = 2) -> Path:
 
 
 def note_library(library: Path, objects: Iterable[Path], digests: Digests) -> None:
-    """Note what a library was made from: all that its objects were made from."""
+    """Record the sources of a library: all files that its objects were made from."""
     note(library, sorted({path for made in objects for path in inputs_of(made)}), digests)
 
 
@@ -193,7 +193,7 @@ def _included(source: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class _Workshop:
-    """What the sources of a library have in common."""
+    """The settings that all sources of a library share."""
 
     tool: Compiler
     words: tuple[str, ...]
@@ -267,7 +267,7 @@ def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
 
 
 def _read(path: Path) -> str:
-    """:raises OSError: it can't be read, or is no regular file: a FIFO would be waited for"""
+    """:raises OSError: it can't be read, or is not a regular file (reading a FIFO would wait)"""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file")
     return path.read_text(encoding="utf-8", errors="surrogateescape")

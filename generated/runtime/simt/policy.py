@@ -1,4 +1,4 @@
-"""What a session may choose: the order of execution, and how strict the checks are."""
+"""The choices of a session: the order of execution, and the strictness of the checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Policy:
 
     `warp_order`: what orders the memory accesses of a warp's lanes. "collective": any collective call of theirs, a
     shuffle or a vote too. "syncwarp" (what CUDA promises): only `__syncwarp` among them. "syncthreads": only
-    `__syncthreads` (on some cards `__syncwarp` is no reliable fence). `__syncthreads` always does.
+    `__syncthreads` (on some cards `__syncwarp` is not a reliable fence). `__syncthreads` always orders them.
 
     `strict_exit`: a thread that has returned is missed at barriers and in masks; hardware may go on without it.
 

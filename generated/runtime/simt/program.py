@@ -54,7 +54,7 @@ class Program:
 
     @contextmanager
     def session(self, **policy: Any) -> Iterator[Session]:
-        """A stretch of launches with one policy and one report. Keywords are the fields of `Policy`.
+        """A session: a series of launches with one policy and one report. Keywords are the fields of `Policy`.
 
         Sessions of one library do not nest and do not run side by side.
         """
@@ -66,7 +66,7 @@ class Program:
 
     @property
     def message(self) -> str:
-        """What stopped the last launch that failed, or an empty string."""
+        """The reason why the last failed launch stopped, or an empty string."""
         return str(self.library.simt_message().decode("utf-8", "replace"))
 
 
@@ -116,7 +116,7 @@ class Session:
 
     @property
     def report(self) -> Report:
-        """What has been found and counted so far; when the session is closed, its last state."""
+        """The findings and counters so far, or the final ones after the session is closed."""
         if self._raw is None:
             return read_report(self.program.library.simt_report())
         if self._report is None:

@@ -50,7 +50,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 
 class ToolchainError(Exception):
-    """There is no compiler for what was asked."""
+    """No suitable compiler was found."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a library is built: `compile` in any order or in parallel, then what `link()` gives."""
+    """A plan to build a library: run `compile` in any order or in parallel, then the command that `link()` gives."""
 
     compile: tuple[Command, ...]
     out: Path
@@ -141,7 +141,7 @@ def machine_flags() -> tuple[str, ...]:
 
 
 def base_flags(compiler: Compiler, warp_size: int, checked: bool, native: bool = True) -> tuple[str, ...]:
-    """What the runtime and every kernel are compiled with."""
+    """The flags for the runtime and every kernel."""
     if warp_size not in (32, 64):
         raise ValueError(f"warp_size is 32 or 64, not {warp_size}")
     defines = (f"-DSIMT_WARP_SIZE={warp_size}", f"-DSIMT_CHECKED={int(checked)}")
@@ -154,7 +154,7 @@ def kernel_flags(
     include: Iterable[str | os.PathLike[str]] = (), defines: Mapping[str, object] | None = None,
     flags: Iterable[str] = (),
 ) -> tuple[str, ...]:  # fmt: skip
-    """What a CUDA source is compiled with; `flags` are added last."""
+    """The command for a CUDA source. `flags` are added last."""
     macros = {"PAV2_WARP_SIZE": warp_size, **(defines or {})}
     words = [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in macros.items()]
     words += [f"-I{os.fspath(p)}" for p in include]

@@ -1,4 +1,4 @@
-"""What a generated test does with its kernel: make inputs, run, and compare with float64."""
+"""The steps of a generated test: make inputs, run the kernel, and compare with float64."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from . import probe
 from .cases import Case, copy_outputs, make
 from .oracle import NOISE, Reference, decode, excess, reference
 
-#: The pattern of a case that names none: two local blocks of two pages, every fifth block, sliding with the head.
+#: The default pattern of a case: two local blocks of two pages, every fifth block, sliding with the head.
 LOCAL_BLOCKS, VERT_STRIDE, SPARSE_PAGES, SLIDING_STEP, TP_RANK = 2, 5, 2, 1, 1
 
 
 class Harness:
-    """A kernel under test, whatever its backend: subclasses say how it is launched.
+    """A kernel under test, of any backend. Subclasses launch it.
 
     package: the loaded package. row: the kernel's row in its table.
     """
@@ -37,7 +37,7 @@ class Harness:
         self.partition_size = row.partition_size
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a checked call whose scratch has room, or is None."""
+        """Run the kernel on a checked call. Its scratch has room, or is None."""
         raise NotImplementedError
 
     def case(self, seq_lens: Sequence[int], **options: Any) -> Case:
@@ -57,7 +57,7 @@ class Harness:
         return BlockSparse(*fields)
 
     def run(self, call: Call) -> Call:
-        """Run the kernel itself, past the table, on outputs of its own; returns the call with them."""
+        """Run the kernel directly, without the table, on copies of the outputs. Returns the call with these."""
         call = copy_outputs(call)
         found = check.check(call, self.key.kv_cache_dtype)
         assert found == self.key, f"the inputs are of {found}, the kernel is of {self.key}"
@@ -69,18 +69,18 @@ class Harness:
         return reference(call, self.key.kv_cache_dtype, self.partition_size, self.row.modification)
 
     def check(self, case: Case, captured: bool = False) -> None:
-        """Run a case and hold out, lse and scratch to float64. captured: without host reads, as in a CUDA graph.
+        """Run a case and compare out, lse and scratch with float64. captured: without host reads, as in a CUDA graph.
 
-        Scores of thousands have an error in float32 that their weights show: the case's score_size allows for it.
+        Large scores have a float32 error that shows in their weights. The tolerance grows with the case's score_size.
         """
         self.compare(
             make(case)._replace(read_lengths=not captured), largest=4 * case.score_size if case.score_size > 1 else 0.0
         )
 
     def compare(self, call: Call, largest: float = 0.0) -> Call:
-        """Run a call, hold out, lse and scratch to float64, and return the call with its outputs.
+        """Run a call, compare out, lse and scratch with float64, and return the call with its outputs.
 
-        largest: the size of scores that more error is allowed for.
+        largest: the size of the scores. The tolerance grows with it.
         """
         truth = self.truth(call)
         done = self.run(call)
@@ -91,7 +91,7 @@ class Harness:
         return done
 
     def check_small_scratch(self, case: Case) -> None:
-        """A scratch with too few partitions is left as it was, and the result is right all the same."""
+        """If the scratch has too few partitions, it stays unchanged and the result is still right."""
         call = make(case)
         done = self.run(call)
         assert excess(done.out, self.truth(call).out) <= 1
@@ -100,7 +100,7 @@ class Harness:
             assert torch.equal(before.isnan(), after.isnan()) and before.isnan().all()
 
     def check_table(self, case: Case) -> None:
-        """The package's operator, called as vLLM and its BI-V100 fork call it, gives this kernel's bits."""
+        """The package's operator, called as in vLLM and in its BI-V100 fork, gives the same bits as this kernel."""
         call = make(case)
         direct = self.run(call)
         mapping = torch.arange(case.kv_heads, dtype=torch.int32).repeat_interleave(self.key.gqa_ratio)
@@ -164,7 +164,7 @@ class TorchKernel(Harness):
         self.module.paged_attention(call)
 
     def count_calls(self, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
-        """ATen calls of the kernel that are no views; fails if any reads a device value on the host."""
+        """ATen calls of the kernel that are not views; fails if any reads a device value on the host."""
         case = self.case([1] * num_seqs, max_seq_len=max_seq_len, kv_heads=kv_heads)
         call = make(case)
         captured = call._replace(read_lengths=False, lse=None)
@@ -186,12 +186,12 @@ class TorchKernel(Harness):
 
 
 def score_noise(m: Any) -> Any:
-    """The relative error of a weight whose score is of size ``m`` (ALiBi's are large far back)."""
+    """The relative error of the weight of a score of size ``m``. (ALiBi's scores are large far back.)"""
     return NOISE + 4e-7 * abs(m)
 
 
 def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """lse as promised: the natural logarithm of the sum of exp(score), the sink's included."""
+    """lse is the natural logarithm of the sum of exp(score), including the sink."""
     if call.lse is None:
         return
     off = (call.lse.double() - truth.lse).abs() > 1e-5 + 4e-7 * truth.lse.abs().clamp_min(largest)
@@ -200,7 +200,7 @@ def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
 
 
 def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """The scratch as promised: m, z and the partition's own output; -inf and 0 where a partition has no tokens."""
+    """The scratch holds m, z and the partition's output; -inf and 0 for a partition without tokens."""
     assert call.scratch is not None
     exp_sums, max_logits, tmp_out = call.scratch
     m = torch.full_like(max_logits, -math.inf, dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""The float64 reference, in plain loops over sequences and heads, and the measure that kernels are held to.
+"""The float64 reference, in plain loops over sequences and heads, and the tolerance of kernels.
 
-Everything here runs on the CPU: float64 is not to be trusted on every card (a BI-V100 gets it grossly wrong).
+Everything here runs on the CPU, because some cards compute float64 wrongly (a BI-V100 does).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROUNDINGS, NOISE = 1.25, 2e-6
 
 
 class Partition(NamedTuple):
-    """What one head of one sequence knows of one partition: m = max score, z = sum exp(s - m), o = its own output."""
+    """The state of one partition for one head of one sequence: m = max score, z = sum exp(s - m), o = its output."""
 
     m: float
     z: float
@@ -51,7 +51,7 @@ def fp8_value(code: int, kv_cache_dtype: str) -> float:
 
 
 def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """The code of each of ``values`` (float64): the nearest finite one, of two the even one; by search in a table.
+    """The code of each of ``values`` (float64): the nearest finite code, ties to the even one, by search in a table.
 
     Returns uint8, with NaN as a NaN of fp8, or int8 for an int8 cache, with NaN as 0.
     """
@@ -62,7 +62,7 @@ def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
         magnitudes = torch.tensor([fp8_value(code, kv_cache_dtype) for code in finite], dtype=torch.float64)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
     size = values.abs()
-    nearest = torch.bucketize(size, middles)  # a middle itself belongs to the lower code
+    nearest = torch.bucketize(size, middles)  # a value in the middle belongs to the lower code
     tied = torch.cat((middles, middles.new_tensor([math.inf])))[nearest] == size
     nearest += (tied & (size < math.inf)) * (nearest % 2)
     negative = torch.signbit(values)
@@ -72,7 +72,7 @@ def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
 
 
 def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor) -> torch.Tensor:
-    """A piece of the cache in float64: as it is for ``auto``, else the codes' values times ``scale``.
+    """A piece of the cache in float64: its values for ``auto``, else the codes' values times ``scale``.
 
     scale: a number, or one for each KV head, of a shape that broadcasts over the piece.
     """
@@ -85,7 +85,7 @@ def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor
 def reference(
     call: Call, kv_cache_dtype: str, partition_size: int, modification: Modification | None = None
 ) -> Reference:
-    """The result of a call whose tensors are on the CPU. Lengths are clamped as the operator clamps them.
+    """The result of a call with its tensors on the CPU. Lengths are clamped as in the operator.
 
     modification: the definition of ``call.modification``.
     """
@@ -157,7 +157,7 @@ def score(call: Call, s: int, h: int, keys: torch.Tensor, modification: Modifica
 
 
 def modified(call: Call, h: int, scores: torch.Tensor, modification: Modification) -> torch.Tensor:
-    """The scores of one head as its modification makes them, element by element; -inf where its mask is false."""
+    """The scores of one head after its modification, element by element; -inf where the mask is false."""
     kv_head = h // (call.query.shape[1] // call.key_cache.shape[1])
     names: dict[str, Any] = {"q": len(scores) - 1, "h": h, "kvh": kv_head, "len": len(scores)}
     names |= {name: tensor.tolist() for (name, _), tensor in zip(modification.tensors, call.tensors)}
@@ -191,9 +191,10 @@ def part(scores: torch.Tensor, values: torch.Tensor) -> Partition:
 
 
 def excess(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> float:
-    """The largest error over all rows, as a multiple of what is allowed: right if at most 1; NaN counts as infinite.
+    """The largest error over all rows, as a multiple of the allowed error: right if at most 1. NaN counts as infinite.
 
-    out, truth: [..., head size]; truth float64. noise: of every row, or [...]. Rows whose truth is zero must be zero.
+    out, truth: [..., head size]; truth float64. noise: one for all rows, or [...]. If the truth of a row is zero, its
+    out must be zero.
     """
     error = (out.double() - truth).norm(dim=-1)
     allowed = ROUNDINGS * (truth.to(out.dtype).double() - truth).norm(dim=-1) + noise * truth.norm(dim=-1)

@@ -1,6 +1,6 @@
-"""What a call costs, as PyTorch sees it: the ATen calls that are no views, and the bytes allocated at the peak.
+"""Measures the costs of a call in PyTorch: the ATen calls that are not views, and the peak of allocated bytes.
 
-Both are those of a thread's first call: later ones find the workspace of the one before, and allocate less.
+Both are for a thread's first call. Later calls reuse the workspace and allocate less.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CallCounter(TorchDispatchMode):
 
 
 def count_calls(run: Callable[[], Any]) -> Counter[str]:
-    """The ATen calls of ``run`` that are no views, by name."""
+    """The ATen calls of ``run`` that are not views, by name."""
     counter = CallCounter()
     workspace.forget()
     with counter:
@@ -43,7 +43,7 @@ def count_calls(run: Callable[[], Any]) -> Counter[str]:
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
-    """The most bytes that ``run`` holds at once of what it allocates itself, on the CPU; a first run warms it up."""
+    """The most bytes that ``run`` allocates at once on the CPU. A first run warms up."""
     run()
     workspace.forget()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:

@@ -1,4 +1,4 @@
-"""The arguments of one write, after the operator has checked them, and where its tokens go."""
+"""The arguments of one write, after the operator has checked them, and the places of its tokens."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Write(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """Where the tokens of a chunk go: int64 [tokens] each.
+    """The places of the tokens of a chunk: int64 [tokens] each.
 
-    rows: the row that is written; the one past the last token stands for what block 0, slot 0 holds. blocks, slots:
-    where it is written.
+    rows: the row to write; the index past the last token means the present content of block 0, slot 0. blocks, slots:
+    the place to write to.
     """
 
     rows: torch.Tensor
@@ -45,8 +45,8 @@ class Targets(NamedTuple):
 def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
     """The targets of a chunk, found on the device: no shape depends on a slot.
 
-    A token that is skipped repeats the write of one that is not: the same bytes to the same place. Where all are
-    skipped, each writes back what block 0, slot 0 holds.
+    A skipped token repeats the write of another token: the same bytes to the same place. If all are skipped, each
+    writes back the present content of block 0, slot 0.
     """
     tokens = slot_mapping.shape[0]
     slots = slot_mapping.long()

@@ -1,4 +1,4 @@
-"""The inputs of writer tests, and what a cache must hold afterwards, token by token.
+"""The inputs of writer tests, and the expected content of the cache, token by token.
 
 Made on the CPU, from a seed, in vLLM's layouts.
 """
@@ -72,7 +72,7 @@ def make(case: WriteCase) -> Write:
 
 
 def own_caches(write: Write) -> Write:
-    """The same write into caches of its own, gaps included."""
+    """The same write into copies of its caches, including gaps."""
     copies = {}
     for name in ("key_cache", "value_cache"):
         cache = getattr(write, name)
@@ -82,7 +82,7 @@ def own_caches(write: Write) -> Write:
 
 
 def expected(write: Write, kv_cache_dtype: str) -> Write:
-    """The same write with caches of its own that hold what they must hold afterwards."""
+    """The same write with copies of its caches that hold the expected content."""
     after = own_caches(write)
     blocks, _, grains, page, x = write.key_cache.shape
     stored = [
@@ -98,7 +98,7 @@ def expected(write: Write, kv_cache_dtype: str) -> Write:
 
 
 def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """What a cache must hold of ``rows`` [tokens, kv heads, head size]: for ``auto`` the rows, else their codes."""
+    """The expected content of a cache for ``rows`` [tokens, kv heads, head size]: the rows for ``auto``, else codes."""
     if kv_cache_dtype == "auto":
         return rows
     divided = rows.float() / torch.as_tensor(scale, dtype=torch.float32).view(-1, 1)

@@ -1,4 +1,4 @@
-"""What a generated test does with a cache writer: make inputs, write, and compare each byte of the cache."""
+"""The steps of a generated test of a cache writer: make inputs, write, and compare each byte of the cache."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .call import Write
 from .cases import WriteCase, expected, make, own_caches, quantized, same_bytes
 from .launch import launch
 
-#: Scales of K and V of the cases that name none.
+#: Default scales of K and V of a case.
 SCALES = (0.3, 0.7)
 
 
 class WriterHarness:
-    """A writer under test, whatever its backend: subclasses say how it is launched.
+    """A writer under test, of any backend. Subclasses launch it.
 
     package: the loaded package. row: the writer's row in its table.
     """
@@ -52,7 +52,7 @@ class WriterHarness:
         return self.case(slots, slot_dtype=torch.int32, **options)
 
     def run(self, write: Write) -> Write:
-        """Run the writer itself, past the table, on caches of its own; returns the write with them."""
+        """Run the writer directly, without the table, on copies of the caches. Returns the write with these."""
         write = own_caches(write)
         found = check.check(write, self.key.kv_cache_dtype)
         assert found == self.key, f"the inputs are of {found}, the writer is of {self.key}"
@@ -60,7 +60,7 @@ class WriterHarness:
         return write
 
     def check(self, case: WriteCase) -> Write:
-        """Run a case and hold every byte of both caches to what they must be."""
+        """Run a case and compare every byte of both caches with the expected content."""
         write = make(case)
         done, truth = self.run(write), expected(write, self.key.kv_cache_dtype)
         for name in ("key_cache", "value_cache"):
@@ -95,7 +95,7 @@ class WriterHarness:
             assert same_bytes(done.key_cache, direct.key_cache) and same_bytes(done.value_cache, direct.value_cache)
 
     def check_round_trip(self, lengths: Sequence[int]) -> None:
-        """A decode kernel of the package reads what this writer wrote: the very values that were quantized."""
+        """A decode kernel of the package reads the values that this writer quantized, exactly."""
         row = next(row for row in self.package.operator.table.rows if self.is_read_by(row))
         kernel = TorchKernel(self.package, row)
         call = decode_cases.make(kernel.case(lengths))
@@ -118,7 +118,7 @@ class WriterHarness:
         kernel.compare(call)
 
     def is_read_by(self, row: Row) -> bool:
-        """Whether a decode kernel reads the caches of this writer, and runs in PyTorch."""
+        """Whether a PyTorch decode kernel reads the caches of this writer."""
         same = all(getattr(row.key, axis) == value for axis, value in self.key._asdict().items())
         return same and bool(row.torch)
 
@@ -135,12 +135,12 @@ class TorchWriter(WriterHarness):
         self.module.reshape_and_cache(write)
 
     def in_chunks_of(self, tokens: int, monkeypatch: Any, kv_heads: int = 2) -> None:
-        """Give the writer the workspace for just so many tokens on the CPU, for the duration of a test."""
+        """Give the writer the workspace for exactly ``tokens`` tokens on the CPU, for the duration of a test."""
         room = (tokens + 1) * (self.module.TOKEN_BYTES + kv_heads * self.module.HEAD_BYTES)
         monkeypatch.setattr(self.module, "CPU_BYTES", room)
 
     def count_calls(self, case: WriteCase) -> int:
-        """ATen calls of the writer that are no views; fails if any reads a device value on the host."""
+        """ATen calls of the writer that are not views; fails if any reads a device value on the host."""
         write = make(case)
         counts = probe.count_calls(lambda: self.module.reshape_and_cache(write))
         reads = [name for name in probe.HOST_READS if counts[name]]
@@ -148,7 +148,7 @@ class TorchWriter(WriterHarness):
         return sum(counts.values())
 
     def check_workspace(self, case: WriteCase) -> None:
-        """The bytes that a write allocates are no more than the module says."""
+        """A write allocates at most as many bytes as the module says."""
         write = make(case)
         held = probe.peak_bytes(lambda: self.module.reshape_and_cache(write))
         assert held <= self.module.CPU_BYTES, f"the writer holds {held} bytes"
@@ -186,7 +186,7 @@ class CudaWriter(WriterHarness):
             getattr(write, name).untyped_storage().copy_(cache.untyped_storage())
 
     def check_table(self, case: WriteCase) -> None:
-        """The package's operator runs this writer, once its library is loaded."""
+        """The package's operator runs this writer after its library is loaded."""
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU
         self.package.kernels.libraries[False] = self.library

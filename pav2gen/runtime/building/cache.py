@@ -13,10 +13,10 @@ from pathlib import Path
 from .. import simt
 from ..simt.cache import platform_cache, read_json, write_note
 
-#: Words of a failure that another try may not meet: memory or disk that ran out, a compiler that was killed.
+#: Messages of temporary failures: memory or disk ran out, or the compiler was killed.
 _PASSING = re.compile(r"No space left|Cannot allocate|memory exhausted|out of memory|[Kk]illed|terminated", re.ASCII)
 
-#: The failures that this process knows: library -> what the compiler said.
+#: The failures in this process: library -> the compiler's messages.
 _failed: dict[Path, str] = {}
 
 
@@ -25,16 +25,16 @@ class FailedBeforeError(Exception):
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: PAV2_CACHE, or pav2 in the platform's cache folder.
+    """The folder of compiled libraries: PAV2_CACHE, or pav2 in the platform's cache folder.
 
-    Raises simt.CacheError where this user has no home folder and PAV2_CACHE is not set.
+    Raises simt.CacheError if this user has no home folder and PAV2_CACHE is not set.
     """
     return platform_cache("PAV2_CACHE", "pav2")
 
 
 @contextlib.contextmanager
 def locked(library: Path) -> Iterator[None]:
-    """One builder at a time for a library; the next finds it made.
+    """Lock a library, so that one process builds it at a time. The next process finds the library built.
 
     The lock file is removed at the end. A link in its place is not followed, and nothing is written to it.
     """
@@ -63,7 +63,7 @@ def _is_still(path: Path, handle: int) -> bool:
 
 
 class Failures:
-    """What is known of a library's failed builds. Its name stands for all that the build depends on."""
+    """The known failed builds of a library. Its name is a hash of all that the build depends on."""
 
     def __init__(self, library: Path) -> None:
         self.library = library
@@ -77,20 +77,20 @@ class Failures:
             raise FailedBeforeError(said)
 
     def raise_new(self) -> None:
-        """Raise FailedBeforeError if another process has tried and failed since this one was asked."""
+        """Raise FailedBeforeError if another process tried and failed while this one waited."""
         with contextlib.suppress(OSError):
             if self.path.stat().st_mtime >= self._asked:
                 self.raise_known()
 
     def remember(self, error: simt.CompileError) -> None:
-        """Note a failure that the next try would meet again."""
+        """Record a failure, unless it is a temporary one."""
         if not _PASSING.search(error.output):
             _failed[self.library] = str(error)
             with contextlib.suppress(OSError):
                 write_note(self.path, {"error": str(error)})
 
     def forget(self) -> None:
-        """The library is there now."""
+        """Forget failures: the library now exists."""
         _failed.pop(self.library, None)
         self.path.unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ import torch
 def register(
     package: str, name: str, schema: str, run: Callable[..., None]
 ) -> tuple[torch.library.Library, Callable[..., None]]:
-    """Register ``run`` as operator ``name`` under a namespace of the package's own: two packages can share a process.
+    """Register ``run`` as operator ``name`` in a separate namespace, so that two packages can share a process.
 
     Returns the library, to be kept alive, and the operator.
     """

@@ -2,8 +2,8 @@
 
     python assemble.py g++ -O1 … -c kernel.cu -o kernel.o
 
-Shared arrays lie side by side in the library's TLS segment, so that a pointer that leaves one would find the next.
-The compiler's assembly is given some unused bytes after each; no symbol covers them, and an access to them is found.
+Shared arrays lie side by side in the library's TLS segment. A pointer past the end of one array would be inside the
+next. This step adds unused bytes after each array. No symbol covers these bytes, so that an access to them is found.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def with_gaps(lines: Iterable[str]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the compiler to assembly, add the gaps, assemble; the exit code of what failed."""
+    """Compile to assembly, add the gaps, assemble. Returns the exit code of the first step that failed."""
     words = list(argv)
     out = words[words.index("-o") + 1]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""When a compiled file can be used again: what it was made from is noted beside it, and compared.
+"""Decides whether a compiled file can be used again: a note beside it lists its sources, which are compared.
 
 `x.o` has `x.o.json` beside it: the digest of `x.o` itself, and the digest of every file that the compiler read for it,
 by the compiler's own list. The name `x` holds what no file holds: flags, the compiler, the environment that it reads.
@@ -77,7 +77,7 @@ class Digests:
         self._known: dict[str, str] = {}
 
     def of(self, path: str | os.PathLike[str]) -> str:
-        """The sha256 of a regular file; an empty string where there is none that can be read."""
+        """The sha256 of a regular file; an empty string if it can't be read."""
         name = os.fspath(path)
         if name not in self._known:
             self._known[name] = digest(name)
@@ -85,7 +85,7 @@ class Digests:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """The sha256 of a regular file; an empty string for what is none, or can't be read. Never waits on a FIFO."""
+    """The sha256 of a regular file; an empty string for anything else, or if unreadable. Never waits on a FIFO."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -105,14 +105,14 @@ def note_of(output: Path) -> Path:
 
 
 def note(output: Path, inputs: Iterable[str], digests: Digests) -> None:
-    """Write down what `output` was made from. `digests` should have seen the inputs before the compiler did."""
+    """Record the sources of `output`. `digests` should have read them before the compiler did."""
     paths = [os.path.abspath(name) for name in inputs]
     found = {os.fsencode(path).decode("utf-8", "surrogateescape"): digests.of(path) for path in paths}
     write_note(note_of(output), {"sha256": digest(output), "inputs": found})
 
 
 def read_note(output: Path) -> Mapping[str, object]:
-    """The note of a compiled file; empty where there is none that can be read."""
+    """The note of a compiled file; empty if it is missing or can't be read."""
     return read_json(note_of(output))
 
 
@@ -125,7 +125,7 @@ def inputs_of(output: Path) -> dict[str, str]:
 
 
 def is_current(output: Path, digests: Digests) -> bool:
-    """Whether a compiled file is there as it was made, and would be made the same way again."""
+    """Whether a compiled file exists unchanged, and a new build would give the same file."""
     noted = read_note(output)
     inputs = inputs_of(output)
     if not inputs or any(digests.of(path) != known for path, known in inputs.items()):

@@ -1,14 +1,14 @@
-"""What a compiler's complaint means for a CUDA program: it may be of a part of CUDA that this runtime does not have."""
+"""Explains a compiler's error message: the program may use a part of CUDA that this runtime does not have."""
 
 from __future__ import annotations
 
 import re
 
-#: Said in place of the compiler's guess at what was meant.
+#: Replaces the compiler's suggestion of another name.
 UNSUPPORTED = "is not supported by this runtime (docs/simt.md, Limits)"
 
-# How names begin of the parts of CUDA that are left out. Any other unknown name may be a slip: the compiler's guess is
-# left alone.
+# Prefixes of names in the unsupported parts of CUDA. Any other unknown name may be a typo, and the compiler's
+# suggestion stays.
 _BEGINNINGS = """
     cudaGraph cudaUserObject cudaIpc cudaExternal cudaImport cudaMemPool cudaMemPrefetch cudaMemAdvise cudaMemRange
     cudaMalloc3D cudaMallocArray cudaMallocMipmapped cudaMallocFromPool cudaFreeArray cudaFreeMipmapped cudaMemcpy3D
@@ -44,7 +44,7 @@ _GUESS = re.compile(r"\s*\|\s+[\w:]+$")
 
 
 def explain(output: str) -> str:
-    """A compiler's output, in which parts of CUDA that this runtime lacks are said to be unsupported."""
+    """A compiler's output, with unsupported parts of CUDA marked as unsupported."""
     lines = list[str]()
     guesses = 0  # lines below a complaint in which the compiler may write the name that it has guessed
     for line in output.split("\n"):

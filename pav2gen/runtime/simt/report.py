@@ -1,4 +1,4 @@
-"""What a session has found and counted."""
+"""The report of a session: its findings and counters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: what, at which places, in which buffer, and what would be right."""
+    """One fault: its kind, its places, its buffer, and what would be right."""
 
     kind: str
     what: str
@@ -122,7 +122,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a kernel's launches did, and the shared memory of one block."""
+    """Counters of a kernel's launches, and the shared memory of one block."""
 
     name: str
     launches: int
@@ -194,7 +194,7 @@ def _totals(raw: dict[str, int]) -> Totals:
 
 
 def _tell_apart(raw: dict[str, Any]) -> None:
-    """Variables of the same name, of which each is used, are named with their function: `reduce::sums`."""
+    """If several used variables have the same name, each gets its function's name in front: `reduce::sums`."""
     used = {c["region"] for c in raw["counters"]}
     regions = [r for r in raw["regions"] if r["id"] in used or r["registered"]]
     names = Counter(r["name"] for r in regions)
@@ -218,7 +218,7 @@ def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
 
 
 def _buffers(raw: dict[str, Any], lines: tuple[Line, ...]) -> dict[str, Buffer]:
-    """Registered buffers, used or not, and whatever else was used; arrays of the same name are one."""
+    """All registered buffers, and all other memory that was used. Arrays of the same name count as one."""
     used = {line.buffer for line in lines}
     found: dict[str, Buffer] = {}
     for r in raw["regions"]:

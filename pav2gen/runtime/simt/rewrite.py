@@ -1,7 +1,7 @@
-"""`kernel<<<grid, block>>>(arguments)` is no C++: it becomes a call of `SIMT_LAUNCH`, on the same lines.
+"""Rewrites `kernel<<<grid, block>>>(arguments)`, which is not C++, into a call of `SIMT_LAUNCH` on the same lines.
 
-Nothing else of a source is changed, and a source without `<<<` is compiled as it is. Launches may stand in headers too:
-then the source is rewritten after its `#include`s have been carried out.
+The rest of a source stays as it is, and a source without `<<<` is compiled unchanged. If headers have launches, the
+source is rewritten after its `#include`s have been expanded.
 """
 
 from __future__ import annotations

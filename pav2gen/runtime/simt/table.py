@@ -56,7 +56,7 @@ def _widths(widths: dict[int, int]) -> str:
 
 
 def _cost(t: Traffic, shared: bool) -> str:
-    """What the accesses took: sectors of global memory, passes through the banks of shared memory."""
+    """The cost of the accesses: sectors of global memory, or passes through the banks of shared memory."""
     if shared:
         return f"{t.passes} passes, ideal {t.passes_ideal}" if t.passes else ""
     return f"{t.sectors_32} x 32 B" if t.sectors_32 else ""
@@ -76,7 +76,7 @@ def _line(line: Line) -> list[object]:
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns aligned: numbers to the right, text to the left. Nothing if there are no rows."""
+    """Aligned columns: numbers to the right, text to the left. Empty if there are no rows."""
     if not rows:
         return ""
     cells = [list(head)] + [[str(c) for c in row] for row in rows]

@@ -1,6 +1,6 @@
-"""The inputs of tests and benches: lengths at the boundaries, block tables in disorder, poison where nobody may look.
+"""The inputs of tests and benches: boundary lengths, block tables in random order, poison where no kernel may read.
 
-Made on the CPU, from a seed, in vLLM's layouts.
+They are made on the CPU, from a seed, in vLLM's layouts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..call import BlockSparse, Call, Scratch
 from ..select import Key, Modification
 from .oracle import nearest_codes
 
-#: What stands in a block table past a sequence's last page: following it is an error that shows.
+#: The entry of a block table past a sequence's last page. A kernel that follows it gives a visible error.
 GARBAGE = 0x7FFF7FFF
 
 
-#: No int32 holds a stride of this many elements.
+#: A stride in elements that does not fit an int32.
 FAR = 1 << 31
 
 #: The strides of the outer axes exceed FAR by these multiples of a unit. All differ, so no two elements coincide.
@@ -40,10 +40,10 @@ class Case:
 
     query_gap: elements between the rows of the query (it is a slice of a fused projection). block_gap: pages between
     the blocks of the cache. spare_partitions: partitions of scratch beyond those needed. poison: NaN wherever no kernel
-    may look, garbage past the end of the block table. shared_blocks: if not 0, a cache of so many blocks, from which
-    the pages are drawn with repetition, for long contexts in little memory; without poison. score_size: what the scores
-    are multiplied by. sinks: of each head in turn; they matter beside scores of N(0, 1). modification: what the one of
-    the key calculates.
+    may read, garbage past the end of the block table. shared_blocks: if not 0, the cache has this many blocks, and the
+    pages are drawn from them with repetition (long contexts in little memory, without poison). score_size: a factor of
+    the scores. sinks: of each head in turn; their size is similar to scores of N(0, 1). modification: the definition of
+    the key's modification.
     """
 
     key: Key
@@ -119,7 +119,7 @@ def first_page(case: Case, length: int, pages: int) -> int:
 
 
 def block_tables(case: Case, longest: int, generator: torch.Generator) -> tuple[torch.Tensor, int]:
-    """([seqs, max blocks] int32 with every page its own block, number of blocks). Some blocks stay unused."""
+    """Returns ([seqs, max blocks] int32, number of blocks). Every page has another block. Some blocks stay unused."""
     page = case.key.block_size
     if case.shared_blocks:
         shape = (len(case.seq_lens), -(-longest // page))
@@ -131,7 +131,7 @@ def block_tables(case: Case, longest: int, generator: torch.Generator) -> tuple[
     start = 0
     for s, count in enumerate(pages):
         count = min(count, tables.shape[1])
-        first = first_page(case, case.seq_lens[s], tables.shape[1])  # the pages before it are never followed
+        first = first_page(case, case.seq_lens[s], tables.shape[1])  # kernels never follow the pages before it
         tables[s, first:count] = order[start + first : start + count]
         start += count
     return tables, blocks
@@ -156,14 +156,14 @@ def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.T
 
 
 def scale_of(scale: Scale) -> float | torch.Tensor:
-    """A scale as a call has it: a number, or float32 [kv heads]."""
+    """A scale as a call takes it: a number, or float32 [kv heads]."""
     return scale if isinstance(scale, float) else torch.tensor(scale, dtype=torch.float32)
 
 
 def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, tables: torch.Tensor) -> None:
-    """NaN in every slot that holds no token: the rest of each last page, and all blocks that no sequence owns.
+    """Write NaN to every slot without a token: the rest of each last page, and all blocks that no sequence owns.
 
-    An int8 cache, which has no NaN, holds its largest code there.
+    An int8 cache has no NaN, and gets its largest code there.
     """
     page = case.key.block_size
     nan = float("nan") if case.key.kv_cache_dtype == "auto" else 0x7F  # a NaN in both fp8 formats, 127 in int8
@@ -209,7 +209,7 @@ def of_heads(call: Call, heads: Sequence[int]) -> Call:
 
 
 def copy_outputs(call: Call) -> Call:
-    """The same call with outputs of its own, as they were."""
+    """The same call with copies of its outputs."""
     assert call.scratch is not None
     lse = None if call.lse is None else call.lse.clone()
     return call._replace(out=call.out.clone(), lse=lse, scratch=Scratch(*(tensor.clone() for tensor in call.scratch)))
@@ -249,7 +249,7 @@ def reserve(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def dense_pieces(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """The tensor, or if its strides are far the pieces between them, each with its indices: ``[2][0]``."""
+    """The tensor. If its strides are far: its pieces between them, each with its indices, such as ``[2][0]``."""
     if all(stride < FAR for size, stride in zip(tensor.shape, tensor.stride()) if size > 1):
         return [("", tensor)]
     return [(f"[{i}]{indices}", piece) for i in range(tensor.shape[0]) for indices, piece in dense_pieces(tensor[i])]

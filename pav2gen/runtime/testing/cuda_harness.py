@@ -70,16 +70,16 @@ class CudaKernel(Harness):
             here.copy_(there)
 
     def check_table(self, case: Case) -> None:
-        """The package's operator runs this kernel, once its library is loaded."""
+        """The package's operator runs this kernel after its library is loaded."""
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU; test_gpu.py of the project does that
         self.package.kernels.libraries[False] = self.library
         super().check_table(case)
 
     def check_long(self, case: Case) -> None:
-        """Run a long call on one KV head, and hold its first and its last query head to float64.
+        """Run a long call on one KV head, and compare its first and its last query head with float64.
 
-        All heads are held if the call is block-sparse or modified: what is attended depends on a head's number.
+        If the call is block-sparse or modified, all heads are compared, because they attend different keys.
         """
         call = make(case)
         done, count = self.run(call), call.query.shape[1]
@@ -94,7 +94,7 @@ class CudaKernel(Harness):
 class CheckedKernel(CudaKernel):
     """A CUDA kernel in a checked build. Each launch fails on a finding, and leaves its counters in ``report``.
 
-    Only ``__syncthreads`` counts as a fence, because ``__syncwarp`` is none on the BI-V100.
+    Only ``__syncthreads`` counts as a fence, because ``__syncwarp`` is not a fence on the BI-V100.
     """
 
     report: Report
@@ -120,14 +120,14 @@ class CheckedKernel(CudaKernel):
                     session.buffer(name + indices, address, size, writable=writable, initialised=not writable)
             try:
                 self.library.launch(self.row, call, workspace=workspace)
-            finally:  # a finding can stop the launch, which then fails for it
+            finally:  # a finding can stop the launch; report the finding rather than the failed launch
                 self.report = session.report
                 self.report.raise_for_findings()
 
     def check_counters(
         self, *, seq_lens: Sequence[int], page_bytes: int, shared_bytes: int, blocks_per_group: int
     ) -> None:
-        """The loads of a call and the shared memory of its partial kernel are as planned.
+        """The loads of a call and the shared memory of its partial kernel match the plan.
 
         seq_lens: whole pages. page_bytes: bytes of K and V in a page of one KV head. shared_bytes: of a thread block.
         blocks_per_group: thread blocks that share the query heads of a KV head; each loads the cache.
@@ -151,9 +151,9 @@ class CheckedKernel(CudaKernel):
         assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
 
     def check_far_strides(self, case: Case) -> None:
-        """The kernel is right where every stride exceeds 2^31 elements, and touches nothing between its inputs.
+        """The kernel is right if every stride exceeds 2^31 elements, and touches nothing between its inputs.
 
-        Skips where the system grants no address space beyond its memory.
+        Skips if the system grants no address space beyond its memory.
         """
         try:
             call = cases.spread(make(case))

@@ -1,7 +1,7 @@
-"""The oracle's reading of an attention modification: an expression is evaluated for one element, in plain Python.
+"""The oracle's evaluation of an attention modification: an expression for one element, in plain Python.
 
-Integers are Python's, numbers are float64. This module parses the text on its own: what it says is independent of the
-translations that kernels are made by.
+Integers are Python's, and numbers are float64. This module has its own parser, so that its results are independent of
+the translations in the kernels.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def evaluator(text: str) -> Evaluate:
 
 
 def _build(node: ast.expr) -> Evaluate:
-    """The evaluation of one node, with those of its operands inside."""
+    """A function that evaluates one node and its operands."""
     if isinstance(node, ast.Constant):
         value = node.value
         return lambda names: value

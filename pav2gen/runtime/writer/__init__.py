@@ -1,1 +1,1 @@
-"""The cache writer: checks of its call, encodings, and what its tests need; the kernels themselves are generated."""
+"""The cache writer: checks of its call, encodings, and helpers of its tests. The kernels themselves are generated."""

@@ -29,7 +29,7 @@ SIGN, MAGNITUDE, E4M3_NAN = -0x8000, 0x7FFF, 0x7F << 7
 
 
 class Fp8Space(NamedTuple):
-    """What encodes ``values``: contiguous, and like them. powers: float32. halves, spare: int16."""
+    """Buffers for encoding ``values``: contiguous, of the same shape. powers: float32. halves, spare: int16."""
 
     powers: torch.Tensor
     halves: torch.Tensor
@@ -75,7 +75,7 @@ def rounded_halves(values: torch.Tensor, fraction_bits: int, smallest: float, sp
     signs = torch.bitwise_and(space.halves, SIGN, out=space.spare)
     torch.bitwise_and(values.view(torch.int32), EXPONENT, out=space.powers.view(torch.int32))  # 2**exponent of each
     space.powers.clamp_min_(smallest)
-    shift = 1.5 * 2.0 ** (FRACTION_BITS - fraction_bits)  # a sum with shift * power has just the bits that stay
+    shift = 1.5 * 2.0 ** (FRACTION_BITS - fraction_bits)  # the sum with shift * power keeps only the bits that stay
     values.add_(space.powers, alpha=shift).sub_(space.powers, alpha=shift)
     space.halves.view(torch.float16).copy_(values)  # exact
-    return space.halves.bitwise_or_(signs)  # what was rounded to 0 has lost its own
+    return space.halves.bitwise_or_(signs)  # values that were rounded to 0 lost their sign

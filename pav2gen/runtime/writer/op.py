@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
     backend: str
 
     def write(self) -> Write:
-        """What a kernel receives, not yet checked."""
+        """The write as kernels receive it, not yet checked."""
         return Write(
             key=self.key,
             value=self.value,
