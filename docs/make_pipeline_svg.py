@@ -49,7 +49,7 @@ STAGES = (
 #: What happens on the way from each box to the next, and the command that does it.
 STEPS = ("expand", "render", "build", "install")
 
-#: What can be done with the generated package: the command, and what it is for.
+#: Commands that use the generated package, and their purposes.
 USES = (
     ("pytest generated", "each kernel against float64, CUDA on the CPU"),
     ("pav2gen check", "are the committed files what the specs give?"),

@@ -90,7 +90,7 @@ class Commands(click.Group):
 
 
 class NonEmptyPath(click.Path):
-    """A path that is not empty: ``--out "$UNSET"`` is not the current folder."""
+    """A path that must not be empty, so that ``--out "$UNSET"`` is an error and not the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Turn the argument into a path."""

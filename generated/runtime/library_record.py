@@ -159,7 +159,7 @@ def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
 def mismatch(record: Record, sources: Mapping[str, str]) -> str:
     """Why a library does not fit a package with these ``sources`` (symbol -> ``source_digest``); empty if it does.
 
-    A library may have fewer kernels than the package, and more.
+    A library may lack kernels of the package, and may have others.
     """
     if not record.kernels.keys() & sources:
         return "it has none of the kernels of this package"

@@ -40,7 +40,7 @@ def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def begin(root: Path, entries: Entries) -> None:
-    """Write a journal, and make an empty folder aside. Files that an earlier build left aside are removed."""
+    """Write a journal, and make an empty folder for new files. Files that an earlier build left aside are removed."""
     _remove_aside(root)
     os.mkdir(root / ASIDE)
     _write(root, entries)

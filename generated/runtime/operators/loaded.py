@@ -98,7 +98,7 @@ class Kernels:
 def check_device(library: Library, asked: str | None) -> None:
     """See that a library is for what was ``asked``: a toolchain, "the GPU", or None for any; and for this GPU.
 
-    Raises LibraryError if not. Warns of a library of another CUDA release than torch's.
+    Raises LibraryError if not. Warns if the library's CUDA release differs from torch's.
     """
     record = library.record
     if asked not in (None, record.toolchain) and not (asked == "the GPU" and record.on_gpu):

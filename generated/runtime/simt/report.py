@@ -116,7 +116,7 @@ class Buffer:
 
     @property
     def reread(self) -> float:
-        """Bytes requested by loads, for each byte that was loaded at all."""
+        """The bytes that loads requested, divided by the number of distinct bytes loaded."""
         return self.loads.bytes / self.bytes_read if self.bytes_read else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What the hooks share: the shape of a call, the reasons why no kernel takes it, and the log."""
+"""Code that all hooks share: the shape of a call, the reasons why no kernel takes it, and the log."""
 
 from __future__ import annotations
 

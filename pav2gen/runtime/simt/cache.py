@@ -156,7 +156,7 @@ def write_note(path: Path, content: Mapping[str, object]) -> None:
 def read_dependencies(path: Path) -> list[str]:
     """The files of a rule that a compiler wrote with `-MD`, `target: file file \\`, in the syntax of make.
 
-    Empty where the compiler wrote none.
+    Empty if the compiler wrote no rule.
     """
     if not path.exists():
         return []
