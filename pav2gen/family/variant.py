@@ -17,6 +17,10 @@ from pav2gen.runtime.select import FEATURES, CacheKey, Key
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
+#: No symbol and no file name has more characters, whatever the axes: file systems allow 255. Plain kernels have fewer
+#: than 100. Only a softcap of many digits beside a modification of a long name comes near.
+LONGEST_SYMBOL = 160
+
 
 class Point(ABC):
     """One kernel of one spec, of any operator: the names and sizes that follow from its axes."""

@@ -70,7 +70,7 @@ MOST_HEADS = 4096
 MOST_RANKS = 1024
 MOST_VARIANTS = 1 << 16
 MOST_WORKSPACE_MIB = 1 << 16
-LONGEST_NAME = 32  # keeps every file name and symbol under 100 characters
+LONGEST_NAME = 32  # keeps every file name and symbol within family.variant.LONGEST_SYMBOL
 LONGEST_TEXT = 200
 
 #: The name of a spec, and of a wheel's package.

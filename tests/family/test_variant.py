@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pav2gen.family.axes import AXES, DTYPE_TAGS, KV_TAGS, PARTITION_SIZES
-from pav2gen.family.variant import ITEM_BYTES, Variant, expand
+from pav2gen.family.modifications.tree import MOST_TOKENS
+from pav2gen.family.variant import ITEM_BYTES, LONGEST_SYMBOL, CacheVariant, Variant, expand
+from pav2gen.reading.modification_section import LONGEST_NAME as LONGEST_MODIFICATION
 from pav2gen.reading.spec_file import LONGEST_NAME, load, variants
 from pav2gen.runtime.select import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, KV_ALIASES, Key
 
@@ -32,6 +34,12 @@ VARIANTS = st.builds(
     alibi=st.booleans(),
     blocksparse=st.booleans(),
     partition_size=st.sampled_from(PARTITION_SIZES),
+    softcap=st.none() | st.floats(1e-3, 1e6),
+    sliding_window=st.none() | st.integers(1, MOST_TOKENS),
+    sinks=st.booleans(),
+    modification=st.none()
+    | st.from_regex(r"[a-z][a-z0-9]{0,9}(_[a-z0-9]{1,4}){0,2}", fullmatch=True)
+    | st.sampled_from(["sinks", "p64", "w8", "mod_a", "n" * LONGEST_MODIFICATION]),
 )
 
 
@@ -47,10 +55,11 @@ def check_names(family: Iterable[Variant]) -> None:
         assert re.fullmatch(r"pav2_[a-z0-9_]+", variant.symbol) and "__" not in variant.symbol
         for path in map(PurePosixPath, names(variant)[1:]):
             assert not path.is_absolute() and ".." not in path.parts
-            assert all(len(part) < 100 for part in path.parts)
+            assert all(len(part) <= LONGEST_SYMBOL for part in path.parts)
         for module in (variant.torch_path, variant.test_path):
             ast.parse(f"import {PurePosixPath(module).with_suffix('').as_posix().replace('/', '.')}")
-        assert len(variant.symbol) < 100
+        assert len(variant.symbol) <= LONGEST_SYMBOL
+        assert len(variant.symbol) < 100 or not variant.key.is_plain
         for name in names(variant):
             assert seen.setdefault(name, variant) == variant, name
 
@@ -81,10 +90,32 @@ def test_a_spec_named_like_a_slug_takes_no_name_of_another(name: str) -> None:
     check_names([Variant(name, *point), Variant("b", *point), Variant("a", *point)])
 
 
+def longest(axis: str, values: Iterable[object]) -> object:
+    """The value of an axis that takes the most characters in a name."""
+    return max(values, key=lambda value: len(AXES[axis].tag(value)))
+
+
 def test_the_longest_names() -> None:
-    variant = Variant("n" * LONGEST_NAME, 256, 128, 128, "bfloat16", "fp8_e4m3", True, True, 2048)
+    values = {axis: longest(axis, known.allowed) for axis, known in AXES.items() if known.allowed}
+    values |= {"alibi": True, "blocksparse": True, "sinks": True, "modification": "n" * LONGEST_MODIFICATION}
+    values |= {"softcap": 0.0010000000000000002, "sliding_window": MOST_TOKENS}  # a float has 17 digits at most
+    assert values.keys() == AXES.keys()
+    variant = Variant("n" * LONGEST_NAME, **values)  # type: ignore[arg-type]
     check_names([variant])
-    assert variant.slug == "hd256_g128_b128_bf16_e4m3_alibi_sparse_p2048"
+    start = f"hd{values['head_size']}_g{values['gqa_ratio']}_b128_bf16_{KV_TAGS['fp8_e4m3'][1:]}_alibi_sparse"
+    end = f"_sinks_mod_{'n' * LONGEST_MODIFICATION}_p{values['partition_size']}"
+    assert variant.slug == f"{start}_cap0p0010000000000000002_w{MOST_TOKENS}{end}"
+    assert len(PurePosixPath(variant.test_path).name) > LONGEST_SYMBOL - 10, "the bound is close to the truth"
+
+
+def test_the_longest_names_of_plain_kernels_and_of_cache_writers() -> None:
+    axes = (256, 128, 128, "bfloat16", "fp8_e4m3")
+    plain = Variant("n" * LONGEST_NAME, *axes, False, False, 2048)
+    check_names([plain])
+    writer = CacheVariant("n" * LONGEST_NAME, 256, 128, "bfloat16", "fp8_e4m3")
+    for point in (plain, writer):
+        parts = [part for name in (point.torch_path, point.cuda_path, point.test_path) for part in name.split("/")]
+        assert max(map(len, [point.symbol, *parts])) < 100
 
 
 def test_the_names_of_one_variant() -> None:
