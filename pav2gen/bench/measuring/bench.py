@@ -115,7 +115,7 @@ def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[s
         for rank in ranks(setup.spec, key, options.tensor_parallel)[:1]:
             for num_seqs in options.num_seqs:
                 for seq_len in options.seq_lens:
-                    problem = Problem(key, rank.num_kv_heads, num_seqs, seq_len)
+                    problem = Problem(key, rank.num_kv_heads, num_seqs, seq_len, setup.keys[key][0].modification)
                     if problem.kv_bytes > options.max_gib * GIB:
                         notes.append(f"left out, over --max-gib {options.max_gib:g}: {problem}")
                     else:

@@ -65,12 +65,18 @@ def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
     """The operator of a package, called by position as vLLM does, for the kernel of ``row``."""
     assert call.scratch is not None
     scratch, sparse = call.scratch, call.sparse
+    names = [name for name, _ in row.modification.tensors] if row.modification else []
     package.paged_attention_v2(
         *(call.out, scratch.exp_sums, scratch.max_logits, scratch.tmp_out, call.query),
         *(call.key_cache, call.value_cache, call.key_cache.shape[1], call.scale, call.block_tables, call.seq_lens),
         *(row.key.block_size, call.max_seq_len, call.alibi_slopes, row.key.kv_cache_dtype, call.k_scale, call.v_scale),
         *((sparse.tp_rank, sparse.local_blocks, sparse.vert_stride) if sparse else ()),
         *((sparse.block_size, sparse.head_sliding_step) if sparse else ()),
+        softcap=call.softcap,
+        sliding_window=call.sliding_window,
+        sinks=call.sinks,
+        modification=call.modification,
+        modification_tensors=dict(zip(names, call.tensors)),
         backend=backend,
         partition_size=row.partition_size,
     )
@@ -95,7 +101,7 @@ class Checker:
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
         self.checked = sequences(problem.num_seqs)
         self._problem = problem
-        self._truth = truth(inputs.small, problem.key.kv_cache_dtype, self.checked)
+        self._truth = truth(inputs.small, problem.key.kv_cache_dtype, self.checked, problem.modification)
 
     def verdict(self, contestant: Contestant, call: Call) -> tuple[float, str]:
         """The error of one run, and the reason to exclude the contestant (empty if it is right).

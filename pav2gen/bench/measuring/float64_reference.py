@@ -11,7 +11,8 @@ import math
 import torch
 
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.testing.oracle import attends, decode
+from pav2gen.runtime.select import Modification
+from pav2gen.runtime.testing.oracle import attends, decode, modified, window_start
 
 #: Tokens of a stretch, rounded to whole pages.
 STRETCH = 8192
@@ -26,24 +27,30 @@ def sequences(num_seqs: int) -> list[int]:
     return sorted({round(i * (num_seqs - 1) / max(1, count - 1)) for i in range(count)})
 
 
-def truth(call: Call, kv_cache_dtype: str, rows: list[int]) -> torch.Tensor:
-    """``out`` for the sequences ``rows`` of a call on the CPU, all of full length: [rows, heads, head size] float64."""
-    return torch.stack([_sequence(call, kv_cache_dtype, s) for s in rows])
+def truth(call: Call, kv_cache_dtype: str, rows: list[int], modification: Modification | None = None) -> torch.Tensor:
+    """out of the sequences ``rows`` of a call on the CPU, all of full length: [rows, heads, head size] float64.
+
+    modification: the definition of ``call.modification``. It is evaluated for each element in plain Python: about a
+    second for 300,000 scores.
+    """
+    return torch.stack([_sequence(call, kv_cache_dtype, s, modification) for s in rows])
 
 
-def _sequence(call: Call, kv_cache_dtype: str, s: int) -> torch.Tensor:
-    """``out`` for one sequence: [heads, head size] float64."""
+def _sequence(call: Call, kv_cache_dtype: str, s: int, modification: Modification | None) -> torch.Tensor:
+    """out of one sequence: [heads, head size] float64. The state of a row starts with its sink, which has no value."""
     kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
     heads, size = call.query.shape[1:]
     query = call.query[s].double().view(kv_heads, heads // kv_heads, size) * call.scale
     length = int(call.seq_lens[s])
     m = torch.full((heads, 1), -math.inf, dtype=torch.float64)
-    z = torch.zeros(heads, 1, dtype=torch.float64)
+    if call.sinks is not None:
+        m = call.sinks.double().unsqueeze(1)
+    z = (m > -math.inf).double()
     o = torch.zeros(heads, size, dtype=torch.float64)
     step = max(1, STRETCH // page) * page
-    for start in range(0, length, step):
+    for start in range(window_start(call, length) // page * page, length, step):
         keys, values = _dense(call, kv_cache_dtype, s, start, min(step, length - start))
-        scores = (query @ keys.transpose(1, 2)).view(heads, -1) + _bias(call, start, keys.shape[1], length)
+        scores = _changed(call, (query @ keys.transpose(1, 2)).view(heads, -1), start, length, modification)
         top = torch.maximum(m, scores.amax(1, keepdim=True))
         floor = top.clamp_min(torch.finfo(torch.float64).min)
         weights, rescale = torch.exp(scores - floor), torch.exp(m - floor)
@@ -65,15 +72,28 @@ def _dense(call: Call, kv_cache_dtype: str, s: int, start: int, count: int) -> t
     return decode(keys, kv_cache_dtype, k_scale), decode(values, kv_cache_dtype, v_scale)
 
 
-def _bias(call: Call, start: int, count: int, length: int) -> torch.Tensor | float:
-    """The bias of the scores of ``count`` tokens from ``start``: [heads, tokens], or 0."""
-    bias: torch.Tensor | float = 0.0
+def _changed(
+    call: Call, scores: torch.Tensor, start: int, length: int, modification: Modification | None
+) -> torch.Tensor:
+    """The scores [heads, tokens] of the tokens from ``start`` with all features, in the order of the oracle's score."""
+    count, heads = scores.shape[1], scores.shape[0]
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.alibi_slopes is not None:
-        bias = call.alibi_slopes.double().unsqueeze(1) * torch.arange(start + 1 - length, start + 1 - length + count)
+        distances = torch.arange(start + 1 - length, start + 1 - length + count)
+        scores = scores + call.alibi_slopes.double().unsqueeze(1) * distances
+    if modification is not None:
+        scores = torch.stack([modified(call, h, scores[h], modification, start, length) for h in range(heads)])
+    scores[:, : max(0, window_start(call, length) - start)] = -math.inf
     if call.sparse is not None:
-        page, heads, kv_heads = call.key_cache.shape[3], call.query.shape[1], call.key_cache.shape[1]
-        group, pages = heads // kv_heads, range(start, start + count, page)  # blocks of the pattern are whole pages
-        attended = [[attends(call.sparse, call, h, h // group, at, length) for at in pages] for h in range(heads)]
-        hidden = ~torch.tensor(attended).repeat_interleave(page, 1)[:, :count]
-        bias = bias + torch.zeros(heads, count, dtype=torch.float64).masked_fill_(hidden, -math.inf)
-    return bias
+        scores = scores.masked_fill(_skipped(call, start, count, length), -math.inf)
+    return scores
+
+
+def _skipped(call: Call, start: int, count: int, length: int) -> torch.Tensor:
+    """Whether the sparse pattern leaves out each of ``count`` tokens from ``start``: [heads, tokens] bool."""
+    assert call.sparse is not None
+    page, heads, kv_heads = call.key_cache.shape[3], call.query.shape[1], call.key_cache.shape[1]
+    group, pages = heads // kv_heads, range(start, start + count, page)  # blocks of the pattern are whole pages
+    attended = [[attends(call.sparse, call, h, h // group, at, length) for at in pages] for h in range(heads)]
+    return ~torch.tensor(attended).repeat_interleave(page, 1)[:, :count]

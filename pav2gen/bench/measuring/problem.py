@@ -14,7 +14,7 @@ import torch
 from pav2gen.bench.measuring.baselines import PARTITION
 from pav2gen.family.variant import ITEM_BYTES
 from pav2gen.runtime.call import BlockSparse, Call
-from pav2gen.runtime.select import Key
+from pav2gen.runtime.select import Key, Modification
 from pav2gen.runtime.testing import cases
 
 #: Bytes of K (and of V) with random values. Further bytes repeat them.
@@ -32,12 +32,16 @@ SPARSE = BlockSparse(local_blocks=4, vert_stride=8, block_size=64, head_sliding_
 
 @dataclass(frozen=True)
 class Problem:
-    """``num_seqs`` sequences of ``seq_len`` tokens, for a rank with ``kv_heads`` KV heads."""
+    """``num_seqs`` sequences of ``seq_len`` tokens, for a rank with ``kv_heads`` KV heads.
+
+    modification: the definition of the one that ``key`` names.
+    """
 
     key: Key
     kv_heads: int
     num_seqs: int
     seq_len: int
+    modification: Modification | None = None
 
     @property
     def num_heads(self) -> int:
@@ -51,14 +55,18 @@ class Problem:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V in the batch. Every kernel must read them, except with a sparse pattern."""
-        return 2 * self.num_seqs * self.seq_len * self.kv_heads * self.key.head_size * self.item_bytes
+        """Bytes of K and V in the batch. Every kernel must read them, except with a window or a sparse pattern."""
+        return self._kv_bytes_of(self.seq_len)
+
+    def _kv_bytes_of(self, tokens: int) -> int:
+        """Bytes of K and V of ``tokens`` tokens of each sequence."""
+        return 2 * self.num_seqs * tokens * self.kv_heads * self.key.head_size * self.item_bytes
 
     @property
     def io_bytes(self) -> int:
-        """``kv_bytes`` plus the bytes of the query and of the output."""
+        """Bytes of K and V in the sequences' windows (of all tokens without a window), of the query and the output."""
         query = self.num_seqs * self.num_heads * self.key.head_size * ITEM_BYTES[self.key.dtype]
-        return self.kv_bytes + 2 * query
+        return self._kv_bytes_of(min(self.seq_len, self.key.sliding_window or self.seq_len)) + 2 * query
 
     @property
     def label(self) -> str:
@@ -105,6 +113,7 @@ def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0
         poison=False,
         seed=seed,
         sparse=SPARSE if problem.key.blocksparse else None,
+        modification=problem.modification,
         **options,  # type: ignore[arg-type]
     )
     small = cases.make(case)._replace(lse=None)  # vLLM asks for none

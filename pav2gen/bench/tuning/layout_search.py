@@ -138,7 +138,7 @@ def _problems(chosen: Selection, row: Row, options: LayoutOptions) -> list[Probl
     """The problems of a kernel: its first rank, at each batch and length."""
     ranks = [rank for rank in chosen.spec.model.ranks() if rank.gqa_ratio == row.key.gqa_ratio]
     return [
-        Problem(row.key, ranks[0].num_kv_heads, num_seqs, seq_len)
+        Problem(row.key, ranks[0].num_kv_heads, num_seqs, seq_len, row.modification)
         for num_seqs in options.num_seqs
         for seq_len in options.seq_lens
     ]

@@ -108,7 +108,7 @@ def problems(setup: Setup, options: TuneOptions) -> tuple[list[tuple[Problem, st
         for rank in ranks(setup.spec, key):
             for num_seqs in options.num_seqs:
                 for seq_len in lengths:
-                    problem = Problem(key, rank.num_kv_heads, num_seqs, seq_len)
+                    problem = Problem(key, rank.num_kv_heads, num_seqs, seq_len, rows[0].modification)
                     if problem.kv_bytes > options.max_gib * GIB:
                         notes.append(f"left out, over --max-gib {options.max_gib:g}: {problem}")
                     else:

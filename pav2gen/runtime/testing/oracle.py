@@ -156,15 +156,21 @@ def score(call: Call, s: int, h: int, keys: torch.Tensor, modification: Modifica
     return scores
 
 
-def modified(call: Call, h: int, scores: torch.Tensor, modification: Modification) -> torch.Tensor:
-    """The scores of one head after its modification, element by element; -inf where the mask is false."""
+def modified(
+    call: Call, h: int, scores: torch.Tensor, modification: Modification, start: int = 0, length: int | None = None
+) -> torch.Tensor:
+    """The scores of one head as its modification makes them, element by element; -inf where its mask is false.
+
+    scores: [tokens] float64, of the tokens from ``start`` on. length: of the whole sequence, if they are only a part.
+    """
+    length = len(scores) if length is None else length
     kv_head = h // (call.query.shape[1] // call.key_cache.shape[1])
-    names: dict[str, Any] = {"q": len(scores) - 1, "h": h, "kvh": kv_head, "len": len(scores)}
+    names: dict[str, Any] = {"q": length - 1, "h": h, "kvh": kv_head, "len": length}
     names |= {name: tensor.tolist() for (name, _), tensor in zip(modification.tensors, call.tensors)}
     change = evaluator(modification.score) if modification.score else operator.itemgetter("s")
     attended = evaluator(modification.mask) if modification.mask else None
     result = []
-    for k, s in enumerate(scores.tolist()):
+    for k, s in enumerate(scores.tolist(), start):
         names.update(s=s, k=k)
         result.append(float(change(names)) if attended is None or attended(names) else -math.inf)
     return torch.tensor(result, dtype=torch.float64)
