@@ -35,9 +35,10 @@ MODULES = ("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "layer_featu
 class InstallOptions:
     """The options of an install.
 
-    generated: the folder of the generated package. python: the interpreter that will run the tree, which imports the
-    package before it is installed; empty leaves that out. writer: "auto" calls the generated writer of the cache where
-    the tree's own cannot write every cache, "always" everywhere. on_wait is called when another command holds the tree.
+    generated: the folder of the generated package. python: the interpreter that will run the tree. It imports the
+    package before the install; an empty string skips this trial. writer: "auto" calls the generated writer of the cache
+    if the tree's own cannot write every cache, "always" in every tree. on_wait is called if another command holds the
+    tree.
     """
 
     generated: Path = DEFAULT_FOLDER
@@ -52,7 +53,7 @@ class InstallOptions:
 
 @dataclass(frozen=True)
 class PlannedInstall:
-    """What an install does to one tree: the changes in their order, the edited source files, the diff, and notes."""
+    """The plan for one tree: the changes in their order, the edited source files, the diff, and notes for the user."""
 
     tree: VllmTree
     fork: Fork
@@ -64,7 +65,7 @@ class PlannedInstall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an install did, or would do without --dry-run. ``imported`` is False where no import was tried."""
+    """The result of an install, or of its --dry-run. ``imported`` is False if the import was not tried."""
 
     contents: PackageContents
     trees: tuple[PlannedInstall, ...]
@@ -78,10 +79,10 @@ class Outcome:
 
 
 def install(path: Path, options: InstallOptions) -> Outcome:
-    """Put the chosen specs of ``options.generated`` into the vLLM trees at ``path``; they replace what was installed.
+    """Put the chosen specs of ``options.generated`` into the vLLM trees at ``path``. An earlier install is replaced.
 
-    Everything is computed and tried before the first write. Raises UserError, with nothing changed, where a tree
-    differs from every known vLLM, the package is not sound, files would be lost, or something cannot be written.
+    Everything is computed and tried before the first write. Raises UserError and changes nothing if a tree differs from
+    every known vLLM, the package is not sound, files would be lost, or a file cannot be written.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -105,7 +106,7 @@ def install(path: Path, options: InstallOptions) -> Outcome:
 
 
 def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) -> PlannedInstall:
-    """The changes of one tree."""
+    """The plan for one tree."""
     check_ours(found, options.force, chosen.files)
     tree = found.tree
     originals = {path: source.original for path, source in found.sources.items()}
@@ -123,7 +124,7 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
 
 
 def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
-    """Raise UserError where ``pav2/`` is not ours; unless ``force``, also where someone's work in it would be lost.
+    """Raise UserError if ``pav2/`` is not ours. Without ``force``, also if someone's work in it would be lost.
 
     files: the files to install, by path below ``pav2/``.
     """
@@ -166,11 +167,11 @@ def _edit(before: bytes, after: bytes) -> RecordedEdit:
 def _changes(
     found: TreeState, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
 ) -> Iterator[Change]:
-    """The changes that install ``files`` and ``sources``; none where they are installed already.
+    """The changes that install ``files`` and ``sources``. Empty if they are installed already.
 
-    The first change is the record of both states. Then the package is written, the dispatch table after its kernels,
-    and then the sources, so that they never call what is missing. Then the files of the earlier package are removed.
-    The last change is the record of this install alone.
+    The first change writes the record of both states. Then the package is written, with the dispatch table after its
+    kernels. The sources follow, so that they never call a missing file. Then the files of the earlier package are
+    removed. The last change writes the record of this install alone.
     """
     tree, there = found.tree, found.record
     place = tree.pav2 / NAME
@@ -197,7 +198,7 @@ def _changes(
 
 
 def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
-    """What a user should know of a tree beside what it is."""
+    """Notes for the user on one tree: edits, foreign files, and callers that do not reach the kernels."""
     yield from edited.notes
     yield from foreign_overrides(found.tree)
     for path, source in found.sources.items():
@@ -214,7 +215,7 @@ def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
 
 
 def _together(planned: Sequence[PlannedInstall]) -> list[Change]:
-    """The changes of all trees. Raises UserError where two trees share a file by a link, and need different edits."""
+    """The changes of all trees. Raises UserError if two trees share a file by a link but need different edits."""
     changes = [change for plan in planned for change in plan.changes]
     last = {change.path: change for change in changes}
     for change in changes:

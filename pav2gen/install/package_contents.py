@@ -1,4 +1,4 @@
-"""What goes into a vLLM tree or a wheel: the chosen specs of a generated package, with a dispatch table of these."""
+"""The files that go into a vLLM tree or a wheel: the chosen specs of a package, with a dispatch table of only these."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pav2gen.wording import did_you_mean, quoted
 
 PAYLOAD = Path(__file__).parent / "payload"
 
-#: The folder, below the package, of a library that was compiled elsewhere.
+#: The folder in the package for a library that was compiled elsewhere.
 PREBUILT = "prebuilt"
 
-#: Files that only tests need: pytest's settings, and what prepares many libraries for them.
+#: Files that only tests need: pytest's settings, and the code that compiles many libraries before the tests.
 FOR_TESTS = frozenset(("pytest.ini", "tests/conftest.py", "runtime/building/prefetch.py"))
 #: Modules of the runtime's folders that only tests need: inputs and runs.
 TEST_MODULES = frozenset(("cases", "harness"))
@@ -33,8 +33,10 @@ TEST_FOLDERS = ("runtime/testing/", "runtime/simt/include/")
 
 @dataclass(frozen=True)
 class Choice:
-    """The wanted part of a generated package: every spec, unless ``specs`` names some. ``min_seq_len`` overrides the
-    specs' own; ``tests`` adds the kernels' tests; ``prebuilt`` is a compiled library of the CUDA kernels.
+    """The wanted part of a generated package.
+
+    specs: names; an empty tuple means every spec. min_seq_len: overrides that of the specs. tests: whether to add the
+    kernels' tests. prebuilt: a compiled library of the CUDA kernels.
     """
 
     specs: tuple[str, ...] = ()
@@ -67,10 +69,10 @@ class PackageContents:
 
 
 def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) -> PackageContents:
-    """The chosen part of the package at ``generated``, with our own ``modules`` (names in ``payload``) beside it.
+    """The chosen part of the package at ``generated``, with our own ``modules`` (names in ``payload``) added.
 
-    Raises UserError where there is no sound package at ``generated``, a file differs from its manifest, or a chosen
-    spec is missing.
+    Raises UserError if ``generated`` does not hold a sound package, a file differs from its manifest, or a chosen spec
+    is missing.
     """
     found = _sound(generated)
     specs = {name: _with_threshold(found.manifests[name], choice.min_seq_len) for name in _names(found, choice.specs)}
@@ -118,7 +120,7 @@ def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
 
 
 def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
-    """The files of an owner, its manifest included. Raises UserError where one is not as the manifest says."""
+    """The files of an owner, its manifest included. Raises UserError if a file differs from the manifest."""
     entry = found.manifests[owner]
     files = {}
     for path, digest in {**entry.owned(), entry.path: entry.digest}.items():
@@ -131,7 +133,7 @@ def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
 
 
 def _wanted(path: str, choice: Choice) -> bool:
-    """Whether a file travels. The shared manifest describes the whole package, so it stays behind."""
+    """Whether a file is copied. The shared manifest is not: it describes the whole package."""
     if path == manifest.path_of(SHARED):
         return False
     return choice.tests or not (
@@ -143,9 +145,9 @@ def _wanted(path: str, choice: Choice) -> bool:
 
 
 def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents:
-    """``found`` with a compiled library of its CUDA kernels.
+    """``found`` with a compiled library of its CUDA kernels added.
 
-    Raises UserError for any other file, a library for the CPU, and one that was compiled from other sources.
+    Raises UserError for a file that is not such a library, a library for the CPU, and one compiled from other sources.
     """
     if path is None:
         return found
@@ -174,7 +176,7 @@ def cuda_sources(found: PackageContents) -> dict[str, str]:
 
 
 def read_library(path: Path) -> LibraryRecord:
-    """What a compiled library says of itself; none of its code runs. Raises UserError for any other file."""
+    """The record in a compiled library. None of its code runs. Raises UserError for any other file."""
     try:
         return read_record(path)
     except RecordError as reason:
@@ -184,7 +186,7 @@ def read_library(path: Path) -> LibraryRecord:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a library that ``read_library`` has read. Raises UserError where it is not there any more."""
+    """The bytes of a library that ``read_library`` has read. Raises UserError if the file is gone by now."""
     try:
         with open(open_regular(path), "rb") as file:
             return file.read()

@@ -1,7 +1,7 @@
-"""INSTALLED.json: what ``pav2gen install`` did to a tree, from which package, and how to undo it. It lies in ``pav2/``.
+"""INSTALLED.json, in ``pav2/``: the record of an install. It says what changed, from which package, and how to undo it.
 
-The record is written before the first change, together with the record that it replaces, and again after the last
-change, alone. An install that was killed leaves both, so that the next install or uninstall recognizes either state.
+The record is written twice. Before the first change it contains the record that it replaces; after the last change it
+stands alone. After a kill the file holds both, so that the next install or uninstall recognizes either state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class RecordedEdit:
-    """The edit of one source file of vLLM: its sha256 before and after, and the hunks, in the text after its BOM."""
+    """The edit of one source file of vLLM: its sha256 before and after, and the hunks. The hunks leave out the BOM."""
 
     before: str
     after: str
@@ -34,8 +34,8 @@ class Record:
 
     specs: name -> the sha256 of the spec and the number of its kernels. all_specs: whether every spec of the package
     was installed. writer: where the generated writer is called, "auto" or "always". operators: the number of kernels of
-    each operator. files: path below ``pav2/`` -> sha256. edits: path below vLLM's folder -> edit. replaces: while this
-    install is under way, the record of the install before it.
+    each operator. files: path below ``pav2/`` -> sha256. edits: path below vLLM's folder -> edit. replaces: the record
+    of the previous install, while this install is under way; otherwise None.
     """
 
     generator: str
@@ -57,15 +57,15 @@ class Record:
         return (json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True) + "\n").encode()
 
     def under_way(self, earlier: Record | None) -> Record:
-        """This record as it is written while its install is under way."""
+        """This record in the form that is written while its install is under way."""
         return replace(self, complete=False, replaces=earlier and replace(earlier, replaces=None))
 
     def states(self) -> list[Record]:
-        """The installs that may have written a file of the tree: this one, and the one that it was replacing."""
+        """The installs that may have written a file of the tree: this one, and the one that it replaces, if any."""
         return [self, *([self.replaces] if self.replaces else [])]
 
     def known(self, path: str) -> set[str]:
-        """The sha256s that a file below ``pav2/`` has if nobody edited it."""
+        """The sha256s that an unedited file below ``pav2/`` can have."""
         return {state.files[path] for state in self.states() if path in state.files}
 
 
@@ -80,7 +80,7 @@ def parse_record(content: bytes, where: str) -> Record:
 
 
 def _with_defaults(read: json_data.Reader) -> json_data.Reader:
-    """Reads a record with ``read``, after giving it the fields that records of version 0.1 lack."""
+    """Reads a record with ``read``, after adding the fields that records of version 0.1 lack."""
     return lambda value: read({"writer": "auto", "operators": {}, **value} if isinstance(value, dict) else value)
 
 
@@ -90,7 +90,7 @@ def _record(data: dict[str, Any]) -> Record:
 
 
 def _hunk(value: Any) -> Hunk:
-    """Reads the lines that an edit removed, and those that it put in."""
+    """Reads the lines that an edit removed, and the lines that it added."""
     lines = json_data.items(_lines)(value)
     if len(lines) != len(Hunk._fields):
         raise ValueError(f"{json_data.seen(value)} is not a pair of texts")
@@ -101,7 +101,7 @@ def _hunk(value: Any) -> Hunk:
 
 
 def _lines(value: Any) -> str:
-    """Reads lines of a source file, whatever characters they hold."""
+    """Reads lines of a source file. They may hold any character."""
     if not isinstance(value, str):
         raise ValueError(f"{json_data.seen(value)} is not a text")
     return value
@@ -109,7 +109,7 @@ def _lines(value: Any) -> str:
 
 _EDIT = json_data.fields({"before": json_data.digest, "after": json_data.digest, "hunks": json_data.items(_hunk)})
 
-#: Reads the fields of a record, but for those that depend on where it stands.
+#: Reads the fields of a record, except those that depend on its place in the file.
 _FIELDS: Mapping[str, json_data.Reader] = {
     "generator": json_data.text,
     "specs": json_data.mapping(

@@ -1,4 +1,4 @@
-"""What an install serves in a tree, operator by operator, in sentences: for ``install`` and ``status``."""
+"""Sentences on the operators that an install serves in a tree. ``install`` and ``status`` print them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pav2gen.install.editing.patch import Fork
 def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[str]:
     """A sentence for each operator.
 
-    operators: the number of installed kernels of each. writer: where the generated writer is called: "auto" or
+    operators: the number of installed kernels of each operator. writer: the ``writer`` option of the install, "auto" or
     "always".
     """
     yield f"cache writes: {_writes(fork.writer, operators.get('cache', 0), writer)}"
@@ -20,14 +20,14 @@ def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[st
 
 
 def _softcap(kernels: int) -> str:
-    """What becomes of a model with a softcap in a backend that refuses it. kernels: the number of extend kernels."""
+    """How a model with a softcap runs in a backend that refuses it. kernels: the number of extend kernels."""
     if not kernels:
         return "refused when the model loads; no extend kernels are installed"
     return "decodes and prompts by kernels that have it, else refused when the model loads"
 
 
 def _writes(own: str, kernels: int, writer: str) -> str:
-    """Who fills the cache. own: what the tree's own writer can do, a key of ``WRITER_KINDS``; empty if unknown."""
+    """Who fills the cache. own: what the tree's own writer can do, one of ``WRITER_KINDS``; empty if unknown."""
     if not own or (own == "whole" and writer != "always"):
         return "the tree's own writer"
     if not kernels:
@@ -39,7 +39,7 @@ def _writes(own: str, kernels: int, writer: str) -> str:
 
 
 def _prefixes(own: str, kernels: int) -> str:
-    """Who computes them. own: what the tree's own path does, a key of ``PREFIX_KINDS``; empty if it has no place."""
+    """Who computes prefills with a cached prefix. own: one of ``PREFIX_KINDS``; empty if the tree has no such path."""
     if own in ("hangs", "none"):
         why = "its Triton kernel hangs this card" if own == "hangs" else "it is a stub"
         there = f"the extend kernels ({kernels})" if kernels else "no extend kernels are installed"

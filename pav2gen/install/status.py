@@ -19,10 +19,10 @@ from pav2gen.output.tree import DEFAULT_FOLDER
 
 @dataclass(frozen=True)
 class Status:
-    """A tree: its kind, the record of its install (None if there is none), and sentences on what is wrong with it.
+    """A tree: its kind, the record of its install (None if nothing is installed), and sentences on its faults.
 
-    edited: what someone changed by hand. stale: how it differs from the generated package; None where that is unknown,
-    and ``unknown`` says why. library: what the compiled library in it says of itself; empty if there is none.
+    edited: what someone changed by hand. stale: how the install differs from the generated package. None means that
+    this is unknown, and ``unknown`` says why. library: what the installed library's record says; may be empty.
     """
 
     tree: VllmTree
@@ -35,14 +35,14 @@ class Status:
 
     @property
     def sound(self) -> bool:
-        """Whether it is installed, current, and as it was installed."""
+        """Whether the package is installed, current and unedited."""
         return bool(self.record and self.record.complete and not self.edited and self.stale == ())
 
 
 def status(path: Path, generated: Path = DEFAULT_FOLDER) -> list[Status]:
-    """What is installed in the vLLM trees at ``path``, compared with the package at ``generated``. Writes nothing.
+    """The installs in the vLLM trees at ``path``, compared with the package at ``generated``. Writes nothing.
 
-    Raises UserError where there is no tree, or it differs from every known vLLM.
+    Raises UserError if no tree is found, or a tree differs from every known vLLM.
     """
     return [_status(read_tree_state(tree), generated) for tree in find_trees(path)]
 
@@ -60,7 +60,7 @@ def _status(found: TreeState, generated: Path) -> Status:
 
 
 def _library(found: TreeState) -> tuple[str, list[str]]:
-    """What the installed library says of itself, and why it cannot be used, if it cannot."""
+    """What the record of the installed library says, and sentences on why the library cannot be used."""
     name = found.record.prebuilt if found.record else ""
     path = f"{PREBUILT}/{name}"
     if not name or path not in found.files:
@@ -72,7 +72,7 @@ def _library(found: TreeState) -> tuple[str, list[str]]:
 
 
 def _edited(found: TreeState) -> Iterator[str]:
-    """What is not as it was installed."""
+    """A sentence for each thing that changed since the install."""
     for path, source in found.sources.items():
         if found.record and path in found.record.edits and not source.patched:
             yield f"{path} does not call the kernels: its lines were taken out"
@@ -85,7 +85,7 @@ def _edited(found: TreeState) -> Iterator[str]:
 
 
 def _stale(record: Record, generated: Path) -> Iterator[str]:
-    """How an install of the package as it is now would differ."""
+    """A sentence for each difference that an install of the current package would make."""
     choice = Choice(() if record.all_specs else tuple(record.specs), record.min_seq_len, record.tests)
     today = package_contents(generated, choice, MODULES)
     for name, entry in today.specs.items():

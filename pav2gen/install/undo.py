@@ -1,4 +1,4 @@
-"""``pav2gen uninstall``: removes what was installed, so that each byte of the tree is as it was before."""
+"""``pav2gen uninstall``: removes an install. Each byte of the tree is then as it was before."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pav2gen.output.lock import OnWait, locked, no_wait
 
 @dataclass(frozen=True)
 class Undone:
-    """What was removed from a tree, or would be; nothing where nothing was installed.
+    """What uninstall removed from a tree, or would remove. Empty if nothing was installed.
 
-    restored: the sources that are as they were before the install. edited: those that keep what was edited since.
+    restored: the sources that are again as before the install. edited: the sources that keep edits made since then.
     kept: files in ``pav2/`` that no install put there.
     """
 
@@ -33,11 +33,11 @@ class Undone:
 
 
 def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: OnWait = no_wait) -> list[Undone]:
-    """Take what was installed out of the vLLM trees at ``path``.
+    """Remove the installs from the vLLM trees at ``path``.
 
-    A source that nobody edited since gets its bytes back; of one that was, only our lines are taken. Raises UserError,
-    with nothing changed, where our lines were edited, files edited by hand would be lost (unless ``force``), or
-    something cannot be written.
+    A source that nobody edited since the install gets its old bytes back. An edited source loses only our lines. Raises
+    UserError and changes nothing if our lines were edited, if files edited by hand would be lost (unless ``force``), or
+    if a file cannot be written.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -55,7 +55,7 @@ def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: O
 
 
 def _changes(found: TreeState) -> list[Change]:
-    """The sources first, so that they never call what is gone; the record last."""
+    """The changes in their order: the sources first, so that they never call a removed file; the record last."""
     tree = found.tree
     patched = {path: source for path, source in found.sources.items() if source.patched}
     ours = found.files.keys() - set(found.strangers())

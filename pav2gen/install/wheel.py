@@ -1,7 +1,7 @@
-"""``pav2gen wheel``: the generated package as a wheel with a vLLM plugin, for forks that are not to be patched.
+"""``pav2gen wheel``: packs the generated package as a wheel with a vLLM plugin, for forks that must stay unpatched.
 
-The wheel is a zip file, written here: it needs no build backend and no network, and the same package always gives the
-same bytes.
+This module writes the wheel's zip file itself. That needs neither a build backend nor a network, and the same package
+always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pav2gen.wording import quoted
 #: The import name of the package in a wheel.
 NAME = "pav2_kernels"
 
-#: Every name of a wheel begins with this, so that a wheel never replaces the package of somebody else.
+#: The name of every wheel begins with this prefix, so that a wheel never replaces somebody else's package.
 PREFIX = "pav2_"
 
 #: Our own modules that go into the wheel beside the generated package.
 MODULES = (*HOOK_MODULES, "plugin", "structure", "cache_structure", "softcap_structure", "syntax")
 
-#: The earliest time that a zip file can hold: the files of a wheel have no date.
+#: The earliest time that a zip file can hold. All files of a wheel get it, because they have no date.
 NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
@@ -48,10 +48,10 @@ class Wheel:
 
 
 def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, name: str = NAME) -> Wheel:
-    """Write the wheel of the chosen specs of ``generated`` into the folder ``dest``; ``name`` is its import name.
+    """Write the wheel of the chosen specs of ``generated`` into the folder ``dest``. ``name`` is its import name.
 
-    Raises UserError where there is no sound package, for a name that cannot be imported or does not begin with
-    ``PREFIX``, and for a folder that cannot be written.
+    Raises UserError if ``generated`` does not hold a sound package, if the name cannot be imported or does not begin
+    with ``PREFIX``, and if the folder cannot be written.
     """
     if not NAME_FORM.fullmatch(name) or keyword.iskeyword(name):
         raise UserError(f"--name {quoted(name)} is not an import name; write it as pav2_kernels, in small letters")
@@ -71,7 +71,7 @@ def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, na
 
 
 def render(chosen: PackageContents, name: str) -> Wheel:
-    """The wheel of ``chosen``. Its version contains the digest of the package: another package is another version."""
+    """The wheel of ``chosen``. Its version contains the package's digest, so different packages differ in version."""
     version = f"{pav2gen.__version__}+{chosen.digest[:12]}"
     tag = f"py3-none-linux_{chosen.machine}" if chosen.machine else "py3-none-any"
     info = f"{name}-{version}.dist-info"
@@ -109,7 +109,7 @@ def _digest(content: bytes) -> str:
 
 
 def _zipped(files: Mapping[str, bytes]) -> bytes:
-    """A zip of ``files`` in their order; stored without dates, owners or anything else of this machine."""
+    """A zip of ``files`` in their order. It holds neither dates nor owners, nor anything else from this machine."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, content in files.items():

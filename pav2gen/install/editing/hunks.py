@@ -1,4 +1,4 @@
-"""The lines that an edit changed in a text, kept so that they can be taken back, also after other people's edits."""
+"""Records the lines that an edit changed. They can be taken back even after other people edited the file."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-#: Begins the comment above all lines that an install puts into a file.
+#: The start of the comment above all lines that an install puts into a file.
 MARKER = "# pav2gen: "
 
-#: The only change of a line without the marker beside it: the test of an ``if`` or ``elif`` becomes ``use_v1``.
+#: The only change without a marker: the test of an ``if`` or ``elif`` becomes ``use_v1``.
 TEST_CHANGE = re.compile(r"(\s*(?:el)?if)\b[^\n]*:[^\n]*\n\0\1 use_v1:[^\n]*\n")
 
 
@@ -22,12 +22,12 @@ class Hunk(NamedTuple):
 
 
 def is_ours(hunk: Hunk) -> bool:
-    """Whether an install can have made the hunk: it puts in marked lines, or changes one test to ``use_v1``."""
+    """Whether an install can have made the hunk: the hunk adds marked lines, or changes one test to ``use_v1``."""
     return MARKER in hunk.new or bool(TEST_CHANGE.fullmatch(f"{hunk.old}\0{hunk.new}"))
 
 
 def hunks(before: str, after: str) -> tuple[Hunk, ...]:
-    """The hunks that turn ``before`` into ``after``, both edited by an install.
+    """The hunks that turn ``before`` into ``after``. ``after`` is ``before`` as edited by an install.
 
     The new lines of each hunk occur exactly once in ``after``, and each hunk ``is_ours``.
     """
@@ -56,7 +56,7 @@ def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def reverse(text: str, applied: Sequence[Hunk]) -> str | None:
-    """``text`` with the hunks taken back; None if the new lines of one do not occur in it exactly once."""
+    """``text`` with the hunks taken back. None if the new lines of a hunk do not occur in it exactly once."""
     for hunk in applied:
         if text.count(hunk.new) != 1:
             return None

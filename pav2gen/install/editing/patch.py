@@ -1,7 +1,6 @@
 """The edits of a vLLM tree: the call of our kernels, the choice between V1 and V2, and the check at model load.
 
-An edit puts lines in and removes none, so that the tree's own code is still there: as the fallback, and as the path of
-PAV2_DISABLE=1.
+An edit adds lines and removes none. So the tree's own code stays: it is the fallback, and it runs with PAV2_DISABLE=1.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Found = TypeVar("Found")
 #: The package in a tree, as its sources import it.
 HOOKS = f"vllm.{PAV2.replace('/', '.')}"
 
-#: The trees that are known, by what the operator takes for a scale.
+#: The families of known trees, by the operator's scale arguments.
 FAMILIES = {
     "one": "one kv_scale, as vLLM 0.4.3 to 0.5.2",
     "float": "float scales, as vLLM 0.5.3 to 0.6",
@@ -52,18 +51,19 @@ V1_KINDS = {
 }
 
 
-#: What a tree's own writer of the cache can do, and what its own path for a cached prefix does; the best comes first.
+#: What a tree's own cache writer can do, and what its own path for a cached prefix does. The best comes first.
 WRITER_KINDS = ("whole", "plain", "none")
 PREFIX_KINDS = ("works", "hangs", "none")
 
 
 @dataclass(frozen=True)
 class Fork:
-    """What a tree is: the family of its operator, its V1 (a key of ``V1_KINDS``), and whether its own V2 works.
+    """The kind of a tree.
 
-    writer: what its ``reshape_and_cache`` can do, one of ``WRITER_KINDS``. prefix: what its ``forward_prefix`` does,
-    one of ``PREFIX_KINDS``. Both are empty where the tree has no place for our call. refuses_softcap:
-    whether its XFormers backend raises for a softcap, and our call is in front of that.
+    scales: the family of its operator, a key of ``FAMILIES``. v1: what its V1 can do, a key of ``V1_KINDS``. v2_works:
+    whether its own V2 works. writer: what its ``reshape_and_cache`` can do, one of ``WRITER_KINDS``. prefix: what its
+    ``forward_prefix`` does, one of ``PREFIX_KINDS``. Both are empty if the tree has no place for our call.
+    refuses_softcap: whether its XFormers backend raises for a softcap. Our call then runs before the refusal.
     """
 
     scales: str
@@ -80,7 +80,7 @@ class Fork:
 
 @dataclass(frozen=True)
 class PatchedSources:
-    """The sources of a tree after the edits, by path below vLLM's folder, what the tree is, and notes on it."""
+    """The sources of a tree after the edits, by path below vLLM's folder; the tree's kind; and notes on the tree."""
 
     fork: Fork
     sources: Mapping[str, bytes]
@@ -88,10 +88,11 @@ class PatchedSources:
 
 
 def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto") -> PatchedSources:
-    """Put the calls into ``sources``, the files of the tree called ``shown`` by path; LAYER and BACKEND may be absent.
+    """Put the calls into ``sources``, the tree's files by path. LAYER and BACKEND may be absent.
 
-    writer: "auto" calls the generated writer where the tree's own cannot write every cache, "always" everywhere. Raises
-    UserError for a file that differs from every known vLLM, or has the calls already.
+    shown: the tree's name in messages. writer: "auto" calls the generated writer if the tree's own cannot write every
+    cache, "always" in every tree. Raises UserError for a file that differs from every known vLLM, or that has the calls
+    already.
     """
     parsed = {path: SourceFile.parse(content, f"{shown}/{path}") for path, content in sources.items()}
     for source in parsed.values():
@@ -144,7 +145,7 @@ def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[P
 
 
 def least(kinds: Sequence[str], found: Iterable[str]) -> str:
-    """The last of ``kinds`` that is among ``found``: the definition that can do least. Empty if there is none."""
+    """The last of ``kinds`` that occurs in ``found``: the least able definition. Empty if none occurs."""
     there = set(found)
     return next((kind for kind in reversed(kinds) if kind in there), "")
 
@@ -155,7 +156,7 @@ def v1_kind(works: bool, plain: bool) -> str:
 
 
 def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
-    """What ``find`` finds in a source. Raises UserError where the source is unfit."""
+    """The result of ``find`` on a source. Raises UserError if the source is unfit."""
     try:
         return find(source.tree)
     except Unfit as reason:
@@ -196,7 +197,7 @@ def _prefix_call(prefix: Prefix) -> Insertion:
 
 
 def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
-    """The call of ``choose_v1``, with what the tree would choose, and what its V1 and V2 can do."""
+    """The call of ``choose_v1``. Its arguments say what the tree would choose, and what its V1 and V2 can do."""
     v1, v2 = v1_kind(v1_runs, decode.plain), "works" if v2_runs or decode.detours else "stub"
     told = (f"{ours}={theirs}" for ours, theirs in decode.arguments.items())
     call = _call("choose_v1", ("TEST", f'v1="{v1}"', f'v2="{v2}"', *told))
@@ -221,7 +222,7 @@ def _layer_check(layer: Layer, fork: Fork) -> Insertion:
 
 
 def _notes(decodes: Decodes) -> Iterator[str]:
-    """The decodes of a module that do not reach our kernels."""
+    """Notes on the decodes of a module that do not reach our kernels."""
     for decode in decodes.choices:
         for test in (*decode.others, *decode.detours):
             yield (
@@ -233,10 +234,10 @@ def _notes(decodes: Decodes) -> Iterator[str]:
 
 
 def _import(name: str, module: str = "hooks") -> str:
-    """The import of a hook, inside the function: nothing of ours is loaded before it is needed."""
+    """The import of a hook inside the function, so that our modules are loaded only when they are needed."""
     return f"from {HOOKS}.{module} import {name}\n"
 
 
 def _call(name: str, arguments: Iterable[str]) -> str:
-    """A call with an argument on each line, as black and yapf leave it."""
+    """A call with one argument per line, as black and yapf format it."""
     return f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")\n"

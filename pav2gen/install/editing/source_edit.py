@@ -1,4 +1,4 @@
-"""The text of a source file of vLLM, and the one change that an install makes to it: it inserts lines, by libcst.
+"""Inserts lines into a source file of vLLM, with libcst. An install makes no other kind of change.
 
 Everything else stays the same to the byte: BOM, line ends, indentation, comments.
 """
@@ -29,7 +29,7 @@ class SourceFile:
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> SourceFile:
-        """The source in ``content``. Raises UserError where it is not UTF-8, or no Python."""
+        """The source in ``content``. Raises UserError if it is not UTF-8 or not valid Python."""
         bom = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
         try:
             text = content[len(bom) :].decode()
@@ -41,7 +41,7 @@ class SourceFile:
 
 
 class Insertion(NamedTuple):
-    """Lines to put at a ``place``: ``start`` or ``end`` of the function at a line, or ``before`` the ``if`` at it."""
+    """Lines to insert. ``place``: ``start`` or ``end`` of the function at a line, or ``before`` the ``if`` there."""
 
     at: int
     place: str
@@ -50,11 +50,11 @@ class Insertion(NamedTuple):
 
 
 def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Mapping[int, str] = {}) -> bytes:
-    """The bytes of ``source`` with ``insertions`` made, each behind its comment.
+    """The bytes of ``source`` with ``insertions`` made. A comment precedes each of them.
 
-    tests: line of an ``if`` or ``elif`` -> the name that becomes its test; in an insertion, the name ``TEST`` stands
-    for the test that was there. Only the statements of the module that hold these lines are given to libcst. Raises
-    UserError where it cannot give one back as it is, or finds no place.
+    tests: line of an ``if`` or ``elif`` -> the name that becomes its test. In an insertion, the name ``TEST`` stands
+    for the old test. libcst gets only the module's statements that hold these lines. Raises UserError if libcst cannot
+    reproduce a statement exactly, or if an insertion's place is not found.
     """
     lines = list(io.StringIO(source.text, newline=""))
     for statement in reversed(source.tree.body):
@@ -77,7 +77,7 @@ def _lines_of(statement: ast.stmt) -> tuple[int, int]:
 
 
 def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str], where: str) -> str:
-    """One statement of a module with ``insertions`` made; lines are counted from its first."""
+    """One statement of a module with ``insertions`` made. Lines are counted from the statement's first line."""
     try:
         module = cst.parse_module(text)
     except cst.ParserSyntaxError as error:
@@ -90,7 +90,7 @@ def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str]
 
 
 class _Editor(cst.CSTTransformer):
-    """Makes the insertions; ``pending`` holds the lines of those that are not made yet."""
+    """Makes the insertions. ``pending`` holds the lines of the insertions that are still to be made."""
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
@@ -131,7 +131,7 @@ class _Editor(cst.CSTTransformer):
         for original, updated in zip(original_node.body, updated_node.body, strict=True):
             if isinstance(original, cst.If) and isinstance(updated, cst.If):
                 before = self._take(self._line(original), "before")
-                if before:  # blank lines above the if stay above what is put there
+                if before:  # blank lines above the if stay above the inserted lines
                     lines = [*updated.leading_lines]
                     blank = next((i for i, line in enumerate(lines) if line.comment), len(lines))
                     before[0] = before[0].with_changes(leading_lines=[*lines[:blank], *before[0].leading_lines])
@@ -144,7 +144,7 @@ class _Editor(cst.CSTTransformer):
         return int(self.get_metadata(PositionProvider, node).start.line)
 
     def _take(self, line: int, place: str) -> list[cst.SimpleStatementLine | cst.BaseCompoundStatement]:
-        """The statements to put at a place, the first behind the comment; none if there is nothing to put there."""
+        """The statements to insert at a place. The comment precedes the first. Empty if nothing goes there."""
         insertion = self._insertions.pop((line, place), None)
         if insertion is None:
             return []
@@ -156,7 +156,7 @@ class _Editor(cst.CSTTransformer):
 
 
 class _Test(cst.CSTTransformer):
-    """Puts an expression in the place of the name ``TEST``."""
+    """Replaces the name ``TEST`` by an expression."""
 
     def __init__(self, test: cst.BaseExpression) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class _Test(cst.CSTTransformer):
 
 
 def _block(suite: cst.BaseSuite) -> cst.IndentedBlock:
-    """A body as a block, also where it is on the line of the ``def``."""
+    """A body as an indented block, even if it was on the line of the ``def``."""
     if isinstance(suite, cst.IndentedBlock):
         return suite
     assert isinstance(suite, cst.SimpleStatementSuite)

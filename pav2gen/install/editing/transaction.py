@@ -1,4 +1,4 @@
-"""The changes of a vLLM tree: made in their order, each by a rename, and taken back when what follows them fails."""
+"""Makes the changes of a vLLM tree in order, each by a rename. If a later step fails, all of them are taken back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pav2gen.errors import UserError
 from pav2gen.output.disk import look
 from pav2gen.output.transaction import Transaction
 
-#: How the names of files begin that are being written. A kill may leave one behind.
+#: The prefix of a temporary file's name while it is written. A kill may leave such a file behind.
 ASIDE = ".pav2gen-"
 
 REMEDY = "not all could be put back as it was; restore it from version control"
@@ -21,9 +21,9 @@ REMEDY = "not all could be put back as it was; restore it from version control"
 
 @dataclass(frozen=True)
 class Change:
-    """A file and its new bytes; None removes it.
+    """A file and its new bytes. None removes the file.
 
-    ``expected`` is the sha256 of what stands there, as the command read it: empty for nothing, None for anything.
+    ``expected`` is the sha256 of the old file, as the command read it. Empty: no file may be there. None: anything may.
     """
 
     path: Path
@@ -33,10 +33,10 @@ class Change:
 
 @contextmanager
 def transaction(changes: Iterable[Change], shown: str) -> Iterator[None]:
-    """Make the changes, and take them back, last first, when the block ends in an exception.
+    """Make the changes. If the block ends in an exception, take them back, the last one first.
 
-    Files keep their mode and owner. ``shown`` names the tree in messages. Raises UserError, with everything as it was,
-    where something cannot be written, or a file was changed since the command read it.
+    Files keep their mode and owner. ``shown`` names the tree in messages. Raises UserError and restores everything if a
+    file cannot be written, or was changed since the command read it.
     """
     changes = list(dict.fromkeys(changes))  # two trees may share a file
     _check_writable(changes, shown)
@@ -59,7 +59,7 @@ def _make(steps: Transaction, change: Change) -> None:
 
 
 def _check_writable(changes: Iterable[Change], shown: str) -> None:
-    """Raise UserError where a folder cannot be written, before anything is."""
+    """Raise UserError if a folder cannot be written. Runs before the first write."""
     for folder in sorted({change.path.parent for change in changes}):
         there = next(above for above in (folder, *folder.parents) if above.exists())
         if not os.access(there, os.W_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""What a patched vLLM calls to fill the cache: the generated writer, where the tree's own cannot write the dtype."""
+"""The hook that a patched vLLM calls to fill the cache. The generated writer serves dtypes that vLLM's own cannot."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .serving import disabled, foreign_codes, how_to_build, log_once, stored, st
 
 
 def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
-    """Run ``reshape_and_cache`` on ``call``, its arguments by name. False leaves the call to vLLM.
+    """Run the generated ``reshape_and_cache``. ``call`` holds its arguments by name. False leaves the call to vLLM.
 
     writer: what the tree's own writer can do. "whole" takes every argument; "plain" ignores kv_cache_dtype, or refuses
-    all but "auto"; "none" only raises. It keeps the calls that it can do. With ``always`` (``pav2gen install --writer
-    always``) ours is tried first for them. All other calls are ours. If no kernel takes such a call, the error of the
-    operator says why.
+    all but "auto"; "none" only raises. Calls that the tree's writer can do stay with it. With ``always`` (``pav2gen
+    install --writer always``) the generated writer is tried first for them. The generated writer serves all other
+    calls. If no kernel takes such a call, the operator's error says why.
     """
     if disabled():
         return False
@@ -46,7 +46,7 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
 
 
 def check_writer(kv_cache_dtype: str) -> None:
-    """Raise ValueError if a writer of vLLM's own would fill a cache of codes that it does not know."""
+    """Raise ValueError if vLLM's own writer would fill a cache with codes that vLLM does not know."""
     write = getattr(sys.modules.get("vllm._custom_ops"), "reshape_and_cache", None)
     if not foreign_codes(kv_cache_dtype) or write is None or hasattr(write, "__pav2__"):
         return

@@ -1,4 +1,4 @@
-"""Where a vLLM tree fills its cache, and where it attends to several query tokens over it, by structure and by name."""
+"""Finds the functions of a vLLM tree that fill its cache, and those that attend from several query tokens to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .structure import Unfit, named, refuse_rebinding
 from .syntax import block_only_raises, functions, has_call, imports, methods, only_raises, parameters, rebinding
 
-#: The operator that fills the cache, and its parameters; each under the names that vLLM and its forks give it.
+#: The operator that fills the cache, and its parameters. Each line holds the names of one parameter in vLLM and forks.
 WRITER = "reshape_and_cache"
 WRITE = (
     ("key",),
@@ -21,7 +21,7 @@ WRITE = (
     ("k_scale", "kv_scale"),
     ("v_scale", "kv_scale"),
 )
-#: The parameters of ``forward_prefix`` that ``serve_prefix`` needs, and those that a tree may lack.
+#: The parameters of ``forward_prefix`` that ``serve_prefix`` needs. A tree may lack those of ``PREFIX_OPTIONAL``.
 PREFIX = (
     ("query",),
     ("key_cache",),
@@ -34,7 +34,7 @@ PREFIX = (
 )
 PREFIX_OPTIONAL = ("kv_cache_dtype", "sliding_window", "k_scale", "v_scale")
 
-#: The vendor's module, and the Triton kernel of vLLM that hangs the vendor's card.
+#: The vendor's module, and the Triton kernel of vLLM that makes the vendor's card hang.
 VENDOR, HANGING = "ixformer", "context_attention_fwd"
 
 
@@ -42,7 +42,8 @@ class Writer(NamedTuple):
     """A ``reshape_and_cache`` of a tree.
 
     arguments: our name of each parameter -> the tree's. extras: further parameters -> the source of their defaults.
-    kind: "whole"; "plain" if it ignores kv_cache_dtype, or refuses some of its values; "none" if it only raises.
+    kind: "whole" if it takes every cache dtype; "plain" if it ignores kv_cache_dtype or refuses some of its values;
+    "none" if it only raises.
     """
 
     function: ast.FunctionDef
@@ -52,9 +53,10 @@ class Writer(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """A ``PagedAttention.forward_prefix``: our name of each argument of ``serve_prefix`` -> the tree's.
+    """A ``PagedAttention.forward_prefix``.
 
-    own: what its own path does: "works", "hangs" or "none".
+    arguments: our name of each argument of ``serve_prefix`` -> the tree's. own: "works" if the tree's own path works,
+    "hangs" if its Triton kernel hangs the card, "none" if it only raises.
     """
 
     function: ast.FunctionDef
@@ -63,7 +65,10 @@ class Prefix(NamedTuple):
 
 
 def find_writers(tree: ast.Module) -> list[Writer]:
-    """Every ``reshape_and_cache`` of a module. Raises Unfit if there is none, or one has unknown parameters."""
+    """Every ``reshape_and_cache`` of a module.
+
+    Raises Unfit if the module has none, if one has unknown parameters, or if the name is also bound to something else.
+    """
     found = [_writer(function) for function in functions(tree.body, WRITER)]
     if not found:
         raise Unfit(f"defines no function {WRITER}")
@@ -72,9 +77,9 @@ def find_writers(tree: ast.Module) -> list[Writer]:
 
 
 def find_prefixes(decode: ast.Module, ops: ast.Module) -> list[Prefix]:
-    """Every ``PagedAttention.forward_prefix`` of a module; ``ops`` is the module of the tree's operators.
+    """Every ``PagedAttention.forward_prefix`` of a module. ``ops`` is the module of the tree's operators.
 
-    Raises Unfit if there is none, one has unknown parameters, or the method is bound to something else as well.
+    Raises Unfit if the module has none, if one lacks a parameter, or if the method is also bound to something else.
     """
     vendor = imports(ops, VENDOR)
     found = [_prefix(method.function, vendor) for method in methods(decode, "PagedAttention", "forward_prefix")]
@@ -95,7 +100,7 @@ def _writer(function: ast.FunctionDef) -> Writer:
 
 
 def _kind(function: ast.FunctionDef, dtype: str) -> str:
-    """What a writer does with the name of the cache dtype."""
+    """The kind of a writer: see ``Writer``. ``dtype`` is the writer's name for kv_cache_dtype."""
     if only_raises(function):
         return "none"
     nodes = [node for statement in function.body for node in ast.walk(statement)]

@@ -1,7 +1,7 @@
-"""What a patched vLLM calls to decode: the choice between V1 and V2, the kernels behind V2, a report at model load.
+"""The hooks that a patched vLLM calls to decode: the choice of V1 or V2, the kernels behind V2, a report at model load.
 
-``pav2gen install`` puts this file beside the kernels, and the calls of it into vLLM; ``pav2gen wheel`` packs it with a
-plugin that makes the same calls at run time. PAV2_DISABLE=1 switches all of them off.
+``pav2gen install`` puts this file beside the kernels, and puts calls of its functions into vLLM. ``pav2gen wheel``
+packs it with a plugin that makes the same calls at run time. PAV2_DISABLE=1 switches off all of these calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .serving import (
 )
 from .softcap_hooks import TAKEN, require_softcap
 
-#: vLLM's own rule leaves V1 above this many tokens: V1 keeps the scores of a whole sequence in shared memory.
+#: vLLM's own rule never takes V1 above this many tokens. V1 keeps the scores of a whole sequence in shared memory.
 V1_LIMIT = 8192
 
 
@@ -47,16 +47,16 @@ def choose_v1(
     alibi_slopes: torch.Tensor | None,
     blocksparse_vert_stride: int | None = 0,
 ) -> bool:
-    """Whether a decode takes V1. ``use_v1`` is vLLM's own choice; it stands where no kernel of ours takes the call.
+    """Whether a decode takes V1. ``use_v1`` is vLLM's own choice. It holds if none of our kernels takes the call.
 
     v1: what the tree's V1 can do. "whole" takes every argument; "plain" is called without kv_cache_dtype and the
     block-sparse pattern, and would ignore them; "none" only raises. v2: "works" if the tree's own V2, or another kernel
     in V2's branch, works; "stub" if it only raises. query: [seqs, heads, head size]. key_cache: [blocks, kv heads, head
     size / x, block size, x]. The answer depends on host values alone.
 
-    Where a kernel takes the call, V2 is chosen if ``prefer_v2`` says so. Up to the kernel's min_seq_len the tree's own
-    choice stands, except that V1 is chosen in place of a V2 that only raises. V1 is never chosen where it would ignore
-    what the call or its layer asks for.
+    If a kernel takes the call, V2 is chosen when ``prefer_v2`` says so. Up to the kernel's min_seq_len the tree's own
+    choice holds, with one exception: V1 replaces a V2 that only raises. V1 is never chosen if it would ignore something
+    that the call or its layer asks for.
     """
     if disabled():
         return use_v1
@@ -82,11 +82,11 @@ def choose_v1(
 
 
 def serve_v2(*, fallback: bool, **call: Any) -> bool:
-    """Run the operator on ``call``, the arguments of ``paged_attention_v2`` by name. False leaves the call to vLLM.
+    """Run the generated ``paged_attention_v2``. ``call`` holds its arguments by name. False leaves the call to vLLM.
 
-    fallback: whether vLLM's own V2 works. It then serves every call that our kernels do not take, and every call that
-    is no longer than their min_seq_len. Without a fallback, and where vLLM's own V2 would leave out what the layer asks
-    for, the operator raises its own error.
+    fallback: whether vLLM's own V2 works. If so, vLLM's V2 serves the calls that our kernels do not take, and the calls
+    up to their min_seq_len. The operator raises its own error if there is no fallback, or if vLLM's V2 would leave out
+    something that the layer asks for.
     """
     if disabled():
         return False
@@ -130,14 +130,14 @@ def check_layer(
     writer: str = "",
     prefix: str = "",
 ) -> None:
-    """Report, when an attention layer is made, which operators serve it; load the CUDA kernels if one does.
+    """Report which operators serve an attention layer, and load the CUDA kernels if one does. Runs when it is made.
 
-    impl: the layer's backend; it is looked at only if it decodes by ``PagedAttention``. The rest are arguments of
-    vLLM's ``Attention``, with the heads of one rank; writer and prefix are as ``report`` has them. While a model loads,
-    torch's default dtype is the model's.
+    impl: the layer's backend. A backend that does not decode by ``PagedAttention`` is skipped. writer and prefix: see
+    ``report``. The other arguments are those of vLLM's ``Attention``, with the heads of one rank. The dtype is torch's
+    default dtype, which is the model's while a model loads.
 
-    What the layer asks for beside the arguments of the operators is noted, so that each call of its backend has it.
-    Raises ValueError for a layer that vLLM would have refused, and that no kernels serve.
+    The layer may ask for features that the operators' arguments do not carry. They become active during each call of
+    its backend. Raises ValueError for a layer that vLLM would have refused and that no kernels serve.
     """
     if disabled() or not hasattr(sys.modules.get(type(impl).__module__), "PagedAttention"):
         return
@@ -164,7 +164,7 @@ def check_layer(
 
 
 def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any) -> Features:
-    """What a layer asks for beside the arguments of the operators. A window that is not a number becomes a text."""
+    """The features of a layer that the operators' arguments do not carry. A window that is not an int becomes a str."""
     scale = getattr(impl, "scale", None)
     usual = not isinstance(scale, float) or abs(scale - head_size**-0.5) <= 1e-6 * abs(scale)
     return Features(
@@ -176,10 +176,10 @@ def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any
 
 
 def report(shape: dict[str, Any], writer: str, prefix: str) -> None:
-    """Log, once for each shape, which operators serve a layer, and what is missing for it.
+    """Log, once for each shape, which operators serve a layer and which kernels it lacks.
 
-    writer: what the tree's own writer of the cache can do: the argument of ``serve_write``. prefix: what the tree's own
-    path for a cached prefix does: the argument ``own`` of ``serve_prefix``. Both are empty without these hooks.
+    writer: what the tree's own writer of the cache can do, as in ``serve_write``. prefix: what the tree's own path for
+    a cached prefix does, as ``own`` in ``serve_prefix``. Each is empty if the tree does not have that hook.
     """
     text = " ".join(f"{name}={shape[name]}" for name in shape)
     if without := miss(**shape):

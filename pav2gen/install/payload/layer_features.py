@@ -1,7 +1,7 @@
-"""What an attention layer asks for beside the arguments of vLLM's operators: softcap, window, sinks, another scale.
+"""The features of an attention layer that vLLM's operators have no arguments for: softcap, window, sinks, scale.
 
-vLLM's operators have no arguments for these, but the layer's backend object has them. So its ``forward`` is wrapped
-when the layer is made, and the hooks that are called inside it read them here.
+The layer's backend object knows these features. When the layer is made, the backend's ``forward`` is wrapped. The hooks
+that run inside ``forward`` read the features here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 
 
 class Features(NamedTuple):
-    """The features of a layer; a missing one is None.
+    """The features of a layer. A feature that the layer does not use is None.
 
-    sliding_window: tokens, the current one included; a value that is not a number is passed on, and no kernel serves
-    it. sinks: [heads] float32. scale: of the scores, where it is not head_size ** -0.5. required: vLLM's own kernels
-    compute without these features and must not run; otherwise they are vLLM's own to compute.
+    sliding_window: tokens, the current one included. A value that is not a number is passed on, and no kernel serves
+    it. sinks: [heads] float32. scale: the scale of the scores; None means head_size ** -0.5. required: vLLM's own
+    kernels would ignore these features, so they must not run. If it is False, vLLM's own kernels compute the features.
     """
 
     softcap: float | None = None
@@ -29,12 +29,12 @@ class Features(NamedTuple):
     required: bool = False
 
     def key(self) -> dict[str, Any]:
-        """The arguments that ``supports`` and ``check_model`` have for these features; none where there are none."""
+        """The keyword arguments of ``supports`` and ``check_model`` for these features. Unused features are absent."""
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks is not None}
         return {name: value for name, value in given.items() if value not in (None, False)}
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of the operators for these features; none where there are none."""
+        """The keyword arguments of the operators for these features. Unused features are absent."""
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -45,7 +45,7 @@ _active: ContextVar[Features] = ContextVar("pav2_features", default=NONE)
 
 
 def active() -> Features:
-    """The features of the layer whose ``forward`` is running; none outside of a layer that has some."""
+    """The features of the layer that is running its ``forward``. NONE outside of such a layer."""
     return _active.get()
 
 

@@ -1,7 +1,7 @@
-"""The vLLM plugin of a wheel: puts the calls of ``hooks`` into vLLM when it starts, instead of into its files.
+"""The vLLM plugin of a wheel. It puts the calls of ``hooks`` into vLLM in memory, when vLLM starts; no file changes.
 
-vLLM calls ``register`` in every process (entry point group ``vllm.general_plugins``), by way of a small module that
-imports this one only under PAV2_PLUGIN=1.
+vLLM calls the entry point (group ``vllm.general_plugins``) in every process. The entry point is a small module. It
+imports this one and calls ``register`` only if PAV2_PLUGIN=1.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ Definition = TypeVar("Definition", Operator, Decode, Layer, Writer, Prefix, "Ref
 
 
 def register() -> None:
-    """Apply the choice between V1 and V2, the operator and the check at model load to the vLLM of this process.
+    """Apply the choice between V1 and V2, the operators and the check at model load to the vLLM of this process.
 
-    Raises Unfit, with nothing applied, where ``structure`` does not know this vLLM. vLLM logs that and goes on.
+    Raises Unfit and applies nothing if ``structure`` does not know this vLLM. vLLM logs the error and goes on.
     """
     if find_spec("vllm.attention.ops.pav2") is not None:
         log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin leaves it alone")
         return
     apply(*map(import_module, ("vllm._custom_ops", "vllm.attention.ops.paged_attn", "vllm.attention.layer")))
-    with suppress(ImportError):  # where xformers is not installed
+    with suppress(ImportError):  # xformers may not be installed
         apply_softcap(import_module("vllm.attention.backends.xformers"))
 
 
 def apply_softcap(backend: ModuleType) -> None:
-    """Have a backend that refuses a softcap ask ``take_softcap`` first. Applying twice is applying once."""
+    """Make a backend that refuses a softcap ask ``take_softcap`` first. A second call changes nothing."""
     impl = getattr(backend, IMPL, None)
     if impl is None or hasattr(impl.__init__, MARK):
         return
@@ -60,7 +60,7 @@ class Refusal(NamedTuple):
 
 
 def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of a backend, which is given the softcap that ``take_softcap`` leaves of its own."""
+    """A backend's constructor that calls ``take_softcap`` and passes its result on as the softcap."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -75,11 +75,12 @@ def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
-    """Replace, in these modules, what ``pav2gen install`` would put calls into.
+    """Replace the functions of these modules that ``pav2gen install`` would edit.
 
-    That is ``paged_attention_v2``; ``forward_decode`` of ``PagedAttention`` and of its subclasses in that module; and,
-    where they are as expected, ``reshape_and_cache``, ``forward_prefix`` and ``Attention.__init__``. Applying twice is
-    applying once. Raises Unfit, with nothing replaced, where the definition of one of the first two is not found.
+    Always replaced: ``paged_attention_v2``, and ``forward_decode`` of ``PagedAttention`` and of its subclasses in that
+    module. Replaced if they have the expected form: ``reshape_and_cache``, ``forward_prefix`` and
+    ``Attention.__init__``. A second call changes nothing. Raises Unfit and replaces nothing if the definition of
+    ``paged_attention_v2`` or of ``forward_decode`` is not found.
     """
     if hasattr(ops.paged_attention_v2, MARK):
         return
@@ -108,18 +109,21 @@ def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
 
 
 def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
-    """The writer of the cache to replace: one that cannot write every cache; under PAV2_WRITER=always, any."""
+    """The writer to replace, if any: one that cannot write every cache. With PAV2_WRITER=always, every writer."""
     found: list[Writer] = optional(find_writers, tree, live_one=getattr(ops, "reshape_and_cache", None))
     return [writer for writer in found if writer.kind != "whole" or always()]
 
 
 def always() -> bool:
-    """Whether PAV2_WRITER=always asks for the generated writer, also where the tree's own works."""
+    """Whether PAV2_WRITER=always asks for the generated writer even if the tree's own works."""
     return os.environ.get("PAV2_WRITER", "") == "always"
 
 
 def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) -> list[Any]:
-    """What ``find`` finds that made the function ``live_one``; where there is none, nothing and a line in the log."""
+    """The definition, among those that ``find`` finds, of the function ``live_one``. Empty if there is none.
+
+    If ``find`` raises Unfit, the result is empty and the log says why.
+    """
     try:
         return matching(find(*trees), live_one) if live_one else []
     except Unfit as reason:
@@ -128,7 +132,7 @@ def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) 
 
 
 def overriding(base: type) -> list[Any]:
-    """The subclasses of ``base``, in its module, that have a ``forward_decode`` of their own."""
+    """The subclasses of ``base`` in the same module that define a ``forward_decode``."""
     found: list[Any] = [*base.__subclasses__()]
     for each in found:
         found += each.__subclasses__()
@@ -136,7 +140,7 @@ def overriding(base: type) -> list[Any]:
 
 
 def matching(definitions: Sequence[Definition], function: Callable[..., Any]) -> list[Definition]:
-    """Of the definitions in a module's source, the one that made ``function``; none if it was made elsewhere."""
+    """The definition in a module's source that made ``function``. Empty if the function was made elsewhere."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     line = code.co_firstlineno if code else 0
     return [each for each in definitions if first_line(each.function) == line]
@@ -148,7 +152,7 @@ def first_line(function: ast.FunctionDef) -> int:
 
 
 def live(definitions: Sequence[Definition], function: Callable[..., Any]) -> Definition:
-    """Of the definitions in a module's source, the one that made ``function``. Raises Unfit if none did."""
+    """The definition in a module's source that made ``function``. Raises Unfit if none of them did."""
     found = matching(definitions, function)
     if not found:
         raise Unfit(f"{function.__module__}: {function.__qualname__} is not one of the definitions in the file")
@@ -156,7 +160,7 @@ def live(definitions: Sequence[Definition], function: Callable[..., Any]) -> Def
 
 
 def parsed(module: ModuleType) -> ast.Module:
-    """The syntax tree of a module's source. Raises Unfit where there is no source."""
+    """The syntax tree of a module's source. Raises Unfit if the source cannot be read."""
     try:
         return ast.parse(inspect.getsource(module))
     except (OSError, SyntaxError) as error:
@@ -164,12 +168,12 @@ def parsed(module: ModuleType) -> ast.Module:
 
 
 def replaced_v2(found: Operator, original: Callable[..., Any]) -> Callable[..., Any]:
-    """``paged_attention_v2`` with the generated kernels in front of ``original``."""
+    """A ``paged_attention_v2`` that tries the generated kernels before ``original``."""
     return replaced_operator(found, original, functools.partial(hooks.serve_v2, fallback=found.works))
 
 
 def replaced_writer(found: Writer, original: Callable[..., Any]) -> Callable[..., Any]:
-    """``reshape_and_cache`` with the generated writer in front of ``original``."""
+    """A ``reshape_and_cache`` that tries the generated writer before ``original``."""
     serve = functools.partial(cache_hooks.serve_write, writer=found.kind, always=always())
     return replaced_operator(found, original, serve)
 
@@ -177,7 +181,7 @@ def replaced_writer(found: Writer, original: Callable[..., Any]) -> Callable[...
 def replaced_operator(
     found: Operator | Writer, original: Callable[..., Any], serve: Callable[..., bool]
 ) -> Callable[..., Any]:
-    """An operator that lets ``serve`` take each call first, unless the call gives parameters that are not vLLM's."""
+    """An operator that tries ``serve`` before ``original``. Calls that use a fork's own parameters skip ``serve``."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -195,7 +199,7 @@ def replaced_operator(
 
 
 def replaced_prefix(found: Prefix, original: Callable[..., Any]) -> Callable[..., Any]:
-    """``forward_prefix`` with the generated extend kernels in front of ``original``."""
+    """A ``forward_prefix`` that tries the generated extend kernels before ``original``."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -210,12 +214,12 @@ def replaced_prefix(found: Prefix, original: Callable[..., Any]) -> Callable[...
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Whether a parameter that the kernels do not know has its default."""
+    """Whether a parameter has its default. The kernels do not know this parameter."""
     return value is default or (isinstance(value, (int, float, str)) and bool(value == default))
 
 
 def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: Operator) -> Callable[..., Any]:
-    """``forward_decode`` with the call of ``choose_v1`` in front of the choice, compiled from the module's source."""
+    """A ``forward_decode`` that calls ``choose_v1`` before the choice. It is compiled from the module's source."""
     told = ", ".join(f"{ours}={theirs}" for ours, theirs in found.arguments.items())
     v1 = "none" if not v1_runs else "plain" if found.plain else "whole"
     v2 = "works" if operator.works or found.detours else "stub"
@@ -232,7 +236,7 @@ def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: 
     found.function.decorator_list = []
     for node in ast.walk(found.function.args):
         if isinstance(node, ast.arg):
-            node.annotation = None  # a name that exists for type checkers only would raise
+            node.annotation = None  # a name that exists only for type checkers would raise a NameError
     found.function.returns = None
     names: dict[str, Any] = {}
     code = compile(ast.Module([found.function], []), inspect.getsourcefile(module) or module.__name__, "exec")
@@ -241,7 +245,7 @@ def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: 
 
 
 def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
-    """The block of a function that contains a statement."""
+    """The block of a function that contains ``statement``."""
     return next(
         block
         for node in ast.walk(function)
@@ -251,7 +255,7 @@ def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
 
 
 def replaced_init(found: Layer, original: Callable[..., None], told: dict[str, Any]) -> Callable[..., None]:
-    """``Attention.__init__`` that reports, when a layer is made, whether a kernel serves it."""
+    """An ``Attention.__init__`` that reports which operators serve the layer."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""What a patched vLLM calls for several query tokens per sequence over the cache: prefills with a cached prefix."""
+"""The hook that a patched vLLM calls for prefills with a cached prefix: several query tokens for each sequence."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def serve_prefix(
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
 ) -> torch.Tensor | None:
-    """The result of ``forward_prefix``, by the generated extend operator; None leaves the call to vLLM.
+    """The result of ``forward_prefix``, computed by the generated extend operator. None leaves the call to vLLM.
 
-    own: what the tree's own path does. "works"; "hangs" where its Triton kernel hangs the card; "none" where it only
-    raises. query: [tokens, heads, head size], packed; rows query_start_loc[s] to query_start_loc[s + 1] are those of
-    sequence s. key_cache, value_cache: of vLLM's layout, with the new tokens' keys and values already in it. seq_lens
-    include the new tokens.
+    own: what the tree's own path does. "works" if it works; "hangs" if its Triton kernel hangs the card; "none" if it
+    only raises. query: [tokens, heads, head size], packed. Sequence s has rows query_start_loc[s] up to, but without,
+    query_start_loc[s + 1]. key_cache, value_cache: in vLLM's layout; they already hold the keys and values of the new
+    tokens. seq_lens include the new tokens.
 
-    Where no kernel takes the call, vLLM's own path serves it, told once in the log. Where that path does not work, or
-    would compute without what the layer asks for, NoKernelError says what to build.
+    If no kernel takes the call, vLLM's own path serves it, and the log says so once. If that path does not work, or
+    would ignore something that the layer asks for, NoKernelError says what to build.
     """
     if disabled():
         return None
@@ -79,7 +79,7 @@ def serve_prefix(
     return None
 
 
-#: Why vLLM's own path is not taken in place of a kernel that is missing.
+#: The reason why vLLM's own path cannot replace a missing kernel, by the argument ``own`` of ``serve_prefix``.
 WHY = {
     "works": "vLLM's own path would compute without what the layer asks for",
     "hangs": "vLLM's own path is a Triton kernel, which hangs this card; PAV2_DISABLE=1 runs it anyway",

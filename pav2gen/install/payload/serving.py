@@ -16,13 +16,13 @@ from .layer_features import Features
 from .runtime.call import Call
 from .runtime.check import check
 
-#: Below vLLM's own logger, so that its handler and its level hold.
+#: A child of vLLM's own logger, so that vLLM's handler and level apply.
 logger = logging.getLogger("vllm.pav2")
 
 #: The operators of a package, and the word for each in a spec's ``operators``.
 OPERATORS = {"paged_attention_v2": "decode", "paged_attention_extend": "extend", "reshape_and_cache": "cache"}
 
-#: PAV2_KV_CACHE_DTYPE: the dtype that an fp8 cache of vLLM holds in truth, for trees that know no such name.
+#: The values of PAV2_KV_CACHE_DTYPE: what vLLM's fp8 caches really hold. It serves trees that do not know int8.
 STORED = ("fp8_e4m3", "fp8_e5m2", "int8")
 
 
@@ -32,9 +32,9 @@ def disabled() -> bool:
 
 
 def stored_dtype(kv_cache_dtype: str) -> str:
-    """The dtype of the codes in a cache that vLLM calls ``kv_cache_dtype``: PAV2_KV_CACHE_DTYPE, for an fp8 cache.
+    """The dtype of the codes in a cache that vLLM calls ``kv_cache_dtype``. PAV2_KV_CACHE_DTYPE replaces fp8 names.
 
-    Raises ValueError for a dtype that no cache of bytes can hold.
+    Raises ValueError if PAV2_KV_CACHE_DTYPE is not one of ``STORED``.
     """
     wanted = os.environ.get("PAV2_KV_CACHE_DTYPE", "")
     if not wanted or not kv_cache_dtype.startswith("fp8"):
@@ -45,12 +45,12 @@ def stored_dtype(kv_cache_dtype: str) -> str:
 
 
 def foreign_codes(kv_cache_dtype: str) -> bool:
-    """Whether a cache holds codes of a dtype that vLLM does not know: only our kernels may touch it."""
+    """Whether a cache holds codes that vLLM does not know. Only our kernels may then touch it."""
     return stored_dtype(kv_cache_dtype) == "int8" != kv_cache_dtype
 
 
 def stored(cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """A cache with the dtype of its codes: vLLM keeps every compressed cache as uint8."""
+    """The cache, viewed in the dtype of its codes. vLLM keeps every compressed cache as uint8."""
     return cache.view(torch.int8) if foreign_codes(kv_cache_dtype) and cache.dtype == torch.uint8 else cache
 
 
@@ -62,9 +62,9 @@ def shape_of(
     vert_stride: int | None,
     features: Features,
 ) -> dict[str, Any]:
-    """The arguments of ``supports`` for a call, read off its tensors: ``num_kv_heads`` may be a tensor in a fork.
+    """The arguments of ``supports`` for a call, taken from its tensors. A fork's ``num_kv_heads`` may be a tensor.
 
-    Tensors with another number of dimensions have no block size, and no kernel supports them.
+    If the query or the key cache has another number of dimensions than vLLM's, all sizes are 0: no kernel has them.
     """
     known = query.dim() == 3 and key_cache.dim() == 5
     return {
@@ -90,9 +90,9 @@ def refusal(
     alibi_slopes: torch.Tensor | None,
     kv_cache_dtype: str,
 ) -> str:
-    """Why the operator would refuse these tensors of a decode, in a sentence; empty where it takes them.
+    """The reason why the operator would refuse these tensors of a decode. Empty if it takes them.
 
-    ``supports`` knows sizes and dtypes of a model. A tree may still keep its tensors in another layout or dtype.
+    ``supports`` checks only the sizes and dtypes of a model. A tree may keep its tensors in another layout.
     """
     call = Call(
         out=torch.empty(query.shape, dtype=query.dtype, device=query.device),
@@ -118,7 +118,7 @@ def refusal(
 
 @functools.cache
 def miss(**shape: Any) -> str:
-    """Why no decode kernel serves a rank of ``shape``, in a sentence; empty where one does. Its library is loaded then.
+    """The reason why no decode kernel serves a rank of ``shape``. If one does: empty, and its library is loaded.
 
     A library that was installed with the kernels is used, unless PAV2_LIBRARY names another.
     """
@@ -135,7 +135,7 @@ def miss(**shape: Any) -> str:
 
 @functools.cache
 def lacks(operator: str, **shape: Any) -> str:
-    """Why the package does not serve a rank of ``shape`` by an operator, in a sentence; empty where it does."""
+    """The reason why ``operator`` does not serve a rank of ``shape``. Empty if it does."""
     word = OPERATORS[operator]
     if word == "decode":
         return miss(**shape)
@@ -147,12 +147,12 @@ def lacks(operator: str, **shape: Any) -> str:
 
 
 def how_to_build(word: str) -> str:
-    """What adds the kernels of an operator."""
+    """The advice that adds kernels of an operator. ``word`` is its name in a spec."""
     return f"add {word} to the operators of the spec, then build and install it again"
 
 
 def log_once(level: int, message: str, about: tuple[Any, ...] = ()) -> None:
-    """Log a message the first time that it comes up in this process; with ``about``, the first message about that."""
+    """Log a message once in this process. With ``about``, only the first message with the same ``about`` is logged."""
     if (about or message) not in _logged:
         _logged.add(about or message)
         logger.log(level, "pav2: %s", message)

@@ -1,8 +1,8 @@
-"""Models with a softcap in a backend that has none, as XFormers: prompts through the cache, by the extend kernels.
+"""Hooks for models with a softcap in a backend that cannot compute it, such as XFormers.
 
-Such a backend refuses a softcap when a layer is made, or leaves it out with a warning. With kernels for both, decodes
-and prompts have it. The keys and values of a prompt are in the cache before its attention is computed. So a prompt is a
-sequence in which all tokens are new.
+Such a backend refuses a softcap when a layer is made, or ignores it with a warning. The decode kernels and the extend
+kernels compute it: the former for decodes, the latter for prompts. The keys and values of a prompt are in the cache
+before its attention is computed. So the extend kernels take a prompt as a sequence in which all tokens are new.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from .layer_features import Features
 from .serving import disabled, lacks, log_once, stored, stored_dtype
 
-#: Where a backend's object keeps the softcap that it would have refused.
+#: The attribute of a backend object that keeps the softcap that its constructor would have refused.
 TAKEN = "pav2_softcap"
 
 #: The method by which such a backend computes the attention of prompts.
@@ -31,9 +31,9 @@ _arguments: ContextVar[dict[str, Any]] = ContextVar("pav2_arguments")
 
 
 def take_softcap(impl: Any, softcap: float | None) -> float | None:
-    """What a backend's constructor should see in place of ``softcap``: None if ``require_softcap`` will serve it.
+    """The softcap to pass to a backend's constructor: None if ``require_softcap`` will handle it.
 
-    Where there is no extend operator, the backend's own refusal stands, with the reason in the log.
+    If the package has no extend operator, the softcap stays, so the backend refuses it. The log says why.
     """
     if softcap is None or disabled():
         return softcap
@@ -49,9 +49,9 @@ def take_softcap(impl: Any, softcap: float | None) -> float | None:
 
 
 def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Features:
-    """Serve a layer with a softcap, decodes and prompts, or say why not; returns its features.
+    """Serve decodes and prompts of a layer with a softcap, or log why that is not possible. Returns its features.
 
-    Raises ValueError where the backend would have refused the softcap, and the kernels cannot serve it.
+    Raises ValueError if the kernels cannot serve the layer and its backend would have refused the softcap.
     """
     reason = _obstacle(impl, shape)
     if not reason:
@@ -65,7 +65,7 @@ def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Fea
 
 
 def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
-    """Why a layer's prompts and decodes cannot both be served with the softcap; empty if they can."""
+    """The reason why the kernels cannot serve both prompts and decodes with the softcap. Empty if they can."""
     if not hasattr(impl, PROMPTS):
         return "this backend computes prompts in another way"
     if "sliding_window" in shape:
@@ -74,7 +74,7 @@ def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
 
 
 def _serve_prompts(impl: Any, features: Features) -> None:
-    """Replace, in one backend object, the attention of prompts."""
+    """Replace the attention of prompts in one backend object."""
     forward, own = impl.forward, getattr(impl, PROMPTS)
     signature = inspect.signature(forward)
 
@@ -89,7 +89,7 @@ def _serve_prompts(impl: Any, features: Features) -> None:
     @functools.wraps(own)
     def prompts(query: torch.Tensor, key: Any, value: Any, attn_metadata: Any, *args: Any, **kwargs: Any) -> Any:
         given = _arguments.get()
-        if given["kv_cache"].numel() == 0:  # vLLM measures its memory before there is a cache, and drops the result
+        if given["kv_cache"].numel() == 0:  # vLLM profiles memory before the cache exists, and drops the result
             return own(query, key, value, attn_metadata, *args, **kwargs)
         return prompt_through_cache(impl, query, attn_metadata, given, features)
 
@@ -100,9 +100,10 @@ def _serve_prompts(impl: Any, features: Features) -> None:
 def prompt_through_cache(
     impl: Any, query: torch.Tensor, metadata: Any, given: dict[str, Any], features: Features
 ) -> torch.Tensor:
-    """The attention of whole prompts, whose keys and values are in the cache. query: [tokens, heads, head size].
+    """The attention of whole prompts. Their keys and values are already in the cache.
 
-    metadata: vLLM's, of these prompts. given: the arguments of the backend's ``forward``.
+    query: [tokens, heads, head size]. metadata: vLLM's metadata of these prompts. given: the arguments of the backend's
+    ``forward``.
     """
     attention = sys.modules[type(impl).__module__].PagedAttention
     key_cache, value_cache = attention.split_kv_cache(given["kv_cache"], impl.num_kv_heads, impl.head_size)
@@ -132,11 +133,12 @@ def prompt_through_cache(
 
 
 def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page: int) -> torch.Tensor:
-    """The block tables of prompts, from the slots of their tokens: [prompts, pages] int32. Nothing is read to the host.
+    """The block tables of prompts, made from the slots of their tokens: [prompts, pages] int32.
 
-    vLLM has none for prompts. slots: [tokens]. starts: [prompts + 1], the first token of each. longest: the number of
-    tokens of the longest prompt. Entries past the last page of a prompt repeat that page.
+    vLLM makes no block tables for prompts. slots: [tokens]. starts: [prompts + 1], the first token of each prompt.
+    longest: the number of tokens in the longest prompt. Entries past a prompt's last page repeat that page. Nothing is
+    read back to the host.
     """
-    first = torch.arange(0, longest, page, device=slots.device)  # of each page, counted from the prompt's start
+    first = torch.arange(0, longest, page, device=slots.device)  # the first token of each page, within its prompt
     tokens = torch.minimum(starts[:-1, None] + first, starts[1:, None] - 1)
     return (slots[tokens] // page).to(torch.int32)

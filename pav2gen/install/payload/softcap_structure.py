@@ -1,4 +1,4 @@
-"""Where a vLLM tree refuses a softcap that the generated kernels could compute: its XFormers backend."""
+"""Finds the constructors in vLLM's XFormers backend that refuse a softcap. The generated kernels can compute it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ast
 
 from .syntax import block_only_raises, methods, parameters
 
-#: The file of the backend, below vLLM's folder, and its class.
+#: The backend's file, below vLLM's folder, and its class.
 BACKEND, IMPL = "attention/backends/xformers.py", "XFormersImpl"
 
-#: The parameter of the softcap, and what else the hooks need of the class.
+#: The softcap's parameter, and the methods of the class that the hooks need, with their parameters.
 SOFTCAP = "logits_soft_cap"
 NEEDED = {
     "forward": {"kv_cache", "attn_metadata"},
@@ -18,7 +18,7 @@ NEEDED = {
 
 
 def find_refusals(tree: ast.Module) -> list[ast.FunctionDef]:
-    """Every constructor of the backend that raises for a softcap. None where the class is not as the hooks need it."""
+    """Every constructor of the backend that raises for a softcap. Empty if the class lacks what ``NEEDED`` lists."""
     for name, wanted in NEEDED.items():
         found = methods(tree, IMPL, name)
         if not found or not all(wanted <= parameters(method.function).keys() for method in found):

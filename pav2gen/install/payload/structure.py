@@ -1,7 +1,7 @@
-"""Where a vLLM tree decodes, found by structure and by name, never by line or by text.
+"""Finds the code of a vLLM tree that decodes. It looks at syntax and names, never at line numbers or text.
 
-``pav2gen install`` edits what is found here in the files, and the plugin of a wheel in memory. ``ALIASES`` lists the
-names that differ between versions of vLLM and its forks.
+``pav2gen install`` edits the code that is found in the files; the plugin of a wheel replaces it in memory. ``ALIASES``
+lists the names that differ between versions of vLLM and its forks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAYER = "attention/layer.py"
 #: The operators of vLLM that decode.
 V1, V2 = "paged_attention_v1", "paged_attention_v2"
 
-#: The operator's parameters under the names that vLLM and its forks give them; the first is ours.
+#: The operator's parameters. Each line holds the names that vLLM and its forks give one parameter; the first is ours.
 ALIASES = (
     ("out", "output"),
     ("exp_sums", "exp_sum"),
@@ -54,7 +54,7 @@ ALIASES = (
     ("k_scale", "kv_scale"),
     ("v_scale", "kv_scale"),
 )
-#: Parameters that a fork may lack: block-sparse attention came with vLLM 0.4.3.
+#: Parameters that a fork may lack. Block-sparse attention came with vLLM 0.4.3.
 OPTIONAL = (
     "tp_rank",
     "blocksparse_local_blocks",
@@ -62,7 +62,7 @@ OPTIONAL = (
     "blocksparse_block_size",
     "blocksparse_head_sliding_step",
 )
-#: The arguments of ``choose_v1``, which ``forward_decode`` must have.
+#: The arguments of ``choose_v1``. ``forward_decode`` must have all of them.
 CHOICE = (
     "query",
     "key_cache",
@@ -73,14 +73,14 @@ CHOICE = (
     "kv_cache_dtype",
     "alibi_slopes",
 )
-#: The arguments of ``check_layer``, which ``Attention.__init__`` must have.
+#: The required arguments of ``check_layer``. ``Attention.__init__`` must have all of them.
 SHAPE = ("num_heads", "num_kv_heads", "head_size", "alibi_slopes", "cache_config")
-#: Its further arguments, which ``Attention.__init__`` may lack.
+#: The optional arguments of ``check_layer``. ``Attention.__init__`` may lack them.
 FEATURES = ("blocksparse_params", "logits_soft_cap", "per_layer_sliding_window")
 
 
 class Unfit(Exception):
-    """Why the calls cannot be put into a file: the end of a sentence that begins with the file's name."""
+    """The calls cannot be put into a file. The message completes a sentence that begins with the file's name."""
 
 
 class Operator(NamedTuple):
@@ -102,8 +102,8 @@ class Decode(NamedTuple):
 
     choice: the ``if`` with V1 in its body and V2 in its else branch. first: the ``if`` that its elif chain starts with.
     arguments: our name of each argument of ``choose_v1`` -> the tree's. plain: V1 is called without kv_cache_dtype or
-    without the block-sparse pattern. detours: the ``if`` statements of the else branch that can lead to another kernel
-    than V2. others: the ``if`` statements before the choice that can lead to another kernel than V1 and V2.
+    without the block-sparse pattern. detours: the ``if`` statements in the else branch that can call a kernel other
+    than V2. others: the ``if`` statements before the choice that can call a kernel other than V1 and V2.
     """
 
     function: ast.FunctionDef
@@ -116,14 +116,14 @@ class Decode(NamedTuple):
 
 
 class Decodes(NamedTuple):
-    """Every place of a module that chooses between V1 and V2; ``foreign``: overrides that decode in another way."""
+    """All choices between V1 and V2 in a module. ``foreign`` holds the overrides that decode in another way."""
 
     choices: tuple[Decode, ...]
     foreign: tuple[Method, ...]
 
 
 class Layer(NamedTuple):
-    """An ``Attention.__init__``, which calls ``check_layer`` with ``arguments`` at its end."""
+    """An ``Attention.__init__``. The install has it call ``check_layer`` with ``arguments`` at its end."""
 
     function: ast.FunctionDef
     arguments: Mapping[str, str]
@@ -132,7 +132,7 @@ class Layer(NamedTuple):
 def find_v2(tree: ast.Module) -> list[Operator]:
     """Every ``paged_attention_v2`` of a module.
 
-    Raises Unfit if there is none, one has unknown parameters, or the name is bound to something else as well.
+    Raises Unfit if the module has none, if one has unknown parameters, or if the name is also bound to something else.
     """
     found = [_operator(function) for function in functions(tree.body, V2)]
     if not found:
@@ -142,7 +142,7 @@ def find_v2(tree: ast.Module) -> list[Operator]:
 
 
 def v1_works(tree: ast.Module) -> bool:
-    """Whether ``paged_attention_v1`` can do more than raise. Without a definition here it is assumed to work."""
+    """Whether ``paged_attention_v1`` can do more than raise. If the module does not define it, it counts as working."""
     found = list(functions(tree.body, V1))
     return not found or any(not only_raises(function) for function in found)
 
@@ -150,8 +150,8 @@ def v1_works(tree: ast.Module) -> bool:
 def find_decode(tree: ast.Module) -> Decodes:
     """Every choice between V1 and V2 that ``PagedAttention.forward_decode`` can make.
 
-    A definition that only raises is left out. Raises Unfit if there is no choice, one of the definitions makes none, or
-    the method may be replaced by something that is not defined in this module.
+    A definition that only raises is left out. Raises Unfit if no definition is left, if one does not choose between V1
+    and V2, or if the module also binds the method to something else.
     """
     defined = methods(tree, "PagedAttention", "forward_decode")
     if not defined:
@@ -168,7 +168,7 @@ def find_decode(tree: ast.Module) -> Decodes:
 
 
 def find_layers(tree: ast.Module) -> list[Layer]:
-    """The constructors of attention layers that have the arguments of ``check_layer`` and make a backend."""
+    """The constructors of attention layers that make a backend and have the arguments of ``check_layer``."""
     found = []
     for method in methods(tree, "Attention", "__init__"):
         function, given = method.function, parameters(method.function)
@@ -179,7 +179,7 @@ def find_layers(tree: ast.Module) -> list[Layer]:
 
 
 def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
-    """Raise Unfit if there is such a statement: the definition may not be what runs."""
+    """Raise Unfit if ``statement`` rebinds ``name``: calls may then not run the definition. None passes."""
     if statement is not None:
         raise Unfit(
             f"line {statement.lineno}: {name} is also bound here, so that a call in its definition may never run"
@@ -187,7 +187,7 @@ def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
 
 
 def _operator(function: ast.FunctionDef) -> Operator:
-    """What a ``paged_attention_v2`` takes. Raises Unfit for unknown parameters."""
+    """The description of a ``paged_attention_v2``. Raises Unfit for unknown parameters."""
     given = parameters(function)
     arguments = named(function, ALIASES, V2)
     arguments.update({name: name for name in OPTIONAL if name in given})
@@ -204,14 +204,14 @@ def _operator(function: ast.FunctionDef) -> Operator:
 
 
 def _scales(function: ast.FunctionDef, name: str) -> str:
-    """Whether a scale is annotated as a tensor (vLLM 0.7 and later) or not."""
+    """The kind of a scale by its annotation: "tensor" (vLLM 0.7 and later) or "float"."""
     args = function.args
     annotations = [arg.annotation for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs) if arg.arg == name]
     return "tensor" if annotations[0] is not None and "Tensor" in ast.unparse(annotations[0]) else "float"
 
 
 def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: str) -> dict[str, str]:
-    """Our name of each wanted parameter -> the function's. Raises Unfit for one without any of its known names."""
+    """Our name of each wanted parameter -> the function's name. Raises Unfit if the function lacks a parameter."""
     given = parameters(function)
     found: dict[str, str] = {}
     for names in wanted:
@@ -223,7 +223,7 @@ def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: s
 
 
 def _decode(function: ast.FunctionDef) -> Decode:
-    """The choice of a ``forward_decode``. Raises Unfit unless there is exactly one, with all that it needs."""
+    """The choice in a ``forward_decode``. Raises Unfit unless there is one, with the arguments of ``choose_v1``."""
     found = list(_choices(function.body))
     if len(found) != 1:
         raise Unfit(
@@ -243,7 +243,7 @@ def _decode(function: ast.FunctionDef) -> Decode:
 
 
 def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
-    """Each choice between V1 and V2 below ``body``, after the ``if`` that its elif chain starts with."""
+    """Each choice between V1 and V2 below ``body``: a pair of the ``if`` that starts its elif chain, and the choice."""
     for statement in body:
         if isinstance(statement, ast.If):
             for link in elif_chain(statement):
@@ -259,7 +259,7 @@ def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
 
 
 def _detours(body: list[ast.stmt], name: str) -> Iterator[ast.If]:
-    """The ``if`` statements on the way to the call of ``name`` whose other branch calls something and goes on."""
+    """The ``if`` statements around the call of ``name`` that compute something in their other branch."""
     for statement in body:
         for block in blocks(statement):
             if has_call(block, name):
@@ -270,6 +270,6 @@ def _detours(body: list[ast.stmt], name: str) -> Iterator[ast.If]:
 
 
 def _computes(block: list[ast.stmt]) -> bool:
-    """Whether a block calls a function, and does more than raise."""
+    """Whether a block calls a function and does more than raise."""
     called = any(isinstance(node, ast.Call) for statement in block for node in ast.walk(statement))
     return called and not block_only_raises(block)

@@ -15,14 +15,14 @@ class Method(NamedTuple):
 
 
 def functions(body: Iterable[ast.stmt], name: str) -> Iterator[ast.FunctionDef]:
-    """The functions called ``name`` of a block, also in its ``if`` and ``try`` blocks, but not in classes."""
+    """The functions called ``name`` in a block. ``if`` and ``try`` blocks inside it are searched, classes are not."""
     for statement in _in_same_scope(body):
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
             yield statement
 
 
 def classes(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef]:
-    """The classes of a block, also in its ``if`` and ``try`` blocks, but not in other classes and functions."""
+    """The classes in a block. ``if`` and ``try`` blocks are searched; bodies of classes and functions are not."""
     for statement in _in_same_scope(body):
         if isinstance(statement, ast.ClassDef):
             yield statement
@@ -45,16 +45,16 @@ def overrides(tree: ast.Module, owner: str, name: str) -> list[Method]:
 
 
 def only_delegates(method: Method) -> bool:
-    """Whether a method does nothing but call the method of its name of another class."""
+    """Whether a method only calls the method of the same name of another class."""
     body = [statement for statement in method.function.body if not _does_nothing(statement)]
     return len(body) == 1 and has_call(body, method.function.name)
 
 
 def rebinding(tree: ast.Module, name: str, owner: str = "") -> ast.stmt | None:
-    """A statement that gives ``name`` of the module, or of the class ``owner``, another meaning than a definition.
+    """A statement that rebinds ``name`` in the module, or in the class ``owner``, without defining a function.
 
-    It is an assignment to the name, to ``owner.name`` or to ``owner`` itself, a ``setattr``, or an import of the name.
-    An assignment of something made from the definition, as ``name = staticmethod(name)``, is none.
+    It can be an assignment to the name, to ``owner.name`` or to ``owner`` itself, a ``setattr``, or an import of the
+    name. An assignment that uses the definition, such as ``name = staticmethod(name)``, does not count.
     """
     for statement in _in_same_scope(tree.body):
         if _binds(statement, owner or name) or (owner and _sets_attribute(statement, owner, name)):
@@ -74,12 +74,12 @@ def blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def only_raises(function: ast.FunctionDef) -> bool:
-    """Whether a function is a stub: it does nothing, or has no branch and ends in a raise, or in ``assert False``."""
+    """Whether a function is a stub: it does nothing, or it has no branch and ends in a raise or ``assert False``."""
     return block_only_raises(function.body)
 
 
 def block_only_raises(block: Iterable[ast.stmt]) -> bool:
-    """Whether a block of statements is that of a stub."""
+    """Whether a block of statements would make a function a stub: see ``only_raises``."""
     body = [statement for statement in block if not _does_nothing(statement)]
     if not body:
         return True
@@ -89,7 +89,7 @@ def block_only_raises(block: Iterable[ast.stmt]) -> bool:
 
 
 def parameters(function: ast.FunctionDef) -> dict[str, str]:
-    """The parameters of a function, each with the source of its default; empty for a parameter without one."""
+    """Each parameter of a function, with the source of its default. The source is empty if there is no default."""
     args = function.args
     positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
     found = dict.fromkeys(positional, "")
@@ -113,7 +113,7 @@ def has_call(body: Iterable[ast.AST], *names: str) -> bool:
 
 
 def names_in_calls(body: Iterable[ast.AST], name: str) -> set[str]:
-    """The variables that the calls of ``name`` below ``body`` pass on."""
+    """The variables that occur in the arguments of the calls of ``name`` below ``body``."""
     return {
         node.id
         for call in calls(body, name)
@@ -124,7 +124,7 @@ def names_in_calls(body: Iterable[ast.AST], name: str) -> set[str]:
 
 
 def imports(tree: ast.Module, package: str) -> bool:
-    """Whether a module imports ``package`` or something of it, anywhere."""
+    """Whether a module imports ``package``, or something from it, anywhere in its code."""
     names = [
         alias.name if isinstance(node, ast.Import) else node.module or ""
         for node in ast.walk(tree)
@@ -135,7 +135,7 @@ def imports(tree: ast.Module, package: str) -> bool:
 
 
 def elif_chain(statement: ast.If) -> Iterator[ast.If]:
-    """An ``if`` and the ``elif``s behind it."""
+    """An ``if`` statement, followed by each of its ``elif`` statements."""
     yield statement
     while has_elif(statement):
         statement = statement.orelse[0]  # type: ignore[assignment]
@@ -143,13 +143,13 @@ def elif_chain(statement: ast.If) -> Iterator[ast.If]:
 
 
 def has_elif(statement: ast.If) -> bool:
-    """Whether the else branch is an elif: its ``if`` starts in the column of the ``if`` before it."""
+    """Whether the else branch is an ``elif``: its ``if`` starts in the same column as the statement."""
     block = statement.orelse
     return len(block) == 1 and isinstance(block[0], ast.If) and block[0].col_offset == statement.col_offset
 
 
 def _in_same_scope(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a block and of the blocks inside it, without the bodies of functions and classes."""
+    """The statements of a block and of its inner blocks. Bodies of functions and classes are left out."""
     for statement in body:
         yield statement
         if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -184,7 +184,7 @@ def _sets_attribute(statement: ast.stmt, owner: str, name: str) -> bool:
 
 
 def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
-    """What an assignment assigns to, parts of tuples included."""
+    """The targets of an assignment. A tuple yields the tuple and each of its parts."""
     if isinstance(statement, ast.Assign):
         for target in statement.targets:
             yield from (node for node in ast.walk(target) if isinstance(node, ast.expr))
@@ -193,7 +193,7 @@ def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _last_name(node: ast.AST) -> str:
-    """``name`` for ``name`` and for ``anything.name``, else nothing."""
+    """The name of ``name`` or ``anything.name``. Empty for every other expression."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
@@ -206,5 +206,5 @@ def _does_nothing(statement: ast.stmt) -> bool:
 
 
 def _branches(statement: ast.stmt) -> bool:
-    """Whether a statement can end the function in another way than the statements after it."""
+    """Whether a statement returns from the function, or contains blocks of its own."""
     return isinstance(statement, ast.Return) or any(True for _ in blocks(statement))

@@ -1,1 +1,1 @@
-"""A vLLM tree as it stands: where it is, what is installed in it, who calls its decode."""
+"""The current state of a vLLM tree: its place, the install in it, and the callers of its decode."""

@@ -19,13 +19,13 @@ _SUBCLASS = re.compile(rb"^\s*class \w+\([^)]*\bPagedAttention\b", re.M)
 
 
 def calls_forward_decode(tree: VllmTree) -> bool:
-    """Whether a backend calls ``forward_decode``. A tree without any backend, such as an excerpt, counts as one."""
+    """Whether a backend calls ``forward_decode``. Also True for a tree without backends, such as an excerpt."""
     files = [file for folder in BACKENDS for file in _sources(tree, folder)]
     return not files or any(_CALL.search(file.read_bytes()) for file in files)
 
 
 def foreign_overrides(tree: VllmTree) -> Iterator[str]:
-    """A note for each subclass of ``PagedAttention`` in another file that has a ``forward_decode`` of its own."""
+    """A note for each subclass of ``PagedAttention`` that overrides ``forward_decode`` in another file."""
     for folder in ("attention/ops", *BACKENDS):
         for file in _sources(tree, folder):
             path = file.relative_to(tree.folder).as_posix()
@@ -35,7 +35,7 @@ def foreign_overrides(tree: VllmTree) -> Iterator[str]:
 
 
 def foreign_note(method: Method, path: str) -> str:
-    """What a user should know of a class that overrides ``forward_decode``."""
+    """The note on a class that overrides ``forward_decode``."""
     return (
         f"{path} line {method.function.lineno}: {method.owner.name} decodes in its own way; its decodes do not reach "
         "these kernels"
@@ -47,7 +47,7 @@ def _sources(tree: VllmTree, folder: str) -> list[Path]:
 
 
 def _parsed(file: Path) -> ast.Module:
-    """The syntax tree of a file; an empty one where it is not Python."""
+    """The syntax tree of a file. Empty if the file is not valid Python."""
     try:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):

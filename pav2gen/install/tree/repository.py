@@ -1,4 +1,4 @@
-"""The git repository that a tree lies in: is it clean, and one commit of what was installed."""
+"""The git repository of a tree: checks that it is clean, and commits an install."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pav2gen.install.tree.trees import VllmTree
 
 
 class Repository:
-    """A git work tree, found from vLLM's folder. Raises UserError where there is none, or it is dirty."""
+    """A git work tree, found from vLLM's folder. Raises UserError if none is found, or if it is dirty."""
 
     def __init__(self, trees: Sequence[VllmTree]) -> None:
-        """Find the repository of ``trees``, which must be one and clean."""
+        """Find the repository of ``trees``. All must lie in the same one, and it must be clean."""
         self._shown = trees[0].shown
         tops = {self._git(tree.folder, "rev-parse", "--show-toplevel").strip() for tree in trees}
         if len(tops) > 1:
@@ -32,9 +32,9 @@ class Repository:
             )
 
     def commit(self, paths: Sequence[Path], message: str) -> str:
-        """Commit ``paths``, as they stand or as they are gone, and nothing else; returns the commit's short hash.
+        """Commit the changes and removals of ``paths``, and nothing else. Returns the commit's short hash.
 
-        Raises UserError, with the index as it was, where git refuses, as a hook of the repository may.
+        Raises UserError and restores the index if git refuses. A hook of the repository can make it refuse.
         """
         names = [str(path.relative_to(self._top)) for path in paths]
         tracked = set(self._git(self._top, "ls-files", "-z", "--", *names).split("\0"))

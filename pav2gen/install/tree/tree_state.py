@@ -1,4 +1,4 @@
-"""The state of a tree: what an install left in it, the sources without our lines, and what was edited since."""
+"""The state of a tree: the files of an install, the sources without our lines, and later edits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pav2gen.output.disk import Disk
 class SourceState:
     """A source file of vLLM: its bytes now, its bytes without our lines, and whether our lines are in it.
 
-    edited: whether it was changed after the install; the changes are then in both.
+    edited: whether it was changed after the install. Both byte strings then contain the changes.
     """
 
     now: bytes
@@ -35,7 +35,7 @@ class SourceState:
 
 @dataclass(frozen=True)
 class TreeState:
-    """The state of a tree. files: path below ``pav2/`` -> sha256, without the record and what runs left behind."""
+    """The state of a tree. files: path below ``pav2/`` -> sha256. The record and leftovers of runs are not in it."""
 
     tree: VllmTree
     record: Record | None
@@ -44,7 +44,7 @@ class TreeState:
     leftovers: tuple[str, ...]
 
     def edited(self) -> list[str]:
-        """The files of the package that are missing or not as they were installed, by path below ``pav2/``."""
+        """The files of the package that are missing or were changed since the install, by path below ``pav2/``."""
         if self.record is None:
             return []
         return [path for path in sorted(self.record.files) if self.files.get(path) not in self.record.known(path)]
@@ -58,8 +58,8 @@ class TreeState:
 def read_tree_state(tree: VllmTree) -> TreeState:
     """The state of a tree.
 
-    Raises UserError where a file to be edited is missing, something cannot be read, the record is broken, or our lines
-    were changed, so that nothing tells them from the rest.
+    Raises UserError if a file to be edited is missing, a file cannot be read, the record is broken, or our lines were
+    changed, so that they cannot be told from the rest.
     """
     disk = Disk(tree.pav2, tree.where(PAV2))
     if tree.pav2.is_symlink():
@@ -77,7 +77,7 @@ def read_tree_state(tree: VllmTree) -> TreeState:
 
 
 def _sources(tree: VllmTree) -> list[str]:
-    """The files of the tree that are edited. Raises UserError for a vLLM without the first two."""
+    """The files of the tree that an install edits. Raises UserError for a vLLM without the first two."""
     for path in (OPS, DECODE):
         if not tree.source(path).is_file():
             raise UserError(
@@ -87,7 +87,7 @@ def _sources(tree: VllmTree) -> list[str]:
 
 
 def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
-    """A source file, with the lines of any install that the record knows taken out."""
+    """A source file, without the lines of any install in the record."""
     try:
         now = tree.source(path).read_bytes()
     except OSError as error:
@@ -103,7 +103,7 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
             content, edited = bom + original.encode(errors="surrogateescape"), sha256(now) != edit.after
             if edited or sha256(content) == edit.before:
                 return SourceState(now, content, patched=True, edited=edited)
-    if HOOKS not in text:  # taken out by hand, or by a checkout
+    if HOOKS not in text:  # someone took our lines out by hand, or by a checkout
         return SourceState(now, now, patched=False, edited=True)
     raise UserError(
         "the lines that pav2gen put there were edited; take them out by hand, then run the command again",
@@ -112,7 +112,7 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
 
 
 def tidy(found: TreeState, files: Collection[str] = ()) -> None:
-    """Remove what runs and kills left in folders of ``pav2/`` that hold none of ``files``, and empty folders."""
+    """Remove empty folders of ``pav2/``, and leftovers of runs and kills in folders that hold none of ``files``."""
     folders = {os.path.dirname(path) for path in files}
     for path in found.leftovers:
         folder = os.path.dirname(path)

@@ -1,4 +1,4 @@
-"""Finding vLLM: a source checkout, an installed package, or the lib and lib64 of a prefix; each real folder once."""
+"""Finds vLLM: a source checkout, an installed package, or the lib and lib64 of a prefix. Each real folder once."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class VllmTree:
         return (self.folder / path).resolve()
 
     def where(self, path: str) -> str:
-        """The name of a file below the folder in messages."""
+        """The name that messages give a file below the folder."""
         return f"{self.shown}/{path}"
 
 
 def find_trees(path: Path) -> list[VllmTree]:
     """The vLLM trees at ``path``: itself, its ``vllm``, those of the Pythons of a prefix, and their lib/lib64 twins.
 
-    Raises UserError if there is none, the path cannot be read, or a symbolic link leads from a file to be edited to a
-    place outside of these trees.
+    Raises UserError if none is found, if the path cannot be read, or if a symbolic link leads from a file to be edited
+    to a place outside of these trees.
     """
     try:
         if not path.is_dir():
@@ -60,7 +60,7 @@ def find_trees(path: Path) -> list[VllmTree]:
 
 
 def _check_links(trees: Sequence[VllmTree]) -> None:
-    """Raise UserError where a file or folder that is written lies outside of the trees, behind a symbolic link."""
+    """Raise UserError if a symbolic link leads from a file or folder to be written to a place outside of the trees."""
     for tree in trees:
         for path in (PAV2.rpartition("/")[0], *EDITED):
             place = tree.source(path)
@@ -77,7 +77,7 @@ def _candidates(path: Path) -> Iterator[Path]:
 
 
 def _with_twins(folders: Iterable[Path]) -> Iterator[Path]:
-    """The folders, and where one lies below a lib or lib64, the same folder below the other."""
+    """The folders. For a folder below lib or lib64, the same folder below the other is added."""
     for folder in folders:
         yield folder
         parts = folder.absolute().parts
@@ -89,5 +89,5 @@ def _with_twins(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def is_vllm(folder: Path) -> bool:
-    """Whether a folder is vLLM's package: one of the files to edit is there, or the models of a vLLM without them."""
+    """Whether a folder is vLLM's package: it holds one of the files to edit, or the models folder of another vLLM."""
     return any((folder / path).is_file() for path in (OPS, DECODE)) or (folder / "model_executor/models").is_dir()

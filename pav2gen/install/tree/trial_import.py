@@ -1,4 +1,4 @@
-"""Importing a package before it is installed: in a process of its own, by the Python that will run it."""
+"""Imports a package before it is installed, in a separate process of the Python that will run it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pav2gen.errors import UserError
 
-#: The exit code of a trial that cannot be made.
+#: The exit code of a trial that is not possible.
 NO_TORCH = 9
 SECONDS = 300
 
@@ -23,9 +23,9 @@ import pav2_trial.hooks
 
 
 def try_import(files: Mapping[str, bytes], python: str) -> bool:
-    """Whether the package of ``files`` was imported by ``python``; False where that Python has no torch to import.
+    """Whether ``python`` imported the package of ``files``. False if that Python has no torch.
 
-    Raises UserError, with the last line of the error, where the import fails.
+    Raises UserError with the last line of the error if the import fails.
     """
     with tempfile.TemporaryDirectory(prefix="pav2gen-") as folder:
         for path, content in files.items():

@@ -1,4 +1,4 @@
-"""Compiled files that Python runs without a look at their source, so that an edit of the source has no effect."""
+"""Finds compiled files that Python runs without checking their source. An edit of the source then has no effect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HASHED, CHECKED = 1, 2
 
 
 def unchecked(source: Path) -> list[Path]:
-    """The compiled files of ``source`` that are run unchecked, sorted."""
+    """The compiled files of ``source`` that Python runs without checking the source, sorted."""
     return [file for file in sorted(source.parent.glob(f"__pycache__/{source.stem}.*.pyc")) if _flags(file) == HASHED]
 
 
