@@ -8,11 +8,11 @@ constexpr int kTestHeadSize = 64;
 __global__ void write_last(Pav2Args a) {
     pav2::Place at = {};
     at.seq = a.num_seqs - 1;
-    at.partition = a.partitions - 1;
+    at.partition = at.slot = a.partitions - 1;
     const int head = a.num_heads - 1;
     pav2::write_state(a, at, head, 2.0f, 3.0f);
     for (int dim = 0; dim < kTestHeadSize; ++dim) {
-        pav2::write_element<float>(a, at, head, dim, kTestHeadSize, static_cast<float>(dim), 0.5f);
+        pav2::write_element<float>(a, at, head, dim, kTestHeadSize, static_cast<float>(dim), 0.5f, 0.5f);
     }
 }
 

@@ -21,7 +21,7 @@ ROWS = SEQS * HEADS
 #: A header, what stands before an offset of 64 bits in it, the offset, and the function that must show it in 32 bits.
 FAULTS = {
     "state": ("partition", "= ", "(static_cast<int64_t>(at.seq) * a.num_heads + head) * a.partitions", "launch_write"),
-    "element": ("partition", "partial_out[", "(row * a.partitions + at.partition) * head_size", "launch_write"),
+    "element": ("partition", "partial_out[", "(row * a.partitions + at.slot) * head_size", "launch_write"),
     "merged m": ("reduce", "a.partial_m + ", "row * a.partitions", "launch_merge"),
     "merged z": ("reduce", "a.partial_z + ", "row * a.partitions", "launch_merge"),
     "merged o": ("reduce", "a.partial_out + ", "row * a.partitions * kHeadSize", "launch_merge"),
