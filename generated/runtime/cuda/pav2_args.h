@@ -10,9 +10,9 @@
 
 // An entry function returns one of these codes, or a positive cudaError_t.
 #define PAV2_OK 0
-#define PAV2_WRONG_VERSION (-1)  // the struct is of another version or size than this library was compiled with
+#define PAV2_WRONG_VERSION (-1)  // the struct's version or size differs from this library's
 
-// Strides are in elements. Scratch pointers are null where the caller's scratch has no room.
+// Strides are in elements. Scratch pointers are null if the caller's scratch is too small.
 typedef struct Pav2Args {
     int32_t version;  // PAV2_ARGS_VERSION
     int32_t size;  // sizeof(Pav2Args)
@@ -27,7 +27,7 @@ typedef struct Pav2Args {
     const float* sinks;  // [heads], or null
     const float* tensors[4];  // parameter tensors of the modification, [heads] or [kv heads] each
     float* lse;  // [seqs, heads], or null
-    const float* k_scale_ptr;  // one element, or one for each KV head; where null, k_scale holds it
+    const float* k_scale_ptr;  // one element, or one for each KV head; if null, k_scale is the scale
     const float* v_scale_ptr;
 
     float* partial_out;  // workspace: [seqs, heads, partitions, head size], not divided by z
@@ -49,10 +49,10 @@ typedef struct Pav2Args {
     int32_t num_seqs, num_heads, num_kv_heads;
     int32_t max_pages;  // columns of a block table
     int32_t max_seq_len;  // positive
-    int32_t partitions;  // that a sequence can attend: of all tokens, or of its window
+    int32_t partitions;  // partitions that a sequence can attend: those of all its tokens, or of its window
     int32_t scratch_partitions;  // ceil(max_seq_len / partition size)
     float scale, k_scale, v_scale;
-    int32_t k_scale_stride, v_scale_stride;  // 0 where all heads share one
+    int32_t k_scale_stride, v_scale_stride;  // 0 if all heads share one scale
 
     int32_t tp_rank, local_blocks, vert_stride, sparse_block_size, head_sliding_step;
 } Pav2Args;

@@ -17,7 +17,7 @@ namespace pav2 {
 constexpr int kWarp = PAV2_WARP_SIZE;
 static_assert(kWarp == 32 || kWarp == 64, "a warp has 32 or 64 lanes");
 
-// The mask of all lanes. CoreX reads these 32 bits as all 64 lanes, because CUDA's signature has no more.
+// The mask of all lanes. CoreX reads these 32 bits as all 64 lanes, because CUDA's signature has only 32 bits.
 constexpr unsigned kFullMask = 0xffffffffu;
 
 // Replaces a maximum of -inf in differences: exp(-inf - kLowest) is 0, while -inf - -inf is NaN.
@@ -25,7 +25,7 @@ constexpr float kLowest = -3.402823466e+38f;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// The sum and the maximum over all lanes. Every lane has the result.
+// The sum and the maximum over all lanes. Every lane gets the result.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(kFullMask, x, lanes, kWarp);
@@ -38,7 +38,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum over the lanes that differ in the bits First, 2 * First, ... below End.
+// The sum over the lanes that differ only in the bits First, 2 * First, ... below End.
 template <int First, int End>
 __device__ __forceinline__ float lane_sum(float x) {
 #pragma unroll
@@ -130,8 +130,8 @@ struct E5M2 {
 };
 
 // OCP E4M3. Its exponent and fraction move to the places of a float16. The bias of a float16 is 15 and that of E4M3 is
-// 7, so the value comes out 2^8 too small. A code with all magnitude bits set is NaN: only there does adding 0x80 carry
-// into bit 14, which makes the exponent all ones.
+// 7, so the value comes out 2^8 too small. A code with all magnitude bits set is NaN. For that code alone, adding 0x80
+// carries into bit 14, which makes the exponent all ones.
 struct E4M3 {
     static constexpr int kPerWord = 4;
     static constexpr float kCodeScale = 256.0f;

@@ -6,29 +6,29 @@
 
 namespace pav2 {
 
-// The place of a block of the partial kernel. The grid is [kv heads * blocks of a group, seqs, partitions].
+// The place of a thread block of the partial kernel. The grid is [kv heads * blocks of a group, seqs, partitions].
 struct Place {
     int kv_head, seq, partition;
     int first_head;  // first query head of the block, among all query heads
-    int heads;       // query heads of the block; set only where blocks of a group differ
+    int heads;       // query heads of the block; set only if the blocks of a group have different numbers of heads
     int length;      // tokens of the sequence
     int start;       // first token that the block reads: of the partition, or of the window's first page
-    int slot;        // of the partition in the workspace
+    int slot;        // place of the partition in the workspace
 };
 
-// The first token that the last of `length` tokens attends in a window of `window` tokens, which it is one of.
+// The first token that the last of `length` tokens attends. The window of `window` tokens includes that last token.
 __device__ __forceinline__ int window_start(int length, int window) { return max(0, length - window); }
 
-// The sum of exp(score) over the keys of a row, and over its sink (-inf where there is none), as sum * exp(base).
+// The sum of exp(score) over the keys of a row, and over its sink (-inf if it has none), as sum * exp(base).
 struct RowSum {
-    float base, sum, rescale;  // rescale: of sums that are relative to m
+    float base, sum, rescale;  // rescale: the factor for sums relative to m
 
     __device__ __forceinline__ RowSum(float m, float z, float sink) {
         base = fmaxf(fmaxf(m, sink), kLowest);
         rescale = expf(m - base);
         sum = z * rescale + expf(sink - base);
     }
-    // What the weighted values, relative to m, are multiplied by; 0 where nothing is attended.
+    // The factor for weighted values relative to m; 0 if no token is attended.
     __device__ __forceinline__ float inverse() const { return sum == 0.0f ? 0.0f : rescale / sum; }
     __device__ __forceinline__ float lse() const { return sum == 0.0f ? -INFINITY : base + logf(sum); }
 };
@@ -37,7 +37,7 @@ __device__ __forceinline__ float sink_of(const Pav2Args& a, int head) {
     return a.sinks != nullptr ? a.sinks[head] : -INFINITY;
 }
 
-// The length of a sequence, clamped to what the call and the block table hold.
+// The length of a sequence, clamped to max_seq_len and to the tokens that a block table can hold.
 __device__ __forceinline__ int clamped_length(const Pav2Args& a, int seq, int page_tokens) {
     const int64_t room = static_cast<int64_t>(a.max_pages) * page_tokens;
     const int limit = room < a.max_seq_len ? static_cast<int>(room) : a.max_seq_len;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void write_state(const Pav2Args& a, const Place& at, 
 }
 
 // Writes one element of a head's output: for the reduction, or to out if there is one partition; and to the scratch.
-// `inverse` is 1 / z, or 0 where no token is attended; `out_inverse` is the same of the row with its sink.
+// `inverse` is 1 / z, or 0 if no token is attended. `out_inverse` is the same with the row's sink.
 template <class scalar_t>
 __device__ __forceinline__ void write_element(const Pav2Args& a, const Place& at, int head, int dim, int head_size,
                                               float sum, float inverse, float out_inverse) {
@@ -91,8 +91,8 @@ __device__ __forceinline__ void write_element(const Pav2Args& a, const Place& at
     }
 }
 
-// What a block does whose partition has no tokens. The reduction serves such partitions; it runs unless the call has
-// only one. Then the block writes zeros to out, the sink to lse, and m = -inf, z = 0 to the scratch.
+// The work of a block if its partition has no tokens. If the call has several partitions, the reduction serves them and
+// the block writes nothing. Otherwise it writes zeros to out, the sink to lse, and m = -inf, z = 0 to the scratch.
 template <class scalar_t>
 __device__ __forceinline__ void write_empty(const Pav2Args& a, const Place& at, int heads, int head_size) {
     if (a.partitions > 1) return;

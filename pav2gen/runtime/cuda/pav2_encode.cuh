@@ -1,5 +1,5 @@
-// From float to the codes of a compressed cache, in integer arithmetic: round to nearest even, saturate. A card needs no
-// fp8 instructions.
+// Converts floats to the codes of a compressed cache: it rounds to nearest even and saturates. It uses integer
+// arithmetic, so that cards without fp8 instructions can run it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -40,7 +40,7 @@ struct ToE5M2 {
     }
 };
 
-// Symmetric int8: -127 to 127; NaN, which it has no code for, is 0.
+// Symmetric int8: -127 to 127. The format has no NaN; NaN becomes 0.
 struct ToInt8 {
     using Code = uint8_t;
     static __device__ __forceinline__ Code encode(float x) {

@@ -35,7 +35,7 @@ struct ReduceShape {
     static_assert(kWarp % kElementLanes == 0 && kSliceElements <= kReduceThreads, "a partition's threads share a warp");
 };
 
-// The partitions that a thread has merged so far: z = sum of exp(m_p - m) z_p, and o alike, for four elements.
+// The partitions that a thread has merged so far: z = sum of exp(m_p - m) z_p, and o likewise, for four elements.
 struct Merged {
     float m = kLowest, z = 0.0f, o[4] = {};
 
@@ -48,7 +48,7 @@ struct Merged {
         for (int i = 0; i < 4; ++i) o[i] *= factor;
     }
 
-    // Adds a partition; its maximum is at most m. A partition in which nothing is attended has m = -inf.
+    // Adds a partition; its maximum is at most m. A partition without attended tokens has m = -inf.
     __device__ __forceinline__ void add(float m_p, float z_p, const float4& o_p) {
         const float weight = __expf(m_p - m);
         z = fmaf(weight, z_p, z);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
     }
     merged.raise(block_max(merged.m, maxima));
 
-    // The threads of an element: those of a warp add up by shuffles, then the warps by shared memory.
+    // Adds up the threads of an element: within a warp by shuffles, then across warps through shared memory.
     merged.z = lane_sum<Shape::kElementLanes, kWarp>(merged.z);
 #pragma unroll
     for (int i = 0; i < 4; ++i) merged.o[i] = lane_sum<Shape::kElementLanes, kWarp>(merged.o[i]);
