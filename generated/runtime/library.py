@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if __package__ in (None, ""):  # run as a file: stand in a package, without importing what the package imports
-    sys.path.pop(0)  # this folder: some of its modules have names of the standard library
+if __package__ in (None, ""):  # run as a file: make relative imports work without running the package's __init__
+    sys.path.pop(0)  # remove this folder: some of its modules have the names of standard modules
     _package = types.ModuleType("pav2_package")
     _package.__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.modules["pav2_package"] = _package
@@ -39,14 +39,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class LibraryError(RuntimeError):
-    """A library that can't be built, loaded or used; one message, with what would work."""
+    """A library can't be built, loaded or used. The message says what would work."""
 
 
 class Library:
     """A loaded library: its record, the names of its kernels, and a way to launch them.
 
-    ``kernels`` are those of the package. A library that was compiled from other sources is refused. No code of a
-    library runs before its record and its completeness are checked. Raises LibraryError.
+    ``kernels`` are those of the package. A library that was compiled from other sources is refused. The record and the
+    completeness of a library are checked before any of its code runs. Raises LibraryError.
     """
 
     def __init__(self, path: Path, kernels: Kernels | None = None) -> None:
@@ -100,11 +100,11 @@ def identify(path: Path, kernels: Kernels | None = None) -> Record:
         record = read_record(path)
         reason = "" if kernels is None else mismatch(record, source_digests(kernels))
     except RecordError as error:
-        raise LibraryError(f"{path} is no library of pav2 kernels: {error}") from None
+        raise LibraryError(f"{path} is not a library of pav2 kernels: {error}") from None
     except OSError as error:
         raise LibraryError(f"{error.filename or path} can't be read: {error.strerror}") from None
     if read_note(path).get("sha256", digest(path)) != digest(path):
-        raise LibraryError(f"{path} is damaged: it is not as the compiler wrote it; remove it and compile again")
+        raise LibraryError(f"{path} is damaged: the compiler wrote other bytes; remove it and compile again")
     if reason:
         raise LibraryError(f"{path} does not fit this package: {reason}")
     return record
@@ -118,7 +118,7 @@ def kernels_of(rows: Iterable[Row], root: Path = ROOT) -> Kernels:
 def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
     """A GPU toolchain: the one named, else CoreX if it is found, else nvcc.
 
-    ``arch`` defaults to ivcore10 (BI-V100) for CoreX, and to that of the current device for nvcc.
+    ``arch`` defaults to ivcore10 (BI-V100) for CoreX, and to the current device's architecture for nvcc.
     Raises CompilerMissingError if the compiler is missing, LibraryError if the architecture is not known.
     """
     if name in (None, "corex"):
@@ -128,7 +128,7 @@ def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
             if name == "corex":
                 raise
     if name not in (None, "nvcc"):
-        raise LibraryError(f"there is no toolchain {name!r}; it is corex or nvcc, or host for the CPU")
+        raise LibraryError(f"no toolchain {name!r}; choose corex or nvcc, or host for the CPU")
     return nvcc(arch or device_arch())
 
 
@@ -141,7 +141,7 @@ def device_arch() -> str:
             return "sm_{}{}".format(*torch.cuda.get_device_capability())
     except ImportError:
         pass
-    raise LibraryError("no CUDA device to take the architecture of; name it: --arch sm_75")
+    raise LibraryError("no CUDA device, so the architecture is unknown; name it: --arch sm_75")
 
 
 def build(
@@ -157,15 +157,15 @@ def build(
 ) -> Path:
     """The library of ``kernels``, built or found in the cache. warp_size, checked and quick are for the host.
 
-    quick: compile in half the time, for slower kernels in tests. again: whether to repeat a build that failed before
-    and has not changed since. Raises LibraryError with the compiler's messages and the command to repeat.
+    quick: compile in half the time; the kernels run slower. Tests use it. again: whether to repeat a build that failed
+    before and has not changed since. Raises LibraryError with the compiler's messages and the command to repeat.
     """
     jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
     kernels = dict(sorted(kernels.items()))  # all callers get the same library
     if not kernels:
-        raise LibraryError("the package holds no CUDA kernels: add cuda to the spec's backends and build it again")
+        raise LibraryError("the package has no CUDA kernels: add cuda to the spec's backends and build it again")
     if toolchain == "host" and arch:
-        raise LibraryError(f"--arch {arch} is of a GPU; the host toolchain builds for this machine, at a warp size")
+        raise LibraryError(f"--arch {arch} names a GPU; the host toolchain builds for this machine: leave --arch out")
     if toolchain != "host" and checked:
         raise LibraryError("a checked build runs on the CPU: --toolchain host --checked")
     if toolchain == "host" and warp_size not in (32, 64):
@@ -176,7 +176,7 @@ def build(
         return build_gpu(kernels, find_toolchain(toolchain, arch), jobs, progress, again)
     except FailedBeforeError as error:
         command = f"python {Path(__file__).resolve()}"
-        raise LibraryError(f"{error}\nit failed before and is not tried again; to try: {command}") from None
+        raise LibraryError(f"{error}\nit failed before and is not tried again; to try again: {command}") from None
     except (CompilerMissingError, simt.ToolchainError, simt.CompileError) as error:
         raise LibraryError(str(error)) from None
     except OSError as error:
@@ -191,10 +191,10 @@ def build_for_tests(kernels: Kernels, warp_size: int, checked: bool) -> Path:
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Compile the package at ``root`` and print the library's path. Returns 0, or 2 with the reason on stderr."""
     parser = argparse.ArgumentParser(description="Compile the CUDA kernels of this package into one library.")
-    parser.add_argument("--toolchain", choices=TOOLCHAINS, help="default: corex where it is found, else nvcc")
+    parser.add_argument("--toolchain", choices=TOOLCHAINS, help="default: corex if it is found, else nvcc")
     parser.add_argument("--arch", help="ivcore10 for BI-V100 (CoreX's default); sm_75 and the like for nvcc")
-    parser.add_argument("--jobs", type=int, help="compilers at the same time; default: as many as processors")
-    parser.add_argument("--warp-size", type=int, choices=(32, 64), default=64, help="of the host toolchain")
+    parser.add_argument("--jobs", type=int, help="how many compilers run at once; default: one for each processor")
+    parser.add_argument("--warp-size", type=int, choices=(32, 64), default=64, help="warp size of the host toolchain")
     parser.add_argument("--checked", action="store_true", help="the host toolchain's checked build")
     options = parser.parse_args(arguments)
     try:
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 def package_rows(root: Path) -> Sequence[Row]:
     """The rows of the dispatch table at ``root``, read without importing the package (which needs torch).
 
-    Raises LibraryError where there is no table, or it can't be imported.
+    Raises LibraryError if the table is missing or can't be imported.
     """
     name = f"pav2_rows_of_{abs(hash(str(root)))}"
     package = types.ModuleType(name)
@@ -226,7 +226,7 @@ def package_rows(root: Path) -> Sequence[Row]:
     sys.modules[name] = package
     table = root / "dispatch.py"
     if not table.is_file():
-        raise LibraryError(f"{root} is no generated package: it has no dispatch.py")
+        raise LibraryError(f"{root} is not a generated package: it has no dispatch.py")
     try:
         rows: Sequence[Row] = importlib.import_module(f"{name}.dispatch").ROWS
         kernels_of(rows, root)

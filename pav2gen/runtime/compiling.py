@@ -19,11 +19,11 @@ from .library_record import SECTION, Record, closure, source_digests
 from .simt.cache import identity
 from .toolchain import Toolchain
 
-#: Called after each command with the number done, the number of all, and the file made.
+#: Called after each command with the number of finished commands, the number of all commands, and the file made.
 Progress = Callable[[int, int, Path], None]
 
-#: Sources of a package that g++ compiles as one: reading the headers takes longer than some of the kernels. Each source
-#: has a namespace of its own and defines no macros.
+#: How many sources g++ compiles as one: reading the headers takes longer than compiling some kernels. Each
+#: source has its own namespace and defines no macros.
 BATCH = 6
 
 #: The sources of a library by the names of their entry functions.
@@ -43,7 +43,7 @@ def quiet(done: int, total: int, made: Path) -> None:
 
 
 def on_stderr(done: int, total: int, made: Path) -> None:
-    """Progress as one line on stderr, written over and over."""
+    """Show progress as one line on stderr; each command overwrites it."""
     end = "\n" if done == total else "\r"
     print(f"[{done:>3}/{total}] {made.name[:70]:<70}", end=end, file=sys.stderr, flush=True)
 
@@ -51,9 +51,10 @@ def on_stderr(done: int, total: int, made: Path) -> None:
 def build_gpu(
     kernels: Kernels, toolchain: Toolchain, jobs: int, progress: Progress = quiet, again: bool = True
 ) -> Path:
-    """The library of ``kernels`` for a GPU. ``again``: whether to try a build that is known to have failed.
+    """The library of ``kernels`` for a GPU. ``again``: whether to repeat a build that failed before.
 
-    Raises simt.CompileError, with the compiler's words, if a command fails; FailedBeforeError if it is not tried again.
+    Raises simt.CompileError, with the compiler's output, if a command fails; FailedBeforeError if the build failed
+    before and ``again`` is false.
     """
     folder = toolchain_folder(toolchain.name)
     record = Record(
@@ -77,7 +78,7 @@ class HostBuild(NamedTuple):
 
 
 def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress = quiet, again: bool = True) -> Path:
-    """The library of ``kernels`` for the CPU, with the runtime that executes it. Arguments and errors of build_gpu."""
+    """The library of ``kernels`` for the CPU, with the runtime that executes it. Errors as in build_gpu."""
     folder = toolchain_folder("host")
     version = simt.find_compiler(kind.checked).version
     record = Record("host", platform.machine(), kind.warp_size, kind.checked, version, source_digests(kernels))
@@ -92,7 +93,8 @@ def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress 
 def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
     """Sources that include up to ``BATCH`` of ``sources`` each.
 
-    Those of a batch lie in one folder, so that each spec has its own, and take their headers from the same folders.
+    The sources of a batch lie in one folder, so each spec has its own batches. They include headers from the same
+    folders.
     """
 
     def folders(source: Path) -> list[str]:
@@ -135,7 +137,7 @@ def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
 
 
 def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: Progress) -> None:
-    """Run ``commands`` side by side, then the plan's last one. The first that fails ends it."""
+    """Run ``commands`` in parallel, then the plan's link command. The first failure stops the build."""
     total = len(commands) + 1
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
         running = {pool.submit(simt.run_command, command): command for command in commands}
@@ -171,7 +173,7 @@ __attribute__((used, section("{SECTION}"))) extern const char pav2_record[] =
 
 
 def write_source(folder: Path, stem: str, text: str) -> Path:
-    """A source of ours in the cache, named by its content."""
+    """Write a generated source into the cache, named by its content."""
     path = folder / f"{stem}-{sha(text)}.cu"
     temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     temporary.write_bytes(os.fsencode(text))
@@ -180,7 +182,7 @@ def write_source(folder: Path, stem: str, text: str) -> Path:
 
 
 def quoted(text: str) -> str:
-    """A text in ASCII as a C string, in pieces of a line's length."""
+    """An ASCII text as a C string literal, split into lines."""
     escaped = [text[i : i + 100].replace("\\", "\\\\").replace('"', '\\"') for i in range(0, len(text), 100)]
     return "\n    ".join(f'"{piece}"' for piece in escaped)
 

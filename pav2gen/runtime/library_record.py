@@ -1,7 +1,7 @@
 """The record inside a compiled library: the compiler, the device, and the digest of each kernel's sources.
 
 The record is a JSON text in a section of the ELF file. It is read from the file's bytes, so that a library can be
-judged before any of its code runs.
+checked before any of its code runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MACHINES = {62: "x86_64", 183: "aarch64"}
 
 #: ``e_ident`` and ``e_machine``; ``e_shoff``, ``e_shentsize``, ``e_shnum``, ``e_shstrndx``.
 _HEADER = struct.Struct("<16s2xH20xQ10xHHH")
-#: Of a section's header: the place of its name, its offset and its size.
+#: Fields of a section's header: the place of its name, its offset and its size.
 _SECTION = struct.Struct("<I20xQQ24x")
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
@@ -36,15 +36,15 @@ _HEAD = re.compile(r"\A(?:[ \t]*(?://[^\n]*)?\n)*")
 
 
 class RecordError(ValueError):
-    """A file that is not a library of pav2 kernels, or has no readable record. The message has no path in it."""
+    """A file that is not a library of pav2 kernels, or has no readable record. The message does not name the path."""
 
 
 class Record(NamedTuple):
     """The description of a library.
 
-    toolchain: corex, nvcc or host. arch: ivcore10, sm_75 and the like; of a host library, the machine. warp_size: the
-    one that the kernels were compiled for. checked: whether it is a checked build of the host toolchain. compiler: what
-    the compiler says of its version. kernels: the digest of each kernel's sources, by the name of its entry function.
+    toolchain: corex, nvcc or host. arch: ivcore10, sm_75 and the like; for a host library, the machine. warp_size: the
+    one that the kernels were compiled for. checked: whether it is a checked build of the host toolchain. compiler: the
+    compiler's version text. kernels: the digest of each kernel's sources, by the name of its entry function.
     machine: the processor of the host code, from the ELF header.
     """
 
@@ -66,14 +66,14 @@ class Record(NamedTuple):
         return f"{self.toolchain}{kind}, {self.arch}, warp size {self.warp_size}, {len(self.kernels)} kernels"
 
     def text(self) -> str:
-        """The record as it stands in a library."""
+        """The record as a library stores it."""
         fields = {name: value for name, value in self._asdict().items() if name != "machine"}
         return json.dumps({"format": FORMAT, **fields})
 
     def differing(self, sources: Mapping[str, str]) -> list[str]:
         """The kernels that were compiled from other sources than ``sources`` (symbol -> ``source_digest``), sorted.
 
-        Kernels that only one of the two has are not among them.
+        The list leaves out kernels that only one side has.
         """
         return sorted(symbol for symbol in self.kernels.keys() & sources if self.kernels[symbol] != sources[symbol])
 
@@ -83,7 +83,7 @@ class Record(NamedTuple):
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """The record of a library. Nothing of the library is executed, and only a few of its bytes are read.
+    """The record of a library. No code of the library runs, and only a few of its bytes are read.
 
     Raises RecordError where ``path`` is not a regular file, not a whole ELF library, or has no record; OSError where it
     can't be opened. A FIFO or a device is refused without reading from it.
@@ -126,7 +126,7 @@ def source_digest(path: str, read: Callable[[str], bytes]) -> str:
 
 
 def closure(path: str, read: Callable[[str], bytes]) -> dict[str, str]:
-    """The texts of a source and of the headers that it includes by a relative path, by name. As ``source_digest``."""
+    """The texts of a source and of the headers that it includes by a relative path, by name. See ``source_digest``."""
     texts: dict[str, str] = {}
     queue = [path]
     while queue:
@@ -176,7 +176,7 @@ def _find_section(read: Callable[[int, int], bytes]) -> tuple[str, bytes]:
     if ident[4:6] != b"\x02\x01":
         raise RecordError("it is not a 64-bit little-endian library")
     if not table or entry_bytes != _SECTION.size or names_at >= entries:
-        raise RecordError("it has no record of what it is: it was stripped, or it is not a library of pav2 kernels")
+        raise RecordError("it has no pav2 record: it was stripped, or it is not a library of pav2 kernels")
     raw = read(table, entry_bytes * entries)
     sections = [_SECTION.unpack_from(raw, i * entry_bytes) for i in range(entries)]
     _, names_offset, names_bytes = sections[names_at]
@@ -185,7 +185,7 @@ def _find_section(read: Callable[[int, int], bytes]) -> tuple[str, bytes]:
     for name, offset, count in sections:
         if names[name : name + len(wanted)] == wanted:
             return MACHINES.get(machine, f"machine {machine}"), read(offset, count)
-    raise RecordError("it has no record of what it is: it is not a library of pav2 kernels, or of an older version")
+    raise RecordError("it has no pav2 record: it is not a library of pav2 kernels, or an older version built it")
 
 
 def _parse(content: bytes, machine: str) -> Record:
@@ -203,5 +203,5 @@ def _parse(content: bytes, machine: str) -> Record:
     except RecordError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise RecordError("its record of what it is can't be read: the file is damaged") from None
+        raise RecordError("its record can't be read: the file is damaged") from None
     return record

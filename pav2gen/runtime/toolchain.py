@@ -1,7 +1,8 @@
 """The compilers that build a library from a package's CUDA sources: CoreX clang++, nvcc, or g++ for the CPU.
 
-Command lines follow what is known to work on a BI-V100 (CoreX 3.2.3: clang++ with --cuda-gpu-arch=ivcore10; its nvcc is
-a script that prints a version, not a compiler). The sources use plain C and CUDA, so no torch header and no ABI enters.
+The command lines are of a form that is known to work on a BI-V100 (CoreX 3.2.3: clang++ with --cuda-gpu-arch=ivcore10;
+its nvcc is a script that prints a version, not a compiler). The sources use plain C and CUDA, so they need no torch
+header and no C++ ABI.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ TOOLCHAINS = ("corex", "nvcc", "host")
 
 
 class CompilerMissingError(Exception):
-    """The compiler of a toolchain is missing. The message says where it was searched, and what would work."""
+    """The compiler of a toolchain is missing. The message says where it was looked for, and what would work."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """One GPU compiler: how it compiles a source and links objects. ``warp_size`` is that of the cards of ``arch``."""
+    """One GPU compiler: how it compiles a source and links objects. ``warp_size``: of the cards of ``arch``."""
 
     name: str
     compiler: str

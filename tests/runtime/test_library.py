@@ -160,7 +160,7 @@ def test_a_missing_compiler_says_where_it_was_looked_for(tmp_path, monkeypatch, 
 
 
 def test_options_of_the_other_kind_of_toolchain(machine, kernels):
-    with pytest.raises(library.LibraryError, match=r"--arch sm_75 is of a GPU; the host toolchain builds for this"):
+    with pytest.raises(library.LibraryError, match=r"--arch sm_75 names a GPU; the host toolchain builds for this"):
         library.build(kernels, "host", "sm_75")
     with pytest.raises(library.LibraryError, match=r"a checked build runs on the CPU: --toolchain host --checked"):
         library.build(kernels, "corex", checked=True)
@@ -175,7 +175,7 @@ def test_without_a_device_the_architecture_must_be_named(kernels):
 
 
 def test_a_toolchain_that_there_is_not():
-    with pytest.raises(library.LibraryError, match="no toolchain 'icc'; it is corex or nvcc"):
+    with pytest.raises(library.LibraryError, match="no toolchain 'icc'; choose corex or nvcc"):
         library.find_toolchain("icc", None)
 
 
@@ -257,7 +257,7 @@ def test_no_library_loaded():
 def test_a_file_that_is_no_library(tmp_path):
     (tmp_path / "x.so").write_text("not a library")
     package = load(GENERATED, "pav2_with_a_broken_library")
-    with pytest.raises(package.runtime.library.LibraryError, match=r"x\.so is no library of pav2 kernels"):
+    with pytest.raises(package.runtime.library.LibraryError, match=r"x\.so is not a library of pav2 kernels"):
         package.load(library=tmp_path / "x.so")
 
 

@@ -130,5 +130,5 @@ def test_a_fifo_and_a_device_are_refused_at_once(tmp_path):
     for path in (tmp_path / "x.so", "/dev/zero", tmp_path):
         with pytest.raises((RecordError, IsADirectoryError)):
             read_record(path)
-    with pytest.raises(LibraryError, match=r"x\.so is no library of pav2 kernels: it is not a regular file"):
+    with pytest.raises(LibraryError, match=r"x\.so is not a library of pav2 kernels: it is not a regular file"):
         identify(tmp_path / "x.so")

@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_report_never_replaces_another_kind_of_file(cache, folder):
     (folder / "other.json").write_text('{"name": 1}')
     os.mkfifo(folder / "fifo")
-    for victim, words in (("x.cu", b"no report"), ("other.json", b"no report"), ("fifo", b"not a regular"),
+    for victim, words in (("x.cu", b"not a report"), ("other.json", b"not a report"), ("fifo", b"not a regular"),
                           (".", b"not a regular")):  # fmt: skip
         before = (folder / victim).read_bytes() if (folder / victim).is_file() else b""
         done = start(cache, folder, "x.cu", "--json", victim)

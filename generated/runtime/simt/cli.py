@@ -1,4 +1,4 @@
-"""Compiles a CUDA program with a `main` of its own, runs it under the runtime, prints findings and counters."""
+"""Compiles a CUDA program that has a `main`, runs it under the runtime, and prints findings and counters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .policy import CHOICES, Policy
 from .report import Report, read_report
 from .toolchain import ToolchainError
 
-#: How a report of ours begins. An empty file may be written over, too.
+#: The first bytes of a report. Only reports and empty files may be overwritten.
 _REPORT_HEAD = b'{\n "warp_size"'
 
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # the locale may not have a letter of a path
+            stream.reconfigure(errors="backslashreplace")  # the locale may be unable to encode a path
     args = _parser(prog).parse_args(argv)
     try:
         policy = _policy(args)
@@ -52,16 +52,16 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         Path(args.json).write_text(text, encoding="utf-8", errors="surrogateescape")
     try:
         print(report, flush=True)
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code or int(bool(report.findings))
 
 
 @contextmanager
 def _report_file(path: str | None) -> Iterator[None]:
-    """See that a report can be written there, before anything runs; leave no file if what follows fails.
+    """Check that a report can be written to `path` before anything runs. If the body fails, leave no new file.
 
-    :raises ValueError: it can't be written, or a file that is no report would be lost
+    :raises ValueError: the file can't be written, or it has content that is not a report
     """
     if not path:
         yield
@@ -82,7 +82,7 @@ def _report_file(path: str | None) -> Iterator[None]:
 
 
 def _refuse_to_lose(path: str) -> None:
-    """:raises ValueError: there is something other than a report, an empty file or a device"""
+    """:raises ValueError: `path` holds something other than a report, an empty file or a device"""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -93,7 +93,7 @@ def _refuse_to_lose(path: str) -> None:
         raise ValueError(f"{path}: cannot be written (not a regular file)")
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if not _REPORT_HEAD.startswith(file.read(len(_REPORT_HEAD))):
-            raise ValueError(f"{path}: this file is no report; it would be overwritten. Remove it, or name another")
+            raise ValueError(f"{path}: this file is not a report and would be overwritten. Remove it, or name another")
 
 
 def _parser(prog: str | None) -> argparse.ArgumentParser:
@@ -101,19 +101,19 @@ def _parser(prog: str | None) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("sources", nargs="+", metavar="FILE.cu", help="sources of one program; one of them has main()")
     add("--warp-size", type=int, choices=(32, 64), default=64)
-    add("--fast", action="store_true", help="no checks of memory accesses and no counters of them, but at full speed")
+    add("--fast", action="store_true", help="run at full speed, without checks and counters of memory accesses")
     for name, choices in CHOICES.items():
         add(f"--{name.replace('_', '-')}", choices=choices, default=getattr(Policy, name))
-    add("--seed", type=int, default=0, help="of random orders")
-    add("--lenient-exit", action="store_true", help="threads that have returned are not missed at barriers")
-    add("--wrap", action="store_true", help="the overflow of signed integers is no finding")
+    add("--seed", type=int, default=0, help="seed of random orders")
+    add("--lenient-exit", action="store_true", help="allow barriers after some threads have returned")
+    add("--wrap", action="store_true", help="do not report the overflow of signed integers")
     add("--time-limit", type=float, default=60, metavar="S", help="seconds for one launch, 0 for no limit (60)")
-    add("--stack-bytes", type=int, default=Policy.stack_bytes, metavar="N", help="local memory of a thread")
+    add("--stack-bytes", type=int, default=Policy.stack_bytes, metavar="N", help="bytes of local memory of each thread")
     add("-I", dest="include", action="append", default=[], metavar="DIR", help="search DIR for headers")
     add("-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro")
     add("--arg", dest="arguments", action="append", default=[], metavar="WORD", help="an argument for the program")
-    add("--json", metavar="PATH", help="write the report there too")
-    add("--cache-dir", metavar="DIR", help="where compiled programs are kept")
+    add("--json", metavar="PATH", help="also write the report to PATH")
+    add("--cache-dir", metavar="DIR", help="keep compiled programs in DIR")
     return parser
 
 
@@ -155,7 +155,7 @@ def _signal_name(number: int) -> str:
 
 
 def _read(left: bytes | None, program: Path) -> Report | None:
-    """The report; none if the program left nothing, or was ended while it wrote."""
+    """The report; None if the program left no report, or was ended while it wrote one."""
     try:
         return read_report(left, str(program)) if left else None
     except ValueError:

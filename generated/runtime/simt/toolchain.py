@@ -1,4 +1,4 @@
-"""The compiler, and the exact command lines by which CUDA sources become a library that runs on the CPU."""
+"""Finds the compiler, and gives the exact command lines that turn CUDA sources into a library for the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INCLUDE = Path(__file__).resolve().parent / "include"
 RUNTIME_SOURCE = INCLUDE / "simt.cpp"
 #: The step between compiler and assembler in a checked build.
 ASSEMBLE = Path(__file__).resolve().with_name("assemble.py")
-#: Bytes of dynamic shared memory a launch can have at most.
+#: Upper bound in bytes of a launch's dynamic shared memory.
 DYNAMIC_SHARED_CAPACITY = 128 << 10
 
 _COMMON = (
@@ -28,10 +28,10 @@ _COMMON = (
 # A local array is touched page by page when its function begins, so that it can't reach over the pages that guard a
 # thread's stack.
 _STACK = ("-fstack-clash-protection",)
-# Lines for findings and counters. In DWARF 5 addr2line takes #line for the file that was compiled. Nobody asks where a
-# variable lives, which takes a compiler a third of its time.
+# Lines for findings and counters. In DWARF 5 addr2line takes #line for the file that was compiled. Locations of
+# variables are left out: nothing reads them, and they take a third of the compile time.
 _DEBUG = ("-g1", "-gdwarf-4", "-fno-var-tracking")
-# -O3 without vectors: loops of a few rounds are unrolled, and nothing else takes the compiler long.
+# -O3 without vectorization: short loops are unrolled, and the other passes of -O3 take little time.
 _FAST = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fwrapv")
 # Hooks at accesses, blocks and undefined arithmetic; code in the order of the source; vector accesses in one piece.
 _CHECKED = (
@@ -42,7 +42,7 @@ _CHECKED = (
     "-fsanitize=bounds,signed-integer-overflow,integer-divide-by-zero",
 )  # fmt: skip
 
-# Of object files: the kind of a table of symbols, and of a thread-local variable; the layouts of their headers.
+# ELF object files: the types of a symbol table and of a thread-local symbol; the layouts of sections and symbols.
 _SYMTAB = 2
 _TLS = 6
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -90,7 +90,7 @@ class Plan:
     flags: tuple[str, ...] = field(default=(), repr=False)
 
     def link(self) -> Command:
-        """The last command. The objects must exist: their `extern __shared__` arrays are defined by it."""
+        """The last command. It defines the `extern __shared__` arrays of the objects, so the objects must exist."""
         objects = [str(c.output) for c in self.compile]
         names = sorted({n for c in self.compile for n in undefined_thread_locals(c.output)})
         extra = [str(_write_dynamic_shared(self.out, names))] if names else []
@@ -106,14 +106,14 @@ def _identify(path: str) -> Compiler:
     except OSError as error:
         raise ToolchainError(f"{path} cannot be run: {error.strerror}") from None
     if done.returncode:
-        raise ToolchainError(f"{path} is no compiler that works: {path} --version exits with {done.returncode}")
+        raise ToolchainError(f"{path} does not work as a compiler: {path} --version exits with {done.returncode}")
     return Compiler(path, done.stdout.splitlines()[0] if done.stdout else path)
 
 
 def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
-    """`path`, or the environment's SIMT_CXX, or the first of g++, c++ and clang++ that there is.
+    """`path`, else the environment's SIMT_CXX, else the first that is found of g++, c++ and clang++.
 
-    :raises ToolchainError: there is none, or only clang for a checked build
+    :raises ToolchainError: no compiler is found, or only clang for a checked build
     """
     asked = path or os.environ.get("SIMT_CXX")
     for name in [asked] if asked else ["g++", "c++", "clang++"]:
@@ -154,7 +154,7 @@ def kernel_flags(
     include: Iterable[str | os.PathLike[str]] = (), defines: Mapping[str, object] | None = None,
     flags: Iterable[str] = (),
 ) -> tuple[str, ...]:  # fmt: skip
-    """The command for a CUDA source. `flags` are added last."""
+    """The flags for a CUDA source. `flags` come last."""
     macros = {"PAV2_WARP_SIZE": warp_size, **(defines or {})}
     words = [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in macros.items()]
     words += [f"-I{os.fspath(p)}" for p in include]
@@ -167,7 +167,7 @@ def kernel_flags(
 
 def runtime_command(compiler: Compiler, out: Path, warp_size: int, checked: bool, native: bool = True,
                     flags: Sequence[str] = ()) -> Command:  # fmt: skip
-    """Compiles the runtime itself."""
+    """The command that compiles the runtime itself."""
     words = (*base_flags(compiler, warp_size, checked, native), "-O2", *flags)
     return Command((compiler.path, *words, "-c", str(RUNTIME_SOURCE), "-o", str(out)), out)
 
@@ -179,7 +179,7 @@ def undefined_thread_locals(path: Path) -> list[str]:
     """
     data = path.read_bytes()
     if data[:4] != b"\x7fELF" or data[4] != 2:
-        raise ValueError(f"{path} is no 64-bit ELF object file")
+        raise ValueError(f"{path} is not a 64-bit ELF object file")
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
     sections = [_SECTION.unpack_from(data, table + i * size) for i in range(count)]

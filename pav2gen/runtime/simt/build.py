@@ -44,9 +44,9 @@ from .toolchain import (
 StrPath = str | os.PathLike[str]
 
 _INCLUDE_LINE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
-# An include that can't be followed by reading: its name is a macro.
+# An include with a macro as its name: reading the source can't follow it.
 _COMPUTED_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include(?:_next)?[ \t]+[^<"\s/]', re.MULTILINE)
-# Where the compiler finds headers that are not looked for by reading.
+# Variables that add folders to the compiler's search for headers; reading the source ignores these folders.
 _HEADER_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
@@ -81,13 +81,13 @@ def build(
     :param include: folders searched for headers
     :param defines: macros; a value of None defines the bare name
     :param flags: further compiler flags for the sources
-    :param cache_dir: where objects and libraries are kept, by the hash of all that goes into them
-    :param compiler: instead of the one that is found (SIMT_CXX, g++, clang++)
+    :param cache_dir: folder for objects and libraries; each is named by the hash of all its inputs
+    :param compiler: by default the first that is found (SIMT_CXX, g++, c++, clang++)
     :param native: use the half precision instructions of this machine, where it has them
     :param runtime_flags: further flags for the runtime, such as -DSIMT_UCONTEXT
-    :param jobs: compilers at the same time
-    :raises CompileError: a source does not compile; the compiler's own words and the command are in it
-    :raises ToolchainError: there is no compiler, or the cache is not safe to use
+    :param jobs: how many compilers run at once
+    :raises CompileError: a source does not compile; the message has the compiler's output and the command
+    :raises ToolchainError: no compiler is found, or the cache is not safe to use
     """
     plan = compile_commands(
         sources, None, warp_size=warp_size, checked=checked, include=include, defines=defines, flags=flags,
@@ -104,11 +104,11 @@ def compile_commands(
 ) -> Plan:  # fmt: skip
     """The commands that `build` would run, for use in another build system.
 
-    Objects are named by a hash of all they are made from: one that exists need not be made again. With `out` None
-    the library is named so too. A source that has `kernel<<<…>>>`, or includes a header that has, is rewritten here,
-    into the cache.
+    An object is named by a hash of all its inputs, so an existing object need not be made again. If `out` is None, the
+    library is named in the same way. If a source or one of its headers has a `kernel<<<…>>>`, the rewritten source is
+    written into the cache here.
 
-    :raises CompileError: a source can't be read, or what it includes is not found
+    :raises CompileError: a source can't be read, or a file that it includes is not found
     """
     cache = Path(cache_dir) if cache_dir else default_cache()
     own_folder(cache)
@@ -130,7 +130,7 @@ def compile_commands(
 
 
 def run_plan(plan: Plan, jobs: int = 2) -> Path:
-    """Run the commands with a missing output, or an output that was built from other files than the present ones.
+    """Run each command with a missing output, or an output that was built from files that have changed since.
 
     :raises CompileError: a command failed
     """
@@ -154,9 +154,9 @@ def note_library(library: Path, objects: Iterable[Path], digests: Digests) -> No
 
 
 def run_command(command: Command, digests: Digests | None = None) -> None:
-    """Run one command into a temporary file, rename that when it is complete, and note what it was made from.
+    """Run one command into a temporary file, rename the file when it is complete, and note its inputs.
 
-    :param digests: of the files seen so far
+    :param digests: digests of the files seen so far
     :raises CompileError: the command failed
     """
     digests = Digests() if digests is None else digests
@@ -171,7 +171,7 @@ def run_command(command: Command, digests: Digests | None = None) -> None:
         if compiles and done.returncode == 0:
             inputs = read_dependencies(listed) or inputs
         elif compiles:
-            done = _run(argv)  # the flags may be what the compiler refuses
+            done = _run(argv)  # the compiler may have refused -MD and -MF only
         if done.returncode != 0:
             raise CompileError(command, done.stderr + done.stdout)
         os.replace(made, command.output)
@@ -184,7 +184,7 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _included(source: Path) -> list[str]:
-    """The source and the headers that it includes, found by reading; empty where it can't be read."""
+    """The source and the headers that it includes, found by reading; empty if it can't be read."""
     try:
         return [str(path) for path in _closure(source.resolve(), [])]
     except OSError:
@@ -204,7 +204,7 @@ class _Workshop:
     hidden: bool  # headers may come from folders that are not known here
 
     def command(self, source: Path) -> Command:
-        """How one source is compiled; it is rewritten if it has launches, or includes them."""
+        """The command that compiles one source. A source with launches, its own or in headers, is rewritten first."""
         try:
             texts = _closure(source, self.folders)
         except OSError as error:
@@ -222,13 +222,13 @@ class _Workshop:
         return Command((*front, self.tool.path, *words, "-c", str(compiled), "-o", str(out)), out)
 
     def _rewritten(self, source: Path, texts: Mapping[Path, str]) -> tuple[str | None, tuple[str, ...]]:
-        """What is compiled instead of a source, or None if it has no launches; and the compiler's words."""
+        """The text to compile instead of a source, or None if it has no launches; and the compiler's arguments."""
         launches = any("<<<" in text for text in texts.values())
         unseen = self.hidden or any(_COMPUTED_INCLUDE.search(text) for text in texts.values())
         if not launches and not unseen:
             return None, self.words
         try:
-            if self.tool.is_clang:  # which can't compile what it has unfolded: launches in headers stay as they are
+            if self.tool.is_clang:  # it can't compile its unfolded output: launches in headers stay
                 words = (f"-iquote{source.parent}", *self.words)
                 return (rewrite_launches(texts[source], str(source)), words) if launches else (None, self.words)
             unfolded = self._unfolded(source)
@@ -274,7 +274,7 @@ def _read(path: Path) -> str:
 
 
 def _own_digest() -> str:
-    """Of the runtime and of what is done to assembly."""
+    """The digest of the runtime and of the assembly step."""
     files = [ASSEMBLE, *sorted(p for p in INCLUDE.rglob("*") if p.is_file())]
     return _digest([(p.name, digest(p)) for p in files])
 

@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: its kind, its places, its buffer, and what would be right."""
+    """One fault: its kind, its places, its buffer, and what was expected."""
 
     kind: str
     what: str
@@ -70,7 +70,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Memory accesses: of warps, of lanes, their bytes, the sectors of global memory, the passes of shared memory."""
+    """Memory accesses of warps and of lanes, their bytes, sectors of global memory, and passes of shared memory."""
 
     accesses: int = 0
     lanes: int = 0
@@ -136,7 +136,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over a session; `approximate` if warps went so long without meeting that counting had to cut in."""
+    """Sums over a session. `approximate`: some warps were counted early, as they did not meet for a long time."""
 
     launches: int
     blocks: int
@@ -175,7 +175,7 @@ class Report:
 
 
 def read_report(text: bytes, library: str | None = None) -> Report:
-    """The runtime's JSON as a Report; `library` is the file it came from, if that has another name here."""
+    """The runtime's JSON as a Report. `library`: the library's file, if its name differs from the one in the JSON."""
     raw: dict[str, Any] = json.loads(text.decode("utf-8", "replace"))
     places = [p for f in raw["findings"] for p in f["places"] if not p["file"]]
     offsets = [c["pc"] for c in raw["counters"]] + [p["pc"] for p in places if p["pc"]]
@@ -194,7 +194,7 @@ def _totals(raw: dict[str, int]) -> Totals:
 
 
 def _tell_apart(raw: dict[str, Any]) -> None:
-    """If several used variables have the same name, each gets its function's name in front: `reduce::sums`."""
+    """Put the function's name before variables that have the same name: `reduce::sums`."""
     used = {c["region"] for c in raw["counters"]}
     regions = [r for r in raw["regions"] if r["id"] in used or r["registered"]]
     names = Counter(r["name"] for r in regions)
@@ -204,7 +204,7 @@ def _tell_apart(raw: dict[str, Any]) -> None:
 
 
 def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
-    """Counters of the same line, operation, buffer and width are one: the compiler may have copied the code."""
+    """Merge counters of the same line, operation, buffer and width: the compiler may have copied the code."""
     regions = {r["id"]: r for r in raw["regions"]}
     sums: dict[tuple[Location, str, int, int], Traffic] = defaultdict(Traffic)
     names = [f.name for f in fields(Traffic)]
