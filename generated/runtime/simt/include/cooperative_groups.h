@@ -6,7 +6,7 @@
 
 namespace cooperative_groups {
 
-// Any group below, for functions that take one by value: the block, or tiles of so many lanes.
+// Any group below, for functions that take a group by value: the block, or tiles of `tile` lanes.
 class thread_group {
    protected:
     unsigned tile;  // 0: the block
@@ -67,7 +67,7 @@ class thread_block_tile : public thread_group {
     static constexpr unsigned size() { return N; }
     static constexpr unsigned num_threads() { return N; }
     static unsigned thread_rank() { return thread_block::thread_rank() % N; }
-    // Which of its parent's tiles it is, and how many those are.
+    // The index of this tile in its parent, and the number of the parent's tiles.
     static unsigned meta_group_rank() { return Parent::thread_rank() / N; }
     static unsigned meta_group_size() { return (Parent::size() + N - 1) / N; }
     SIMT_CALL static void sync(SIMT_HERE) {
@@ -122,7 +122,7 @@ unsigned long long group_size(const Group& group) {
     return group.size();
 }
 
-// The grid can be asked where a thread is; its blocks can't meet.
+// The grid knows the place of a thread. Its blocks can't synchronize.
 class grid_group {
    public:
     static unsigned long long num_blocks() { return (unsigned long long)gridDim.x * gridDim.y * gridDim.z; }

@@ -6,7 +6,7 @@
 #include "runtime/hooks.h"
 #endif
 
-// assert() in a kernel ends the launch, in the host's code the process.
+// A failed assert() ends the launch in a kernel, and the process in the host's code.
 extern "C" __attribute__((visibility("hidden"), noreturn)) void __assert_fail(const char* expression, const char* file,
                                                                              unsigned line, const char* function) {
     if (simt::current) simt::fail_assertion(expression, file, (int)line);
@@ -14,7 +14,7 @@ extern "C" __attribute__((visibility("hidden"), noreturn)) void __assert_fail(co
     abort();
 }
 
-// The last object of this file: made when all others are, and its exit handler runs before they go.
+// The last object of this file. It is made after all others, so its exit handler runs before they are destroyed.
 static const struct Start {
     Start() {
         pthread_atfork(&simt::before_fork, &simt::after_fork_in_parent, &simt::after_fork_in_child);

@@ -1,5 +1,5 @@
 // libstdc++ writes __attribute__((__noinline__)) in this header, and __noinline__ is a macro in CUDA.
-// Without #pragma push_macro: a source whose launches are rewritten goes through the preprocessor twice.
+// #pragma push_macro can't help: a source with rewritten launches goes through the preprocessor twice.
 #pragma GCC system_header
 #undef __noinline__
 #include_next <bits/shared_ptr_base.h>

@@ -1,4 +1,4 @@
-// Shuffles, votes and other calls of the lanes of a warp: they meet, and the last one works out all results.
+// Shuffles, votes and other calls of the lanes of a warp: the lanes meet, and the last one computes all results.
 #pragma once
 #include "barriers.h"
 
@@ -23,7 +23,7 @@ inline Finding* lane_finding(const char* kind, const Lane& lane, const Meeting& 
     return &f;
 }
 
-// The lanes a mask names: those of them that the block has.
+// The lanes that a mask names and the block has.
 inline Mask named_lanes(Mask mask, const Lane& me, const Warp& warp, const Meeting& call) {
     if (SIMT_WARP_SIZE == 64 && mask == 0xffffffffull && machine.policy.full_mask_32) mask = all_lanes;
     mask &= warp.present;
@@ -68,7 +68,7 @@ inline void exchange(const Warp& warp, Lane* lanes, const Meeting& m) {
     }
 }
 
-// All are there: gives every lane its result.
+// All lanes have arrived: gives each its result.
 inline void conclude(Warp& warp, unsigned index, Meeting& m) {
     Lane* lanes = &machine.lanes[index * SIMT_WARP_SIZE];
     machine.totals.collectives++;

@@ -79,7 +79,7 @@ SIMT_API int simt_set(const char* name, long long value) {
     const simt::Turn turn;
     return simt::set_policy(name, value) ? 0 : -1;
 }
-// Gives the name of a registered buffer that overlaps, or null when all is well.
+// Returns the name of a registered buffer that overlaps, or null if none does.
 SIMT_API const char* simt_buffer(const void* base, size_t bytes, const char* name, int writable, int initialised) {
     const simt::Turn turn;
     const simt::Region* other = simt::regions.overlapping((uintptr_t)base, bytes);

@@ -1,5 +1,5 @@
-// What the compiler calls in a checked kernel: at accesses (-fsanitize=thread), at basic blocks
-// (-fsanitize-coverage=trace-pc), and where arithmetic or an index goes wrong (-fsanitize=bounds and others).
+// The functions that a checked kernel calls: at accesses (-fsanitize=thread), at basic blocks
+// (-fsanitize-coverage=trace-pc), and at faults of arithmetic or of an index (-fsanitize=bounds and others).
 // The sanitizers' own libraries are not linked.
 #pragma once
 #include "check.h"

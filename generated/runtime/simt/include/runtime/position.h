@@ -1,9 +1,9 @@
-// Where a thread stands in the control flow of its kernel, as a number that is equal for two lanes of a warp when a
-// GPU would execute them together.
+// The position of a thread in the control flow of its kernel, as a number. The number is equal for two lanes of a warp
+// if a GPU would execute them together.
 //
-// The compiler calls us at every basic block, access and function. A step to a lower address of code is the way back
-// of a loop; the loops a thread is in, with the number of rounds, make its position. Rounds are counted from the last
-// point where the whole warp was together. Code is compiled so that blocks stay in the order of the source.
+// Compiled code calls hooks at every basic block, access and function. A step to a lower code address is the back edge
+// of a loop. The loops around a thread and their rounds make up its position. Rounds are counted from the last point
+// where the whole warp was together. Compiler flags keep the basic blocks in the order of the source.
 #pragma once
 #include <cstdint>
 #include "../simt/abi.h"
@@ -39,7 +39,7 @@ struct Position {
         restart(at);
         last = 0;
     }
-    // The warp is together: what was before no longer tells its lanes apart.
+    // The warp is together: its lanes have equal positions again.
     void restart(uint32_t at) {
         epoch = at;
         depth = base = 0;

@@ -27,7 +27,7 @@ void checked_copy(void* to, const void* from, size_t bytes, const void*) { memmo
 void checked_fill(void* to, int byte, size_t bytes, const void*) { memset(to, byte, bytes); }
 #endif
 
-// "scale launched at k.cu:12", for a kernel of which nothing but "(scale)" is known.
+// "scale launched at k.cu:12", for a kernel known only as "(scale)".
 inline std::string place_name(const Launch& l) {
     const std::string name = l.name ? l.name : "(a kernel)";
     return name.substr(1, name.size() - 2) + text(" launched at %s:%d", l.file, l.line);

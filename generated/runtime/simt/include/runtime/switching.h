@@ -1,4 +1,4 @@
-// Who runs next, and what the checks make of the points where threads meet.
+// Which thread runs next, and what the checks record at the points where threads meet.
 #pragma once
 #include "findings.h"
 #if SIMT_CHECKED
@@ -13,7 +13,7 @@ inline void warp_together(Warp& warp, unsigned index) {
     settle(index);
     warp.epoch = warp.epoch + 1;
 }
-// All lanes of `mask` have met. Policy says whether that orders their accesses.
+// All lanes of `mask` have met. The policy decides whether that orders their accesses.
 inline void lanes_met(Warp& warp, unsigned index, Mask mask, Collective kind) {
     if (mask == warp.live) warp_together(warp, index);
     const WarpOrder order = machine.policy.warp_order;
@@ -84,8 +84,8 @@ inline void switch_to(Lane& lane) {
 
 void report_deadlock();
 
-// A thread whose atomic has changed nothing for the second time at a word may be waiting for what another thread does:
-// all others that can go on must have their turn.
+// A thread that waits for another one may repeat an atomic that changes nothing. At the second such atomic on the same
+// word, all other threads that can run get their turn.
 void spun(const volatile void* address) {
     if (!current) return;
     if (current->spun_at != address) {

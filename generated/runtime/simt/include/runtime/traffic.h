@@ -1,7 +1,7 @@
-// Counting memory traffic as a GPU would see it: the accesses of a warp's lanes, put together again.
+// Counts memory traffic as a GPU would see it: it groups the accesses of a warp's lanes.
 //
-// Lanes run one after the other. What two lanes do at the same site of the code and the same position of the control
-// flow is one access of the warp; it is counted once all its lanes have been together again.
+// Lanes run one after the other. The accesses of several lanes at the same site and the same position in the control
+// flow are one access of the warp. It is counted at the next point where all lanes are together.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -17,7 +17,7 @@ constexpr const char* operation_names[] = {"load", "store", "atomic"};
 
 struct Site;
 
-// What one site did to one region.
+// The accesses of one site to one region.
 struct Counter {
     Site* site;
     Region* region;
@@ -25,7 +25,7 @@ struct Counter {
     Operation operation;
     u64 lanes = 0, bytes = 0, warps = 0;
     u64 sectors32 = 0, sectors64 = 0, sectors128 = 0;  // global memory
-    u64 ideal_passes = 0, passes = 0;                  // shared memory: with all banks free, and as it is
+    u64 ideal_passes = 0, passes = 0;                  // shared memory: without bank conflicts, and with them
 };
 
 // Which units of a stretch of memory an access of the warp has touched. Global memory: 64 sectors of 32 bytes.
@@ -39,20 +39,20 @@ struct Group {
     Counter* counter;
     uint32_t windows;  // first of a chain
 };
-// The groups that a site has open in one warp, in the order in which their first lane came.
+// The open groups of a site in one warp, in the order of their first lane's access.
 struct Stream {
     std::vector<Group> groups;
-    uint32_t next[64] = {};  // for each lane, where it is expected to go on
+    uint32_t next[64] = {};  // for each lane, the group that it is expected to join next
     std::unordered_map<u64, uint32_t> index;
     size_t indexed = 0;
-    Mask lanes = 0;  // that have been here
+    Mask lanes = 0;  // lanes that have been here
 };
 
 struct Site {
     uintptr_t pc;
     unsigned id;
-    Region* region;    // where its last access went
-    Counter* counter;  // and what counts it
+    Region* region;    // of its last access
+    Counter* counter;  // of that region
     std::vector<std::unique_ptr<Counter>> counters;
     std::unique_ptr<Stream> streams[max_warps];
 
@@ -139,7 +139,7 @@ inline uint32_t search(Stream& stream, u64 key) {
     return found == stream.index.end() ? (uint32_t)stream.groups.size() : found->second;
 }
 
-// Lanes mostly do the same: a lane's next group is the one after its last. The first lane only makes new ones.
+// Lanes mostly do the same, so a lane's next group usually follows its last one. The first lane only adds groups.
 inline Group& find_group(Stream& stream, unsigned lane, u64 key, Counter& counter) {
     std::vector<Group>& groups = stream.groups;
     const Mask me = (Mask)1 << lane;
@@ -182,7 +182,7 @@ inline void settle_shared(const Group& group, const std::vector<Window>& pool) {
     }
 }
 
-// Called where all lanes of a warp are together, and at the end of a block.
+// Called at points where all lanes of a warp are together, and at the end of a block.
 inline void settle(unsigned warp) {
     WarpTraffic& t = traffic[warp];
     for (Stream* stream : t.active) {
@@ -213,7 +213,7 @@ inline void count(Site& site, Operation operation, Region& region, size_t offset
     if (region.space == Space::shared) {
         const size_t first = offset / 4, last = (offset + size - 1) / 4;
         const u64 served = (u64)(lane.lane * std::max(4u, size) / 128) << 32;
-        const u64 banks = ((u64)2 << (last - first)) - 1;  // from the first on
+        const u64 banks = ((u64)2 << (last - first)) - 1;  // starting at the first
         mark(group, t.windows, served | first / 32, (uint32_t)(banks << first % 32));
         if (last / 32 != first / 32) mark(group, t.windows, served | last / 32, banks << first % 32 >> 32);
     } else {

@@ -1,7 +1,7 @@
 // One thread of the host at a time is in the runtime: launches, copies and allocations take turns.
 //
-// A process that forks meanwhile waits until the turn is over, so that the child finds everything in order. Where that
-// takes too long, the child can do without the runtime only: its launches and copies fail.
+// A process that forks meanwhile waits until the turn is over, so that the child finds a consistent state. If that
+// takes too long, the child can't use the runtime: its launches and copies fail.
 #pragma once
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -22,7 +22,7 @@ struct Turns {
 };
 static Turns turns;
 
-// Does this thread of the host run a kernel now?
+// Whether this thread of the host runs a kernel now.
 inline bool in_kernel() { return current && turns.launching == thread_id(); }
 
 inline void before_fork() {

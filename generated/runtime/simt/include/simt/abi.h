@@ -1,6 +1,6 @@
-// What a kernel's translation unit and the runtime agree on.
+// The interface between a kernel's translation unit and the runtime.
 //
-// A kernel calls these functions and nothing else of the runtime. They live in an inline namespace named after the
+// A kernel calls only these functions of the runtime. They live in an inline namespace named after the
 // warp size and the build, so that objects of two kinds cannot be linked together by mistake.
 #pragma once
 #include <cstddef>
@@ -32,7 +32,7 @@
 
 // The place of a call in the kernel's source, as default arguments of the callee.
 #define SIMT_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
-// For code of ours that is compiled with the kernel: no access hooks inside.
+// For the runtime's code that is compiled with the kernel: it gets no access hooks.
 #if defined(__SANITIZE_THREAD__)
 #define SIMT_UNSEEN __attribute__((no_sanitize("thread"), noinline))
 #else
@@ -64,21 +64,21 @@ inline __attribute__((always_inline)) To bits_as(From from) {
 
 constexpr Mask all_lanes = SIMT_WARP_SIZE == 64 ? ~0ull : 0xffffffffull;
 
-// What a warp-wide call does with the values its lanes bring.
+// The operation of a warp-wide call on the values of its lanes.
 enum class Collective : int { sync, shuffle, ballot, match, add, minimum, maximum, bit_and, bit_or, bit_xor };
 enum class BarrierResult : int { none, count, conjunction, disjunction };
 
-// Coordinates never change while a thread runs: the compiler may keep what it has read (and no hook sees the reading).
+// Coordinates never change while a thread runs: the compiler may keep their values (and no hook sees the reads).
 __attribute__((const)) uint3 thread_index();
 __attribute__((const)) uint3 block_index();
 __attribute__((const)) dim3 block_dimensions();
 __attribute__((const)) dim3 grid_dimensions();
 
 int barrier(BarrierResult want, int predicate, const char* file, int line);
-// Brings `value`, waits for all lanes of `mask`, gives this lane's result. `source` matters to shuffles,
+// Gives `value`, waits for all lanes of `mask`, and returns this lane's result. `source` matters to shuffles,
 // `width_or_signed` is the width of a shuffle or whether minimum and maximum compare as signed.
 u64 collective(Collective kind, Mask mask, u64 value, int source, int width_or_signed, const char* file, int line);
-// The same among `lanes` lanes of the warp, a power of two, that lie side by side: those of the lane that calls.
+// The same among `lanes` neighbouring lanes of the warp, a power of two. The calling lane is one of them.
 u64 tile_collective(Collective kind, unsigned lanes, u64 value, int source, int width_or_signed, const char* file,
                     int line);
 Mask active_lanes();
@@ -92,17 +92,17 @@ u64 ticks();
 
 struct Launch {
     const void* kernel;
-    void (*invoke)(void* context);  // runs the kernel's body for the thread that calls it
+    void (*invoke)(void* context);  // runs the kernel's body for the calling thread
     void* context;
     dim3 grid, block;
     size_t dynamic_shared;
     const char* file;
     int line;
-    const char* name;  // as written in the source, where there is no function pointer
+    const char* name;  // as written in the source; used if there is no function pointer
 };
-int launch(const Launch& launch);  // gives a cudaError_t
+int launch(const Launch& launch);  // returns a cudaError_t
 
-// The host's API. Each gives a cudaError_t, which `failed` has noted for cudaGetLastError.
+// The host's API. Each returns a cudaError_t; `failed` has noted it for cudaGetLastError.
 enum class MemoryKind : int { device, host, managed };
 int failed(int error);
 int allocate(void** pointer, size_t bytes, MemoryKind kind, const char* file, int line);
@@ -112,7 +112,7 @@ int copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, si
               const char* file, int line);
 int fill_rows(void* to, size_t pitch, int byte, size_t width, size_t rows, const char* file, int line);
 void memory_left(size_t* free, size_t* total);
-bool device_memory(const void* pointer, MemoryKind* kind);  // false for what was not allocated here
+bool device_memory(const void* pointer, MemoryKind* kind);  // false for memory that was not allocated here
 size_t set_dynamic_limit(const void* kernel, size_t bytes);
 size_t static_shared_of(const void* kernel);
 size_t shared_limit();

@@ -9,7 +9,7 @@ struct __half_raw {
 namespace simt {
 inline namespace SIMT_ABI {
 
-#if defined(__F16C__)  // by the compiler's own names: immintrin.h takes a third of a second to read
+#if defined(__F16C__)  // uses the compiler's built-in names: reading immintrin.h takes a third of a second
 typedef short Shorts __attribute__((vector_size(16)));
 typedef float Floats __attribute__((vector_size(16)));
 #endif

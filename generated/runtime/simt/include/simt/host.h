@@ -118,7 +118,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*)(
     *blocks = threads > 0 ? 2048 / threads : 0;
     return cudaSuccess;
 }
-// The largest block that is allowed, and as many blocks of it as the device would run at once.
+// The largest block that is allowed, and the number of such blocks that the device would run at once.
 template <class... P>
 cudaError_t cudaOccupancyMaxPotentialBlockSize(int* blocks, int* threads, void (*)(P...), size_t = 0, int limit = 0) {
     *threads = limit > 0 && limit < 1024 ? limit : 1024;
@@ -144,7 +144,7 @@ cudaError_t cudaMallocPitch(T** pointer, size_t* pitch, size_t width, size_t hei
         return (cudaError_t)simt::failed(cudaErrorMemoryAllocation);
     return cudaMalloc(pointer, bytes, file, line);
 }
-// The host writes to these without saying so: they count as initialised.
+// The host may write to these at any time, so they count as initialised.
 constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2;
 template <class T>
 cudaError_t cudaMallocManaged(T** pointer, size_t bytes, unsigned = cudaMemAttachGlobal, SIMT_HERE) {

@@ -1,4 +1,4 @@
-// Launching kernels: cudaLaunchKernel, and what `kernel<<<grid, block>>>(arguments)` is rewritten to.
+// Launching kernels: cudaLaunchKernel, and the replacement of `kernel<<<grid, block>>>(arguments)`.
 #pragma once
 #include <cstddef>
 #include <tuple>
@@ -25,7 +25,7 @@ struct Call {
     }
 };
 
-// What stands between <<< and >>>.
+// The arguments between <<< and >>>.
 struct Configuration {
     dim3 grid, block;
     size_t dynamic_shared;
@@ -106,7 +106,7 @@ Prepared<Take, Apply> prepare(Configuration configuration, Take take, Apply appl
 }  // namespace SIMT_ABI
 }  // namespace simt
 
-// KERNEL stands in parentheses: (name), (ns::name<4, float>).
+// KERNEL is in parentheses: (name), (ns::name<4, float>).
 #define SIMT_LAUNCH(KERNEL, ...)                                                                          \
     ::simt::prepare(                                                                                      \
         ::simt::Configuration(__VA_ARGS__),                                                               \
@@ -120,6 +120,6 @@ cudaError_t cudaLaunchKernel(void (*kernel)(P...), dim3 grid, dim3 block, void**
     const simt::Configuration configuration(grid, block, shared_bytes, stream, file, line);
     return (cudaError_t)simt::launch_typed(configuration, kernel, arguments);
 }
-// An untyped pointer does not say how the arguments are to be passed: give the kernel itself.
+// An untyped pointer does not tell how to pass the arguments: pass the kernel itself.
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes = 0,
                              cudaStream_t stream = nullptr) = delete;

@@ -1,4 +1,4 @@
-// __syncthreads: who waits, who is missing, and when all go on.
+// __syncthreads: which threads wait, which are missing, and when all continue.
 #pragma once
 #include "switching.h"
 

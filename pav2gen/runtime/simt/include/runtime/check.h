@@ -115,7 +115,7 @@ inline void note_bytes(Zeros<uint64_t>& noted, const Region& r, size_t offset, u
     refuse(f, cudaErrorLaunchTimeout);
 }
 
-// The end of the time limit shows itself as a new epoch.
+// A new epoch may mean that the time limit has passed.
 __attribute__((noinline)) inline void catch_up(Lane& lane, uintptr_t pc) {
     if (time_is_up) give_up(lane, pc);
     lane.position.restart(warp_of(lane).epoch);
@@ -125,7 +125,7 @@ inline void step(Lane& lane, uintptr_t pc) {
     lane.position.step(pc);
 }
 
-// An atomic passes on what was fenced: within the block, and from block to block.
+// An atomic passes on the accesses before a fence: within the block, and from block to block.
 inline void meet(const Lane& lane, const Region& r, uintptr_t address) {
     const Warp& warp = machine.warp[lane.warp];
     timekeeper.handover.meet(address, lane, [&](unsigned other) { return heard_of(warp, lane.lane, other); });
@@ -163,7 +163,7 @@ inline void check(Lane& lane, Operation op, uintptr_t address, unsigned size, ui
         check_memory(lane, op, address, size, pc, aligned);
 }
 
-// An access of a size or alignment that no instruction has: what a GPU would do in several.
+// An access of a size or alignment that no instruction supports: a GPU would use several accesses.
 inline void check_pieces(Lane& lane, Operation op, uintptr_t address, size_t bytes, uintptr_t pc) {
     unsigned piece = 16;
     while (piece > 1 && (address % piece || bytes % piece)) piece /= 2;
@@ -173,7 +173,7 @@ inline void check_pieces(Lane& lane, Operation op, uintptr_t address, size_t byt
 inline void begin_checks() {
     timekeeper.begin_launch();
     regions.place_shared(Module::tls_base(), machine.dynamic, machine.dynamic_bytes);
-    if (timekeeper.now > 0xf0000000u) {  // start again, and forget everything before
+    if (timekeeper.now > 0xf0000000u) {  // restart the clock, and forget all earlier accesses
         for (auto& r : regions.all) r->shadow.reset();
         timekeeper = Clock();
         timekeeper.begin_launch();

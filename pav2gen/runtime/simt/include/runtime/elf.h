@@ -121,7 +121,7 @@ struct Module {
         for (auto* list : {&functions, &objects, &shared})
             std::sort(list->begin(), list->end(), [](const Symbol& a, const Symbol& b) { return a.start < b.start; });
     }
-    // The memory behind `extern __shared__` arrays has a symbol for each of them; it is looked after by launches.
+    // The memory behind `extern __shared__` arrays has a symbol for each of them; launches manage it.
     void forget_dynamic() {
         uintptr_t dynamic = ~(uintptr_t)0;
         for (const Symbol& s : shared)

@@ -31,7 +31,7 @@ struct Guard {
 static Guard guard;
 
 inline void on_fault(int number, siginfo_t* info, void* context) {
-    if (!current || thread_id() != guard.thread) {  // not a kernel's: as if we were not here
+    if (!current || thread_id() != guard.thread) {  // not in a kernel: restore the earlier handlers
         for (int i = 0; i < 4; i++)
             if (fault_signals[i] == number) sigaction(number, &guard.before[i], nullptr);
         return;
@@ -48,11 +48,11 @@ inline void on_timer(int number, siginfo_t*, void* context) {
     if (!current || thread_id() != guard.thread) return;
 #if SIMT_CHECKED
     if (!time_is_up) {
-        time_is_up = true;  // the next hook stops the launch, where no malloc or the like is under way
+        time_is_up = true;  // the next hook stops the launch; no malloc or the like runs there
         for (Warp& warp : machine.warp) warp.epoch = warp.epoch + 1;
         return;
     }
-    time_is_up = false;  // a second later no hook was met: the loop has none
+    time_is_up = false;  // no hook ran for a second: the loop has none
 #endif
     guard.signal = number;
     guard.pc = program_counter(context);

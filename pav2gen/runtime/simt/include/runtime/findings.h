@@ -1,4 +1,4 @@
-// What the checks have found: each thing once, with an example and a count.
+// The findings of the checks: each finding once, with an example and a count.
 #pragma once
 #include <cstdarg>
 #include <map>
@@ -11,7 +11,7 @@ inline namespace SIMT_ABI {
 // One side of a finding: what happened, where in the source, in which block and by which threads.
 struct Place {
     std::string role;
-    uintptr_t pc = 0;  // or, where the call brought its place with it:
+    uintptr_t pc = 0;  // or, if the call passed its place:
     const char* file = nullptr;
     int line = 0;
     bool in_block = false;
@@ -27,13 +27,13 @@ struct Finding {
     std::vector<Place> places;
 };
 
-// Two findings of the same kind at the same places in the code are one.
+// Two findings of the same kind at the same places in the code count as one.
 using FindingKey = std::tuple<std::string, uintptr_t, uintptr_t, const void*>;
 
 struct Findings {
     static constexpr size_t most = 1000, none = (size_t)-1;
     std::vector<Finding> list;
-    size_t latest = none;  // the last one that the present launch gave rise to
+    size_t latest = none;  // the last one from the present launch
     std::map<FindingKey, size_t> index;
 
     bool repeated(const FindingKey& key) {

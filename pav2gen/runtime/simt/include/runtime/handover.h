@@ -1,7 +1,8 @@
 // What the threads of a block hand to each other by fences and atomics: through a lock, or a flag.
 //
-// A thread that has fenced and then comes to a word by an atomic leaves there what it did before the fence, and what it
-// knew of others. A thread that comes to the same word later, by an atomic, takes it along.
+// A thread that has fenced and then accesses a word by an atomic leaves its knowledge at that word: its own accesses
+// before the fence, and what it knew of other threads. A thread with a later atomic at that word takes the
+// knowledge over.
 #pragma once
 #include <algorithm>
 #include <bitset>
@@ -12,7 +13,7 @@
 namespace simt {
 inline namespace SIMT_ABI {
 
-// Of each thread of the block: what it did before this tick. Empty: nothing is known.
+// For each thread of the block, a tick: its accesses before that tick are known. Empty if nothing is known.
 using Knowledge = std::vector<uint32_t>;
 
 inline void learn(Knowledge& mine, const Knowledge& other) {
@@ -24,10 +25,10 @@ inline void learn(Knowledge& mine, const Knowledge& other) {
 struct Handover {
     Knowledge fences;             // the tick of each thread's last fence; empty if none has fenced in this block
     std::vector<Knowledge> of;    // what each thread knows
-    // What was left at a word; beyond so many words, all others share one place.
+    // The knowledge left at each word. Up to most_words words have their own place; all others share one.
     static constexpr size_t most_words = 1 << 14;
     std::unordered_map<uintptr_t, Knowledge> at;
-    std::unordered_map<uintptr_t, std::bitset<max_threads>> visitors;  // who came to a word by an atomic
+    std::unordered_map<uintptr_t, std::bitset<max_threads>> visitors;  // threads with an atomic at a word
 
     void begin_block() {
         visitors.clear();

@@ -1,7 +1,7 @@
 // Device memory that the host must not touch: its pages are closed while the host's code runs.
 //
-// A kernel that touches a closed allocation opens it, until the launch ends. When the host's code does, that is a
-// finding; the allocation is opened then, so that the program goes on and shows what else is wrong with it.
+// A kernel that touches a closed allocation opens it until the launch ends. If the host's code touches one, that is a
+// finding. The allocation is then opened, so that the program goes on and can show further faults.
 #pragma once
 #include <signal.h>
 #include <ucontext.h>
@@ -40,7 +40,7 @@ inline uintptr_t program_counter(void* context) {
     return 0;
 #endif
 }
-// Whether the access that faulted was a store; not known everywhere.
+// Whether the access that faulted was a store. Not every processor tells.
 inline bool was_store(void* context) {
 #if defined(__x86_64__)
     return static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2;
@@ -50,7 +50,7 @@ inline bool was_store(void* context) {
 #endif
 }
 
-// Is it code of the program, and not of this runtime?
+// Whether the code belongs to the program and not to this runtime.
 inline bool is_program(uintptr_t pc) {
     const Module& module = Module::self();
     const Symbol* s = module.contains(pc) ? Module::at(module.functions, pc) : nullptr;  // has none of namespace simt
@@ -109,7 +109,7 @@ inline void on_host_fault(int number, siginfo_t* info, void* context) {
     if (handler_before.sa_flags & SA_SIGINFO)
         handler_before.sa_sigaction(number, info, context);
     else if (handler_before.sa_handler == SIG_DFL || handler_before.sa_handler == SIG_IGN)
-        sigaction(number, &handler_before, nullptr);  // and once more, without us
+        sigaction(number, &handler_before, nullptr);  // the access runs again, with the earlier handler
     else
         handler_before.sa_handler(number);
 }

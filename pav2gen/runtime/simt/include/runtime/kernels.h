@@ -1,4 +1,4 @@
-// What is known of each kernel by its symbol: its name, its shared arrays; and what its launches did.
+// The data of each kernel, by its symbol: its name, its shared arrays, and the counters of its launches.
 #pragma once
 #include "regions.h"
 #include "scheduler.h"
@@ -10,7 +10,7 @@ struct Kernel {
     std::string name;
     std::vector<std::pair<size_t, size_t>> arrays;  // its static shared arrays: offset in the TLS block, bytes
     size_t own_shared = 0, dynamic_limit = 0;
-    // Of its launches in this session; static_shared has the arrays of functions it calls, too.
+    // Counters of its launches in this session. static_shared includes the arrays of the functions that it calls.
     size_t static_shared = 0, dynamic_shared = 0;
     u64 launches = 0, blocks = 0, threads = 0, barriers = 0, collectives = 0;
 
@@ -43,7 +43,7 @@ inline Kernel& kernel_of(const void* function, const std::string& where) {
 }
 
 #if SIMT_CHECKED
-// Arrays of the functions that a kernel calls belong to it too: those that the launch has touched.
+// A kernel also owns the arrays of the functions that it calls, if the launch has touched them.
 inline size_t static_shared_touched() {
     size_t bytes = 0;
     const Symbol* kernel = symbol_of_kernel(machine.launch.kernel);

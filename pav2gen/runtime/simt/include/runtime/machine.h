@@ -16,20 +16,20 @@ constexpr unsigned max_threads = 1024;
 constexpr unsigned max_warps = max_threads / SIMT_WARP_SIZE;
 
 enum class Order { ascending, descending, random };
-// What orders two accesses of one warp's lanes: any collective of them, __syncwarp, or nothing below __syncthreads.
+// The weakest call that orders two accesses of one warp's lanes: any collective, __syncwarp, or __syncthreads.
 enum class WarpOrder { collective, syncwarp, syncthreads };
 
 struct Policy {
     Order lane_order = Order::ascending, block_order = Order::ascending;
     u64 seed = 0;
     WarpOrder warp_order = WarpOrder::syncwarp;
-    bool strict_exit = true;       // a thread that has returned is missed at barriers and collectives
+    bool strict_exit = true;       // a barrier or collective without a thread that has returned is a finding
     bool full_mask_32 = true;      // at warp size 64, mask 0xffffffff means all lanes
     bool poison = true;            // shared memory starts each block as 0xff bytes
     bool integer_overflow = true;  // signed overflow is a finding
     size_t stack_bytes = 128 << 10;
     size_t shared_limit = 128 << 10;
-    u64 time_limit_ms = 0;  // for one launch; 0 is no limit
+    u64 time_limit_ms = 0;  // for one launch; 0 means no limit
 };
 
 enum class Wait : uint8_t { none, barrier, collective, finished };
@@ -44,7 +44,7 @@ struct Lane {
     u64 given, taken;
     const char* file;
     int line;
-    const volatile void* spun_at;  // the word at which its last atomic that changed nothing was
+    const volatile void* spun_at;  // the word of its last atomic that changed nothing
 #if SIMT_CHECKED
     Position position;
 #endif
@@ -83,7 +83,7 @@ struct Machine {
     int error = 0;    // why the launch was stopped
     bool cut_short = false;  // a launch of this session was stopped
     std::string kernel;
-    u64 blocks = 0, block = 0;  // of the grid; the linear index of the one that runs
+    u64 blocks = 0, block = 0;  // number in the grid; linear index of the running one
     uint3 block_index{};
     unsigned threads = 0, warps = 0, live = 0;
     u64 random = 1;
@@ -105,8 +105,8 @@ struct Machine {
 };
 
 static Machine machine;
-static thread_local int last_error = 0;  // what cudaGetLastError gives next to this thread of the host
-static Lane* current = nullptr;  // none while the host's code runs
+static thread_local int last_error = 0;  // the next result of cudaGetLastError for this thread of the host
+static Lane* current = nullptr;  // null while the host's code runs
 static volatile bool time_is_up = false;  // the launch is to be stopped at the next hook
 
 inline Warp& warp_of(const Lane& lane) { return machine.warp[lane.warp]; }

@@ -16,7 +16,7 @@ inline Region* register_buffer(const void* base, size_t bytes, std::string name,
     return &r;
 }
 
-// What cudaGetLastError gives next.
+// Sets the next result of cudaGetLastError.
 int failed(int error) { return last_error = error; }
 
 inline const char* base_name(const char* file) {
@@ -24,7 +24,7 @@ inline const char* base_name(const char* file) {
     return slash ? slash + 1 : file;
 }
 
-// A finding of the host's API, at the line of the call. Null if it is known already.
+// Adds a finding of the host's API at the line of the call. Null if the finding is known already.
 inline Finding* host_finding(const char* kind, const char* call, std::string what, const char* file, int line) {
     const FindingKey key{kind, (uintptr_t)file, (uintptr_t)line, call};
     if (findings.repeated(key)) return nullptr;
@@ -50,7 +50,7 @@ inline bool name_allocation(void* base, size_t bytes, size_t mapped, MemoryKind 
     }
 }
 
-// Pages of its own for each, with some bytes behind its end that belong to nobody.
+// Each allocation has its own pages, with some unused bytes behind its end.
 int allocate(void** pointer, size_t bytes, MemoryKind kind, const char* file, int line) {
     const Turn turn;
     if (turn.error) return turn.error;
@@ -70,7 +70,7 @@ int allocate(void** pointer, size_t bytes, MemoryKind kind, const char* file, in
     return cudaSuccess;
 }
 
-// What is wrong with a pointer that is to be freed; empty if nothing is.
+// The fault of a pointer that is to be freed; empty if it has none.
 inline std::string unfit_for_release(uintptr_t base, bool host) {
     const Region* r = regions.owned(base);
     if (!r) return "an address that no allocation has, " + nearest(base);
@@ -82,7 +82,7 @@ inline std::string unfit_for_release(uintptr_t base, bool host) {
     return "";
 }
 
-// Freed memory keeps its addresses for a while, so that a later access to it is found for what it is.
+// Freed memory keeps its addresses for a while, so that a later access is reported as an access to freed memory.
 inline void retire(Region& r) {
     constexpr size_t most = (size_t)1 << 30;
     regions.allocated -= r.size;
@@ -122,9 +122,9 @@ struct Rows {
     uintptr_t base;
     size_t pitch, width, rows;
     bool write;
-    Region* region = nullptr;  // none on the host's side
+    Region* region = nullptr;  // null on the host's side
 
-    // From the first byte to the last; false if that is more than there are addresses.
+    // The bytes from the first to the last; false if they exceed the address space.
     bool extent(size_t* bytes) const {
         return !__builtin_mul_overflow(rows - 1, pitch, bytes) && !__builtin_add_overflow(*bytes, width, bytes);
     }
@@ -171,7 +171,7 @@ inline bool check_host_side(const Rows& side, HostCall at) {
                        "a kind that names where the memory is, or cudaMemcpyDefault", at);
 }
 
-// The launch that was to write it may have been stopped: then that has been said already.
+// No finding after a stopped launch: that launch may have been the one to write the bytes.
 inline void report_unwritten(const Rows& from, size_t offset, HostCall at) {
     if (machine.cut_short) return;
     const Region& r = *from.region;
@@ -186,7 +186,7 @@ inline void report_unwritten(const Rows& from, size_t offset, HostCall at) {
     f.expected = "a store to these bytes before";
 }
 
-// Copies to the host must be of bytes that were written; between device buffers that is handed on.
+// A copy to the host must read written bytes. A copy between device buffers copies the record of written bytes, too.
 inline void carry_initialised(const Rows& to, const Rows& from, HostCall at) {
     uint8_t* source = from.region && !from.region->initialised.empty() ? from.region->initialised.data() : nullptr;
     uint8_t* target = to.region && !to.region->initialised.empty() ? to.region->initialised.data() : nullptr;
@@ -215,7 +215,7 @@ inline int check_copy(Rows& to, Rows& from, int kind, HostCall at) {
     return cudaSuccess;
 }
 
-// Opens the pages of one side while it lives, and no others: an allocation may have very many.
+// Opens only the pages of one side, for its lifetime: an allocation may have very many pages.
 struct Opening {
     uintptr_t low = 0;
     size_t bytes = 0;

@@ -14,7 +14,7 @@ struct Shadow;
 
 enum class Space { global, shared };
 
-// Zeros that take no memory until they are written: a vector's elements begin as calloc left them.
+// Zeros that take no memory until they are written: the elements keep the bytes that calloc gave.
 template <class T>
 struct Zeroed {
     using value_type = T;
@@ -39,19 +39,19 @@ template <class T>
 using Zeros = std::vector<T, Zeroed<T>>;
 
 struct Region {
-    std::string name, scope;             // the scope of a variable, if that is a function
+    std::string name, scope;             // scope: the function of a local variable
     uintptr_t base = 0;
     size_t size = 0;                     // 0 once it is released
     size_t full_size = 0;
     Space space = Space::global;
     bool writable = true, owned = false, released = false, dynamic = false, registered = false;
-    MemoryKind kind = MemoryKind::host;  // of what the program has allocated (owned)
-    size_t mapped = 0;                   // bytes of its own pages, where it is owned
+    MemoryKind kind = MemoryKind::host;  // of memory that the program allocated (owned)
+    size_t mapped = 0;                   // bytes of its own pages, if it is owned
     bool exposed = true;                 // its pages can be accessed
     bool kept = false;                   // from a session before
     unsigned id = 0;
     u64 launch = 0;                      // the last launch that touched it
-    Zeros<uint8_t> initialised;          // a byte for each, where reading before writing is to be found
+    Zeros<uint8_t> initialised;          // one for each byte; empty if reads before writes are not checked
     Zeros<uint64_t> read_bytes, written_bytes;  // a bit for each byte that was loaded, that was stored
     std::shared_ptr<Shadow> shadow;
 
@@ -95,7 +95,7 @@ struct Regions {
         Region* r = std::prev(after)->second;
         return address - r->base < r->size ? r : nullptr;
     }
-    // The program's own allocation that an address lies in or, by less than a page, behind.
+    // The program's allocation that contains an address, or ends less than a page before it.
     Region* owned(uintptr_t address) const {
         auto after = global.upper_bound(address);
         if (after == global.begin()) return nullptr;
@@ -119,7 +119,7 @@ struct Regions {
         if (r->owned) munmap(reinterpret_cast<void*>(r->base), r->mapped);
         r->owned = false;
     }
-    // Shared arrays keep their place in the TLS block, whose address depends on the OS thread.
+    // Shared arrays keep their offset in the TLS block. The address of that block depends on the OS thread.
     void place_shared(uintptr_t tls_base, char* dynamic_base, size_t dynamic_size) {
         const auto& symbols = Module::self().shared;
         if (statics.empty())
@@ -133,7 +133,7 @@ struct Regions {
         dynamic->size = dynamic_size;
         dynamic->full_size = std::max(dynamic->full_size, dynamic_size);
     }
-    // Forgets all but what the program has allocated and not freed.
+    // Forgets all regions except those that the program has allocated and not freed.
     void clear() {
         std::vector<std::unique_ptr<Region>> old;
         old.swap(all);

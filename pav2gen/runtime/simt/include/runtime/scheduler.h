@@ -1,4 +1,4 @@
-// Runs the threads of a block, from their stacks to their end, and tells what it looks like when none can go on.
+// Runs the threads of a block from start to end, and describes their state if none can continue.
 #pragma once
 #include "collectives.h"
 
@@ -79,7 +79,7 @@ inline void prepare_block(u64 linear) {
     }
 }
 
-// As many stacks as the largest block needed: each costs two mappings, of which a process has some 65,000.
+// Keeps the stacks of the largest block so far. Each costs two mappings, and a process can have some 65,000 mappings.
 inline bool make_stacks() {
     if (machine.stacks.asked == machine.policy.stack_bytes && machine.stacks.count >= machine.threads) return true;
     machine.fibers = 0;

@@ -1,7 +1,7 @@
-// Who touched a byte last: finds races, and shared memory that is read before it is written.
+// Records who touched each byte last. This finds races, and reads of shared memory that has not been written.
 //
-// Time is a counter of synchronization points ("ticks"). A record tells when, by which thread and at which site an
-// access happened; two accesses of different threads are ordered if a barrier (or what the policy accepts within a
+// Time is a counter of synchronization points ("ticks"). A record tells the time, the thread and the site of an
+// access. Two accesses of different threads are ordered if a barrier (or what the policy accepts within a
 // warp) lies between them. Words of four bytes share a record until parts of them are accessed alone.
 #pragma once
 #include <algorithm>
@@ -56,7 +56,7 @@ struct Shadow {
     }
 };
 
-// Ticks of the launch, and what blocks have passed on to each other through atomics.
+// Ticks of the launch, and the order of blocks that atomics establish.
 struct Clock {
     uint32_t now = 1, launch = 1, block = 1, barrier = 1;
     std::vector<uint32_t> block_start;                          // of each block run so far
@@ -85,7 +85,7 @@ struct Clock {
     size_t block_of(uint32_t tick) const {
         return (size_t)(std::upper_bound(block_start.begin(), block_start.end(), tick) - block_start.begin()) - 1;
     }
-    // An atomic is met by those that come later at the same address; what was fenced before it is then visible.
+    // A later atomic at the same address meets this one. It then sees the accesses that were fenced before this one.
     void meet(uintptr_t address) {
         std::vector<unsigned>& blocks = published[address];
         const unsigned me = (unsigned)block_start.size() - 1;
@@ -106,7 +106,7 @@ inline uint32_t heard_of(const Warp& warp, unsigned lane, unsigned other) {
     return std::max(warp.sync_tick, warp.heard.empty() ? 0 : warp.heard[lane * 64 + other]);
 }
 
-// Shared memory is another one in every block.
+// Every block has its own shared memory.
 inline bool ordered(Record r, Space space, const Lane& me) {
     const Clock& c = timekeeper;
     const uint32_t tick = r.tick();
@@ -126,7 +126,7 @@ struct Visit {
     Site& site;
     Lane& lane;
     Record record;
-    bool unwritten;  // something that was read has not been written in this block
+    bool unwritten;  // some bytes that were read have not been written in this block
 };
 
 inline Place place_of(Record other, Operation operation, uintptr_t pc) {
@@ -141,7 +141,7 @@ inline Place place_of(Record other, Operation operation, uintptr_t pc) {
 
 constexpr const char* within_warp = "__syncwarp() between the two";
 
-// What would order two accesses.
+// The call that would order two accesses.
 inline const char* advice(const Lane& me, Record other) {
     if (other.tick() < timekeeper.block)
         return "no block depends on another within a launch, or both use atomics, or __threadfence() and an atomic lie "
@@ -156,7 +156,7 @@ inline const char* advice(const Lane& me, Record other) {
 __attribute__((noinline)) inline void report_race(const Visit& v, Record other, Operation earlier) {
     Site& site = *sites.list[other.site()];
     const FindingKey key{"race", v.site.pc, site.pc, &v.region};
-    if (findings.repeated(key)) {  // of one pair of threads __syncwarp may be enough, of the next not
+    if (findings.repeated(key)) {  // __syncwarp may be enough for one pair of threads, but not for the next
         Finding& known = findings.list[findings.latest];
         if (known.expected == within_warp) known.expected = advice(v.lane, other);
         return;
@@ -189,7 +189,7 @@ inline void remember_reader(Cell& cell, Record reader, const Lane& me) {
 inline void read_cell(Cell& cell, Visit& v) {
     const Clock& c = timekeeper;
     const bool shared = v.region.space == Space::shared;
-    const uint32_t settled = shared ? c.barrier : c.launch;  // what was before is ordered
+    const uint32_t settled = shared ? c.barrier : c.launch;  // earlier accesses are ordered
     const uint32_t written = cell.write.tick();
     if (written < c.block) v.unwritten = true;
     if (written >= settled) check_against(cell.write, Operation::store, v);
@@ -204,7 +204,7 @@ inline void check_against_reads(const Cell& cell, const Visit& v) {
         check_against(cell.stranger, Operation::load, v);
 }
 
-// What an atomic conflicts with: it orders nothing itself, so the plain accesses before it stay.
+// Checks an atomic. It orders nothing itself, so the records of earlier plain accesses stay.
 inline void update_cell(Cell& cell, Visit& v) {
     if (cell.write.tick() < timekeeper.block) v.unwritten = true;
     check_against(cell.write, Operation::store, v);
@@ -218,7 +218,7 @@ inline void write_cell(Cell& cell, Visit& v) {
     cell.write = v.record;
 }
 
-// `unwritten` as it was before the access's bytes: an atomic in this block has written them, too.
+// `unwritten`: the value before the access's bytes. An atomic in this block counts as having written them.
 __attribute__((noinline)) inline void meet_atomics(Shadow::Page& page, size_t from, size_t to, bool unwritten,
                                                    Visit& v) {
     if (!page.atomics) page.atomics = std::make_unique<std::unordered_map<size_t, Atomics>>();
@@ -241,7 +241,7 @@ __attribute__((noinline)) inline void meet_atomics(Shadow::Page& page, size_t fr
     }
 }
 
-// A word of which parts are accessed alone: each byte has a cell of its own.
+// A word with parts that are accessed alone: each byte has its own cell.
 template <void (*touch)(Cell&, Visit&)>
 __attribute__((noinline)) void visit_bytes(Shadow::Page& page, size_t word, Visit& v) {
     const size_t i = word % Shadow::words, end = v.offset + v.size;

@@ -1,7 +1,7 @@
 // Atomic read-modify-write operations.
 //
 // A thread is never interrupted between a load and a store, so a plain read and write is atomic here. The checked
-// build is told of the access, which conflicts with plain accesses and not with other atomics.
+// build sees the access. It conflicts with plain accesses, but not with other atomics.
 #pragma once
 #include <type_traits>
 #include "abi.h"
@@ -26,7 +26,7 @@ inline double wrapping_add(double a, double b) { return a + b; }
 #define SIMT_NOTE_ATOMIC(address, T) (void)0
 #endif
 
-// WAITS: one that changes nothing may be the test of a lock or a flag, in a loop.
+// WAITS: an atomic that changes nothing may test a lock or a flag in a loop.
 #define SIMT_ATOMIC(NAME, T, WAITS, EXPRESSION)               \
     SIMT_UNSEEN inline T NAME(T* address, T value) {          \
         SIMT_NOTE_ATOMIC(address, T);                         \

@@ -17,8 +17,8 @@
 #ifndef __restrict__
 #define __restrict__ __restrict
 #endif
-// Static storage that is one per block: blocks run one after the other, so one image of it is enough. As it is
-// thread-local, all of it lies in the library's TLS segment, where the checks find it by symbol.
+// Static storage with one instance per block. Blocks run one after the other, so one image of it is enough. It is
+// thread-local, so all of it lies in the library's TLS segment. The checks find it there by symbol.
 #define __shared__ thread_local
 
 #define threadIdx (::simt::thread_index())

@@ -1,9 +1,9 @@
-// Arithmetic that CUDA has and C++ has not: fast math, rounding modes, bit counting, bit casts, cached loads.
+// Arithmetic that CUDA has and C++ does not have: fast math, rounding modes, bit counting, bit casts, cached loads.
 //
-// The fast functions (__expf and the like) are as precise here as the slow ones; a GPU's are not.
+// The fast functions (such as __expf) are as precise here as the slow ones. On a GPU they are less precise.
 #pragma once
 #include <cstddef>
-#ifndef SIMT_SPECIAL_FUNCTIONS  // std::legendre and its like are most of <cmath>, and take the longest to read
+#ifndef SIMT_SPECIAL_FUNCTIONS  // std::legendre and the like make up most of <cmath> and of its compile time
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS
 #endif
 #include <cmath>

@@ -1,4 +1,4 @@
-// Barriers, shuffles, votes: what threads of a block or lanes of a warp do together.
+// Barriers, shuffles, votes: operations that threads of a block or lanes of a warp do together.
 #pragma once
 #include <cstring>
 #include <type_traits>
