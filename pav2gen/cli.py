@@ -124,13 +124,13 @@ force_option = click.option("--force", is_flag=True, help="Replace or remove eve
 
 
 def verbosity_options(command: Command) -> Command:
-    """``-v`` and ``-q`` of a command that reports what it did: what it leaves out otherwise, or its errors alone."""
-    quiet = click.option("--quiet", "-q", is_flag=True, help="Print errors alone.")
+    """The options ``-v`` and ``-q`` of a command that reports what it did."""
+    quiet = click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
     return click.option("--verbose", "-v", is_flag=True, help="Print a line for each file.")(quiet(command))
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """Print the version and end; with ``-v`` also Python's and the platform."""
+    """Print the version and exit. With ``-v``, also print Python's version and the platform."""
     if value and not ctx.resilient_parsing:
         click.echo(f"pav2gen {pav2gen.__version__}")
         if {"-v", "--verbose"} & set(ctx.meta.get("words", ())):
@@ -142,9 +142,11 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
-    help="Print the version, and end.",
+    help="Print the version and exit.",
 )  # fmt: skip
-@click.option("--verbose", "-v", is_flag=True, expose_value=False, help="With --version: Python and the platform too.")
+@click.option(
+    "--verbose", "-v", is_flag=True, expose_value=False, help="With --version: also print Python and the platform."
+)
 def main() -> None:
     """Generate paged-attention decode kernels from a YAML spec.
 
@@ -322,9 +324,9 @@ def schema(out: Path | None) -> None:
 @out_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(tree: Path | None, python: str, out: Path, as_json: bool) -> None:
-    """Say what this machine has of all that pav2gen works with, and which command comes next.
+    """Show what pav2gen finds on this machine, and which command to type next.
 
-    TREE is a vLLM, by default that of the Python. Nothing is written, and what is absent is no error.
+    TREE is a vLLM tree, by default the one that the Python imports. Nothing is written. Missing parts are not errors.
 
     \b
     Example:

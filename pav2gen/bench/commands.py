@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Default lengths and batches of each command.
 BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
 TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
-#: Options of ``bench --quick``: problems that take a second each, and a limit in seconds after which none begins.
+#: Options of ``bench --quick``: problems of about a second each. After ``seconds`` no new problem begins.
 QUICK: Mapping[str, Any] = {"seq_lens": (4096,), "num_seqs": (1,), "rounds": 3, "against": ("sdpa",), "seconds": 45.0}
 
 
@@ -247,7 +247,7 @@ def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: P
 
 
 def selected(spec: Path, filters: tuple[str, ...], tuned: bool = True) -> Selection:
-    """The kernels of one spec. Raises UserError for a bad spec, and a filter that selects nothing."""
+    """The kernels of one spec. Raises UserError for a bad spec, and for a filter that selects nothing."""
     from pav2gen.reading.selection import load
 
     return load([spec], filters, tuned)[0]
@@ -280,7 +280,10 @@ def command_line(ctx: click.Context) -> str:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int], Callable[[], object]]]:
-    """A progress bar on stderr, only on a terminal. Each call begins the bar of a problem and returns its step."""
+    """A progress bar on stderr, shown only on a terminal.
+
+    Yields a function that begins the bar of a problem. It returns a function that advances this bar by one step.
+    """
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 

@@ -1,6 +1,6 @@
-"""``pav2gen doctor``: what this machine has of all that pav2gen works with, on one screen, and what to type next.
+"""``pav2gen doctor``: shows on one screen what pav2gen finds on this machine, and which command to type next.
 
-It looks and writes nothing. What is absent is a finding, never an error.
+It writes nothing. A missing part is a finding, never an error.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from pav2gen.output.tree import DEFAULT_FOLDER, Tree, read_tree
 from pav2gen.runtime import toolchain
 from pav2gen.wording import flow_list, spelled
 
-#: So many specs of a package get a line of their own.
+#: At most this many specs of a package get their own line.
 MOST_SPECS = 8
 
-#: The figures of a target that a driver tells as well.
+#: The figures that both a target and a driver have.
 COMPARED = ("multiprocessors", "warp_size", "max_threads_per_block", "shared_memory_bytes")
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Where to look: the interpreter that runs vLLM, a tree (None: that interpreter's), the package, the specs."""
+    """Where to look.
+
+    python: the interpreter that runs vLLM. tree: a vLLM tree; None means the vLLM of that interpreter. generated: the
+    folder of the generated package. specs: the folder of the specs.
+    """
 
     python: str = sys.executable
     tree: Path | None = None
@@ -43,7 +47,11 @@ class DoctorOptions:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for: whether it is there and usable, what to say of it, and figures for programs."""
+    """The result for one part of the machine.
+
+    found: whether the part is there and usable. text: its line on the screen. figures: the same for programs. more:
+    further lines.
+    """
 
     name: str
     found: bool
@@ -54,14 +62,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings, and the command to type next with the reason for it."""
+    """All findings, the command to type next, and the reason for it."""
 
     findings: tuple[Finding, ...]
     next: str
     because: str
 
     def lines(self) -> Iterator[str]:
-        """The screen: a line for each finding, indented lines for more of it, then the next command."""
+        """The lines of the screen: each finding, its further lines indented, then the next command."""
         width = max(len(finding.name) for finding in self.findings)
         for finding in self.findings:
             yield f"{finding.name:{width}}  {finding.text}"
@@ -69,7 +77,7 @@ class Diagnosis:
         yield f"{'next':{width}}  {self.next}  ({self.because})"
 
     def document(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The diagnosis as a JSON document."""
         findings = {
             finding.name: {k: v for k, v in asdict(finding).items() if k != "name"} for finding in self.findings
         }
@@ -77,7 +85,7 @@ class Diagnosis:
 
 
 def examine(options: DoctorOptions) -> Diagnosis:
-    """Look at everything. Nothing that is absent or broken stops it."""
+    """Look at every part of the machine. A missing or broken part never stops it."""
     python = _python(options)
     found = [_pav2gen(), python]
     found += [_torch(options), _card(options), *_compilers()]
@@ -105,26 +113,26 @@ def _python(options: DoctorOptions) -> Finding:
 
 
 def _torch(options: DoctorOptions) -> Finding:
-    """torch, imported by that interpreter."""
+    """torch, as the interpreter that runs vLLM imports it."""
     try:
         answer = ask(options.python, TORCH)
     except NoAnswer as reason:
         return Finding("torch", False, f"cannot be imported: {reason}")
-    built = f"built for CUDA {answer['cuda']}" if answer.get("cuda") else "built for CPUs alone"
+    built = f"built for CUDA {answer['cuda']}" if answer.get("cuda") else "built for CPUs only"
     devices = list(answer.get("devices") or ())
     sees = f"sees {len(devices)} device{'s' * (len(devices) != 1)}" if answer.get("available") else "sees no device"
     return Finding("torch", True, f"{answer.get('version')}, {built}; {sees}", answer, tuple(map(str, devices)))
 
 
 def _card(options: DoctorOptions) -> Finding:
-    """The cards, as the driver tells them, beside the targets that specs know."""
+    """The cards that the driver reports, and how the first differs from its target."""
     try:
         answer = ask(options.python, DRIVER)
     except NoAnswer as reason:
-        return Finding("card", False, f"none that a driver tells of: {reason}")
+        return Finding("card", False, f"no driver reports one: {reason}")
     cards = [card for card in answer.get("cards") or () if isinstance(card, dict)]
     if not cards:
-        return Finding("card", False, "the driver tells of no card", answer)
+        return Finding("card", False, "the driver reports no card", answer)
     first, more = cards[0], [line for card in cards[:1] for line in _against_target(card)]
     others = f", and {len(cards) - 1} more" if cards[1:] else ""
     return Finding("card", True, f"{first.get('name')}{others}; {_driver(answer.get('version'))}", answer, tuple(more))
@@ -137,10 +145,10 @@ def _driver(version: object) -> str:
 
 
 def _against_target(card: Mapping[str, Any]) -> Iterator[str]:
-    """The figures of a card beside those of its target."""
+    """The figures of a card, compared with those of its target."""
     target = target_of(card)
     if target is None:
-        yield f"no target of its own: a spec takes the nearest of {', '.join(TARGETS)}, and overrides its figures"
+        yield f"no target for it: in the spec, take the nearest of {', '.join(TARGETS)}, and override its figures"
         return
     figures = [(name, card.get(name), getattr(target, name)) for name in COMPARED]
     yield f"target {target.name}: " + ", ".join(
@@ -150,7 +158,7 @@ def _against_target(card: Mapping[str, Any]) -> Iterator[str]:
 
 
 def target_of(card: Mapping[str, Any]) -> Target | None:
-    """The target whose card this is: by an Iluvatar card's name, or by the compute capability."""
+    """The target of a card: by name for an Iluvatar card, by compute capability for others. None if it has none."""
     name = str(card.get("name", "")).lower().replace(" ", "-").replace("_", "-")
     for target in TARGETS.values():
         if target.warp_size == 64 and target.name in name:
@@ -161,7 +169,7 @@ def target_of(card: Mapping[str, Any]) -> Target | None:
 
 
 def _compilers() -> Iterator[Finding]:
-    """The compilers of the CUDA sources: for a card of Iluvatar, one of NVIDIA, and the CPU."""
+    """The compilers for CUDA sources: CoreX for Iluvatar cards, nvcc for NVIDIA cards, g++ for the CPU."""
     ways: Sequence[tuple[str, Callable[[], tuple[str, str]]]] = (
         ("CoreX", lambda: _toolchain(toolchain.corex())),
         ("nvcc", lambda: _toolchain(toolchain.nvcc("sm_75"))),
@@ -210,7 +218,7 @@ def _package(generated: Path) -> tuple[Finding, Tree | None]:
 
 
 def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
-    """What the keys have on each axis, without the features that none of them has."""
+    """The values of the keys on each axis. Features that no key has are left out."""
     parts = []
     for name in KEY_AXES:
         values = list(dict.fromkeys(key[name] for key in keys if name in key))
@@ -220,7 +228,7 @@ def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, ...]]:
-    """The vLLM tree: of which family it is, and what is installed in it."""
+    """The vLLM tree: its family, and what is installed in it."""
     if place is None:
         return Finding("vLLM", False, "not found by that Python; name a tree: pav2gen doctor TREE"), ()
     try:
@@ -241,7 +249,7 @@ def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, .
 
 
 def _installed(state: Status) -> str:
-    """What is installed in a tree, in a line."""
+    """One line on what is installed in a tree."""
     if state.record is None:
         return "nothing of pav2gen is installed in it"
     specs = ", ".join(f"{name} ({entry['kernels']} kernels)" for name, entry in state.record.specs.items())
@@ -252,7 +260,7 @@ def _installed(state: Status) -> str:
 
 
 def _next(options: DoctorOptions, tree: Tree | None, place: Path | None, states: Sequence[Status]) -> tuple[str, str]:
-    """The next command, and why."""
+    """The next command, and the reason for it."""
     out = [] if options.generated == DEFAULT_FOLDER else ["--out", str(options.generated)]
     if tree is None:
         specs = sorted(options.specs.glob("*.yaml"))

@@ -205,7 +205,7 @@ def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
         if source.edited:
             yield f"{path} was edited since the last install; those edits stay"
         for file in unchecked(found.tree.source(path)):
-            yield f"Python runs {file.name} without a look at {path}; remove {file}"
+            yield f"Python runs {file.name} without checking {path}; remove {file}"
     if found.strangers():
         yield f"{PAV2} holds files that are not from pav2gen: {', '.join(found.strangers()[:5])}"
     if LAYER not in edited.sources:

@@ -26,7 +26,7 @@ dry_run_option = click.option(
     "--dry-run", "-n", is_flag=True, help="Print a unified diff of the edits, and change nothing."
 )
 force_option = click.option("--force", is_flag=True, help="Also replace or remove what was edited by hand.")
-spec_option = click.option("--spec", "specs", multiple=True, metavar="NAME", help="Only this spec; repeatable.")
+spec_option = click.option("--spec", "specs", multiple=True, metavar="NAME", help="Only this spec. Repeatable.")
 min_seq_len_option = click.option(
     "--min-seq-len",
     type=click.IntRange(0, 2**31 - 1),
@@ -34,12 +34,15 @@ min_seq_len_option = click.option(
     help="Prefer V2 above N tokens, whatever the specs say.",
 )
 prebuilt_option = click.option(
-    "--prebuilt", type=click.Path(path_type=Path), metavar="LIB", help="A library of the CUDA kernels, built elsewhere."
+    "--prebuilt",
+    type=click.Path(path_type=Path),
+    metavar="LIB",
+    help="A library of the CUDA kernels that was compiled elsewhere.",
 )
 
 
 def choice_options(command: Command) -> Command:
-    """The options that say what of the package is wanted."""
+    """The options that choose the wanted part of the package."""
     for option in (prebuilt_option, min_seq_len_option, spec_option):
         command = option(command)
     return command
@@ -54,22 +57,22 @@ def choice_options(command: Command) -> Command:
     type=click.Choice(["auto", "always"]),
     default="auto",
     show_default=True,
-    help="Fill the cache by the generated writer: where the tree's own cannot, or always.",
+    help="When the generated writer fills the cache: only if the tree's own cannot, or always.",
 )
 @dry_run_option
-@click.option("--commit", is_flag=True, help="Make one git commit of it; the work tree must be clean.")
+@click.option("--commit", is_flag=True, help="Commit the install in git. The work tree must be clean.")
 @force_option
-@click.option("--python", default=sys.executable, help="The Python that runs the tree; it tries the import first.")
+@click.option("--python", default=sys.executable, help="The Python that runs the tree. It tries the import first.")
 @out_option
 def install(
     tree: Path, specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool, writer: str,
     dry_run: bool, commit: bool, force: bool, python: str, out: Path,
 ) -> None:  # fmt: skip
-    """Put the generated kernels into the vLLM at TREE, behind paged_attention_v2, and have V2 chosen where it pays.
+    """Put the generated kernels into the vLLM at TREE. They serve paged_attention_v2; V2 is chosen where it is faster.
 
     TREE is a source checkout, an installed vllm folder, or a prefix that holds one. The package goes to
-    vllm/attention/ops/pav2, and calls of it into vLLM's files. What was installed before is replaced. Everything is
-    tried before the first write, and an error takes all of it back.
+    vllm/attention/ops/pav2. Calls of it go into vLLM's files. An earlier install is replaced. Everything is tried
+    before the first write. If an error occurs later, every change is taken back.
 
     \b
     Example:
@@ -90,7 +93,7 @@ def install(
 @out_option
 @click.pass_context
 def status(ctx: click.Context, tree: Path, out: Path) -> None:
-    """Say what is installed in the vLLM at TREE, whether it is current with the generated package, and who edited it.
+    """Show what is installed in the vLLM at TREE, whether it matches the generated package, and what was edited.
 
     Exits with 1 unless it is installed, current and unedited.
 
@@ -111,7 +114,7 @@ def status(ctx: click.Context, tree: Path, out: Path) -> None:
 @dry_run_option
 @force_option
 def uninstall(tree: Path, dry_run: bool, force: bool) -> None:
-    """Take the kernels and the calls of them out of the vLLM at TREE: every byte is as it was before the install.
+    """Remove the kernels and their calls from the vLLM at TREE. Every byte is then as it was before the install.
 
     \b
     Example:
@@ -133,9 +136,9 @@ def wheel(
     specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool, name: str, dest: Path,
     out: Path,
 ) -> None:  # fmt: skip
-    """Pack the generated kernels as a wheel with a vLLM plugin, for a vLLM that is not to be patched.
+    """Pack the generated kernels as a wheel with a vLLM plugin, for a vLLM that must stay unpatched.
 
-    The plugin does nothing unless PAV2_PLUGIN=1; then it makes the same choice as a patched vLLM, at run time.
+    The plugin acts only if PAV2_PLUGIN=1. It then makes the same choice as a patched vLLM, at run time.
 
     \b
     Example:
@@ -232,9 +235,11 @@ def _print_undone(undone: Undone, dry_run: bool) -> None:
     if undone.restored:
         click.echo(f"  {'would restore' if dry_run else 'restored'} {', '.join(undone.restored)}")
     if undone.edited:
-        click.echo(f"  note: edited since the install, and so but for our lines: {', '.join(undone.edited)}")
+        click.echo(f"  note: edits since the install stay, only our lines are gone: {', '.join(undone.edited)}")
     if undone.kept:
-        click.echo(f"  note: kept in attention/ops/pav2, for they are not from pav2gen: {', '.join(undone.kept)}")
+        click.echo(
+            f"  note: kept in attention/ops/pav2, because pav2gen did not install them: {', '.join(undone.kept)}"
+        )
 
 
 def _specs(contents: PackageContents) -> str:

@@ -23,7 +23,7 @@ def _softcap(kernels: int) -> str:
     """How a model with a softcap runs in a backend that refuses it. kernels: the number of extend kernels."""
     if not kernels:
         return "refused when the model loads; no extend kernels are installed"
-    return "decodes and prompts by kernels that have it, else refused when the model loads"
+    return "kernels with this softcap serve decodes and prompts; without them the model is refused at load"
 
 
 def _writes(own: str, kernels: int, writer: str) -> str:

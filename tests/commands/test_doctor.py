@@ -92,7 +92,7 @@ def test_a_card_is_compared_with_its_target(answer: Callable[..., None]) -> None
     )
     answer({DRIVER: {"version": 12040, "cards": [{"name": "Novel", "warp_size": 16}]}})
     assert (
-        found()["card"].more[0].startswith("no target of its own: a spec takes the nearest of bi-v100, mr-v100, sm_70")
+        found()["card"].more[0].startswith("no target for it: in the spec, take the nearest of bi-v100, mr-v100, sm_70")
     )
 
 

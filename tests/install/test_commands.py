@@ -115,8 +115,8 @@ def test_the_state_of_an_edited_tree(vllm: Vllm, run: Run) -> None:
     assert dry[-4:] == [
         "TREE/vllm: would take out attention/ops/pav2",
         "  would restore _custom_ops.py, attention/layer.py" + BACKEND,
-        "  note: edited since the install, and so but for our lines: attention/ops/paged_attn.py",
-        "  note: kept in attention/ops/pav2, for they are not from pav2gen: notes",
+        "  note: edits since the install stay, only our lines are gone: attention/ops/paged_attn.py",
+        "  note: kept in attention/ops/pav2, because pav2gen did not install them: notes",
     ]
 
 

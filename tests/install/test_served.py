@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pav2gen.install.patch import Fork
 
+from pav2gen.install.editing.patch import Fork
 from pav2gen.install.served import served
 
 
@@ -50,4 +50,4 @@ def test_who_serves_cached_prefixes(prefix: str, kernels: int, sentence: str) ->
 def test_what_becomes_of_a_softcap() -> None:
     assert len(sentences("plain", "works", False)) == 2
     assert sentences("plain", "works", True)[2] == "refused when the model loads; no extend kernels are installed"
-    assert sentences("plain", "works", True, extend=1)[2].startswith("decodes and prompts by kernels that have it")
+    assert sentences("plain", "works", True, extend=1)[2].startswith("kernels with this softcap serve decodes")

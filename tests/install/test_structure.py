@@ -144,7 +144,7 @@ def test_further_parameters_are_known_with_their_defaults() -> None:
         (v2().replace("seq_lens", "lens"), "paged_attention_v2 has no parameter seq_lens or context_lens"),
         (
             v2().replace("k_scale, v_scale", "kv_scale").split(", tp_rank")[0] + "): pass",
-            "is that of vLLM before 0.4.3, whose fp8 is another format",
+            "is from vLLM before 0.4.3, with another fp8 format",
         ),
     ],
 )

@@ -192,7 +192,7 @@ def test_compiled_files_that_python_would_run_unchecked_are_told(
     file = tree / "vllm" / DECODE
     compiled = py_compile.compile(str(file), invalidation_mode=mode)
     (planned,) = put(tree).trees
-    said = f"Python runs {Path(compiled).name} without a look at {DECODE}; remove {compiled}"
+    said = f"Python runs {Path(compiled).name} without checking {DECODE}; remove {compiled}"
     assert planned.notes == ((said,) if mode is py_compile.PycInvalidationMode.UNCHECKED_HASH else ())
 
 

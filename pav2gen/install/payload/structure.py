@@ -198,7 +198,7 @@ def _operator(function: ast.FunctionDef) -> Operator:
         raise Unfit(f"line {function.lineno}: {V2} has parameters that are not vLLM's: {names}")
     scales = "one" if arguments["k_scale"] == arguments["v_scale"] else _scales(function, arguments["k_scale"])
     if scales == "one" and "blocksparse_vert_stride" not in arguments:
-        raise Unfit(f"line {function.lineno}: {V2} is that of vLLM before 0.4.3, whose fp8 is another format")
+        raise Unfit(f"line {function.lineno}: {V2} is from vLLM before 0.4.3, with another fp8 format")
     extras = {name: default for name, default in extras.items() if default}
     return Operator(function, arguments, extras, not only_raises(function), scales)
 
