@@ -1,1 +1,1 @@
-"""Code that all operators of a package share: loading of kernels, and registration with torch."""
+"""Code that all operators of a package share: it loads kernels, registers operators with torch, and merges states."""

@@ -1,4 +1,4 @@
-"""The kernels of one generated package, for every operator: their PyTorch modules and their CUDA libraries."""
+"""Loads the kernels of one generated package, for every operator: PyTorch modules and CUDA libraries."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ..toolchain import cuda_major
 
 
 class Kernels:
-    """Loads and runs the kernels of a package. ``package`` is its import name; ``rows`` are those of all operators."""
+    """Loads the kernels of a package. ``package`` is its import name. ``rows`` are the rows of all operators."""
 
     def __init__(self, package: str, rows: Iterable[Row]) -> None:
         self.package = package
         self.rows = tuple(rows)
         self.root = Path(__file__).resolve().parents[2]
-        self.libraries: dict[bool, Library] = {}  # by whether they are for a GPU
+        self.libraries: dict[bool, Library] = {}  # whether a library is for a GPU -> the library
         self._modules: dict[str, ModuleType] = {}
-        self._told: set[str] = set()  # why no library could be loaded
+        self._told: set[str] = set()  # reasons that the log has given: why no library could be loaded
 
     def module(self, row: Row) -> ModuleType:
-        """The module of a PyTorch kernel, imported when it is first needed."""
+        """The module of a PyTorch kernel. The first use imports it."""
         if row.torch not in self._modules:
             self._modules[row.torch] = importlib.import_module(f"{self.package}.{row.torch}")
         return self._modules[row.torch]
 
     def library(self, on_gpu: bool) -> Library:
-        """The loaded library of a kind of device. Raises LibraryError if there is none: no compiler runs in a call."""
+        """The loaded library for a GPU or for the CPU. Raises LibraryError if none is loaded: a call never compiles."""
         if on_gpu not in self.libraries:
             what = "load()" if on_gpu else 'load("host")'
             raise LibraryError(f"no library of CUDA kernels is loaded for this device; call {what} first")
         return self.libraries[on_gpu]
 
     def backend(self, asked: str, rows: Iterable[Row], on_gpu: bool, operator: str = check.DECODE) -> str:
-        """The backend of a call that ``rows`` serve: the one asked for, else PAV2_BACKEND, else the device's own.
+        """The backend of a call that ``rows`` serve: ``asked`` if it is given, else PAV2_BACKEND, else the default.
 
-        That is cuda on a GPU with its library loaded, else torch. Raises ValueError, in the name of ``operator``, for a
-        name that is no backend.
+        The default is cuda on a GPU if its library is loaded and a row has a CUDA kernel, else torch. Raises ValueError
+        for any other name. The message begins with ``operator``.
         """
         name = asked or os.environ.get("PAV2_BACKEND", "")
         if not name:
@@ -63,15 +63,17 @@ class Kernels:
         warp_size: int = 64,
         checked: bool = False,
     ) -> str | None:
-        """Compile (or find in the cache) and load the CUDA kernels; returns the path of the library.
+        """Load the CUDA kernels, and return the path of their library. Compile it first if it is not in the cache.
 
-        toolchain: "corex", "nvcc" or "host" (the CPU, at ``warp_size``); by default the one of this machine's device,
-        and None is returned where there is no device, or no CUDA kernel in the package. checked: the host library
-        that takes only memory registered with a session of ``runtime.simt``.
-        library: one that is already compiled; PAV2_LIBRARY names one too, and prebuilt/*.so in the package is one. A
-        default that is loaded already is not loaded again. What a library is, it says itself: one for the other kind of
-        device, or compiled from other sources, is refused. Raises LibraryError if a library can't be had; by default
-        the reason is logged once, the PyTorch kernels serve, and a build that failed is not tried again.
+        toolchain: "corex", "nvcc" or "host" (the CPU, at ``warp_size``). checked: load the host library that takes only
+        memory registered with a session of ``runtime.simt``. library: the path of a compiled library. A library for the
+        other kind of device, or compiled from other sources, is refused; its own record tells. Raises LibraryError if
+        no library can be loaded.
+
+        Without toolchain and library, the library is the one that PAV2_LIBRARY names, or prebuilt/*.so in the package,
+        or else one compiled for this machine's GPU. Nothing is compiled, and None is returned, if there is no GPU or
+        no CUDA kernel in the package. The library is loaded only once. If that fails, None is returned, the reason is
+        logged once, and the PyTorch kernels serve. A build that failed is not tried again.
         """
         by_default = toolchain is None and library is None
         if by_default and True in self.libraries:
@@ -96,9 +98,9 @@ class Kernels:
 
 
 def check_device(library: Library, asked: str | None) -> None:
-    """See that a library is for what was ``asked``: a toolchain, "the GPU", or None for any; and for this GPU.
+    """Check that a library is for ``asked`` (a toolchain, "the GPU", or None for any) and runs on this GPU.
 
-    Raises LibraryError if not. Warns if the library's CUDA release differs from torch's.
+    Raises LibraryError if it does not fit. Warns if the library's CUDA release differs from torch's.
     """
     record = library.record
     if asked not in (None, record.toolchain) and not (asked == "the GPU" and record.on_gpu):
@@ -117,6 +119,6 @@ def check_device(library: Library, asked: str | None) -> None:
 
 
 def compiled_library(root: Path) -> str | None:
-    """The library that came with a package or its environment: PAV2_LIBRARY, or the first of prebuilt/*.so."""
+    """The path in PAV2_LIBRARY, else of the first prebuilt/*.so in the package, else None."""
     prebuilt = sorted(str(path) for path in (root / "prebuilt").glob("*.so"))
     return os.environ.get("PAV2_LIBRARY") or next(iter(prebuilt), None)

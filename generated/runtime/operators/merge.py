@@ -1,8 +1,8 @@
-"""``merge_states``: the attention over several key ranges, each of which was computed on its own.
+"""``merge_states``: merges attention results that were computed over separate key ranges.
 
-An attention over a range of keys gives an output o and an lse, the natural logarithm of its sum of exp(score). Those of
-all ranges together are out = sum of exp(lse_i - lse) o_i, and lse = log of the sum of exp(lse_i). A range in which
-nothing is attended has (0, -inf), and is neutral.
+Attention over key range i gives an output o_i, and lse_i, the natural logarithm of its sum of exp(score). The results
+over all ranges are lse = log(sum of exp(lse_i)) and out = sum of exp(lse_i - lse) o_i. A range in which nothing is
+attended has o_i = 0 and lse_i = -inf. It does not change the result.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SCHEMA = f"{NAME}(Tensor(a!) out, Tensor(b!) lse, Tensor outs, Tensor lses) -> (
 def merge_states(out: torch.Tensor, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:
     """Fill ``out`` and ``lse`` with the attention over all key ranges.
 
-    outs: [states, rows, heads, head size]; out: [rows, heads, head size] of the same dtype. lses: [states, rows, heads]
-    float32; lse: [rows, heads] float32. out and lse may be a state's own tensors. A sink belongs to one state alone.
-    Raises ValueError for other shapes or dtypes.
+    outs: [states, rows, heads, head size]. out: [rows, heads, head size], of the same dtype. lses: [states, rows,
+    heads] float32. lse: [rows, heads] float32. out and lse may be the tensors of one state. Only one state may include
+    a sink. Raises ValueError for other shapes or dtypes.
     """
     _check(out, lse, outs, lses)
     if outs.shape[0] == 0:

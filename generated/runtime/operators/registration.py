@@ -14,7 +14,7 @@ def register(
 ) -> tuple[torch.library.Library, Callable[..., None]]:
     """Register ``run`` as operator ``name`` in a separate namespace, so that two packages can share a process.
 
-    Returns the library, to be kept alive, and the operator.
+    Returns the library and the operator. The caller must keep the library alive.
     """
     stem = "pav2_" + re.sub(r"\W", "_", package)
     for suffix in itertools.count():
@@ -29,12 +29,12 @@ def register(
 
 
 def split_scale(scale: float | torch.Tensor) -> tuple[float, torch.Tensor | None]:
-    """A scale as the schema takes it: a float and no tensor, or 1.0 and a tensor."""
+    """A scale in the two arguments of the schema: a float and None, or 1.0 and a tensor."""
     return (1.0, scale) if isinstance(scale, torch.Tensor) else (float(scale), None)
 
 
 def _without_data(*args: object) -> None:
-    """The operator of tensors without data. Raises ValueError where others are among them: torch comes here too."""
+    """The operator for meta tensors. It does nothing. Raises ValueError for tensors on mixed devices."""
     devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}
     if devices != {"meta"}:
         raise ValueError(f"all tensors must be on one device, got {', '.join(sorted(devices))}")
