@@ -307,7 +307,7 @@ def schema(out: Path | None) -> None:
     \b
     Example:
       pav2gen schema -o specs/spec.schema.json
-      pav2gen init --from config.json --schema spec.schema.json
+      pav2gen init --from config.json --schema specs/spec.schema.json
     """
     from pav2gen.commands.schema import schema_text, write_schema
 

@@ -1,7 +1,13 @@
 """What the docs show is what the repository makes."""
 
 import importlib.util
+import re
+import shutil
 from pathlib import Path
+
+from click.testing import CliRunner
+
+from pav2gen.cli import main
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -11,3 +17,17 @@ def test_the_picture_of_the_pipeline_is_current():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (DOCS / "images" / "pipeline.svg").read_text("utf-8") == module.svg()
+
+
+def test_the_session_of_the_readme_is_what_the_commands_print(tmp_path, monkeypatch):
+    """The lines after each `$ pav2gen ...` of the section "A session", from the committed spec alone in a folder."""
+    session = (DOCS.parent / "README.md").read_text("utf-8").partition("## A session")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^    \$ pav2gen (.+)\n((?:    (?!\$).*\n)*)", session, re.M)
+    assert len(blocks) == 5
+    (tmp_path / "specs").mkdir()
+    spec = shutil.copy(DOCS.parent / "specs" / "qwen36.yaml", tmp_path / "specs")
+    (tmp_path / "typo.yaml").write_text(Path(spec).read_text("utf-8").replace("gqa_ratio:", "gqa_ratoi:"), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    for command, shown in blocks:
+        printed = CliRunner().invoke(main, command.split()).output
+        assert printed == re.sub(r"^    ", "", shown, flags=re.M), command

@@ -102,8 +102,9 @@ def bench(
     """Measure the kernels of SPEC against torch's attention, the plain algorithm and vLLM's operator.
 
     Every contestant is checked against float64 first. A wrong one is not timed, and the command exits with 1 if it is
-    a kernel. All take turns, in a new order each round, over inputs larger than the cache. Each table is printed as
-    soon as its problems are measured. Ctrl-C ends the measurement; the figures so far are printed and kept in FILE.
+    a kernel. All take turns, in a new order each round, over inputs larger than the processor's cache. Each table is
+    printed as soon as its problems are measured. Ctrl-C ends the measurement; the figures so far are printed and
+    kept in FILE.
 
     \b
     Example:

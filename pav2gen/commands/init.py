@@ -10,7 +10,7 @@ from pav2gen.errors import UserError
 from pav2gen.files import check_output
 from pav2gen.reading.model_config import read_attention
 from pav2gen.reading.spec_file import parse
-from pav2gen.render.spec_draft import draft_spec
+from pav2gen.render.spec_draft import draft_spec, family_name
 
 #: The default folder of specs.
 SPECS = Path("specs")
@@ -27,13 +27,15 @@ class Draft:
 def init(config: Path, out: Path | None = None, force: bool = False, schema: str | None = None) -> Draft:
     """Write a spec to ``out`` (default ``specs/NAME.yaml``) for the model with the config.json at ``config``.
 
-    ``schema`` is the path of a JSON Schema that the spec names in its first line, relative to the spec.
+    The spec is named after ``out``, or after the model. ``schema`` is the path of a JSON Schema. The first line of the
+    spec names it, relative to the spec's folder, as editors expect.
 
     Raises UserError if no kernel can serve the config, if the file exists (unless ``force``), or if it cannot be
     written.
     """
-    text = (_schema_line(schema) + draft_spec(config)).encode()
-    path = out or SPECS / f"{parse(text, os.fspath(config)).name}.yaml"
+    draft = draft_spec(config, family_name(out.stem) if out else "")
+    path = out or SPECS / f"{parse(draft.encode(), os.fspath(config)).name}.yaml"
+    text = (_schema_line(schema, path.parent) + draft).encode()
     check_output(path, config)
     if path.exists() and not force:
         raise UserError("is there already; name another with --out, or add --force to replace it", str(path))
@@ -45,10 +47,11 @@ def init(config: Path, out: Path | None = None, force: bool = False, schema: str
     return Draft(path, read_attention(config).uncovered)
 
 
-def _schema_line(schema: str | None) -> str:
+def _schema_line(schema: str | None, folder: Path) -> str:
     """The comment that tells the YAML language server its schema; empty without a schema."""
     if schema is None:
         return ""
     if not schema.strip() or not schema.isprintable():
         raise UserError("--schema must be a printable path, because a comment contains it")
-    return f"# yaml-language-server: $schema={schema}\n"
+    relative = Path(os.path.relpath(schema, folder)).as_posix()
+    return f"# yaml-language-server: $schema={relative}\n"

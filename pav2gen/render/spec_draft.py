@@ -29,7 +29,7 @@ def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi
     """
     file = printable(os.fspath(config))
     attention = read_attention(config)
-    text = "\n".join(_lines(attention, name or _family_name(attention.title), target)) + "\n"
+    text = "\n".join(_lines(attention, name or family_name(attention.title), target)) + "\n"
     try:
         parse(text.encode(), file)
     except UserError as error:
@@ -37,7 +37,7 @@ def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi
     return text
 
 
-def _family_name(title: str) -> str:
+def family_name(title: str) -> str:
     """A family's name from a model's: ``Qwen2.5-7B-Instruct`` is ``qwen2_5_7b_instruct``."""
     words = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
     name = (words if words[:1].isalpha() else f"model_{words}")[:LONGEST_NAME].strip("_")

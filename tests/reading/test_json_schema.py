@@ -96,8 +96,11 @@ def test_init_names_it_when_asked(tmp_path, monkeypatch):
     config = {"model_type": "llama", "num_attention_heads": 32, "hidden_size": 4096, "num_key_value_heads": 8,
               "max_position_embeddings": 8192, "num_hidden_layers": 32}  # fmt: skip
     Path("config.json").write_text(json.dumps(config))
-    made = CliRunner().invoke(main, ["init", "--from", "config.json", "--out", "s.yaml", "--schema", "x.schema.json"])
+    made = CliRunner().invoke(
+        main, ["init", "--from", "config.json", "--out", "specs/s.yaml", "--schema", "specs/x.schema.json"]
+    )
     assert made.exit_code == 0, made.output
-    text = Path("s.yaml").read_text("utf-8")
+    text = Path("specs/s.yaml").read_text("utf-8")
     assert text.splitlines()[0] == "# yaml-language-server: $schema=x.schema.json"
     VALIDATOR.validate(yaml.safe_load(text))
+    assert yaml.safe_load(text)["name"] == "s", "named after its file, so that two specs differ"

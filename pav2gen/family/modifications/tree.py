@@ -162,7 +162,7 @@ def _check_divisor(op: str, b: Expression) -> None:
     if b.is_literal and b.value == 0:
         raise Mistake(f"the divisor of '{op}' is 0")
     if b.type == INTEGER and b.low <= 0 <= b.high:
-        works = "write max(..., 1) around it" if b.low == 0 else "make it a number, or keep it on one side of 0"
+        works = "write max(..., 1) around it"
         raise Mistake(f"the divisor of '{op}' may be 0; {works}")
 
 

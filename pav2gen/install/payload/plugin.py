@@ -219,7 +219,7 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: Operator) -> Callable[..., Any]:
-    """A ``forward_decode`` that calls ``choose_v1`` before the choice. It is compiled from the module's source."""
+    """A ``forward_decode`` that calls ``choose_v1`` first. vLLM's source of the method is edited, then compiled."""
     told = ", ".join(f"{ours}={theirs}" for ours, theirs in found.arguments.items())
     v1 = "none" if not v1_runs else "plain" if found.plain else "whole"
     v2 = "works" if operator.works or found.detours else "stub"
