@@ -40,7 +40,7 @@ class Buffer:
         self._views: dict[tuple[torch.dtype, tuple[int, ...]], torch.Tensor] = {}
 
     def view(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        """The first bytes as a contiguous tensor of ``dtype`` and ``shape``."""
+        """A contiguous tensor of ``dtype`` and ``shape`` over the first bytes of this buffer."""
         found = self._views.get((dtype, shape))
         if found is None:
             found = self._data.view(dtype).narrow(0, 0, math.prod(shape)).view(shape)

@@ -184,7 +184,7 @@ def test_no_document_and_no_json(tmp_path):
     for name, text in (("missing.json", None), ("text.json", "{")):
         if text:
             (tmp_path / name).write_text(text)
-        with pytest.raises(UserError, match=r"no such file|no JSON"):
+        with pytest.raises(UserError, match=r"no such file|not readable JSON"):
             documents.read(tmp_path / name)
 
 

@@ -94,7 +94,7 @@ rank, meeting, root = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 spec = importlib.util.spec_from_file_location("package", root + "/__init__.py")
 package = sys.modules["package"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
-from package.runtime import cases, oracle
+from package.runtime.testing import cases, oracle
 row = next(row for row in package.operator.table.rows if row.spec == "qwen25_05b" and row.key.is_plain)
 call = cases.make(cases.Case(row.key, row.partition_size, (700, 5, 16, 0), poison=False))
 truth = oracle.reference(call, row.key.kv_cache_dtype, row.partition_size)

@@ -91,7 +91,7 @@ class Session:
 
     def buffer(self, name: str, memory: Any, nbytes: int | None = None, *, writable: bool = True,
                initialised: bool = True) -> None:  # fmt: skip
-        """Register memory that kernels may touch.
+        """Make memory known as a buffer that kernels may touch.
 
         :param memory: a torch tensor, a numpy array, anything with the buffer protocol, or an address
         :param nbytes: for an address its size; for others, instead of their own size
