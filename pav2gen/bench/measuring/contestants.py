@@ -127,8 +127,11 @@ class Checker:
 
 
 def launches(contestant: Contestant, call: Call) -> int | None:
-    """The launches of a call: ATen calls that are not views, and CUDA kernels. None for vLLM's operator."""
-    if contestant.name == "vllm":
+    """The launches of a call: ATen calls that are not views, and CUDA kernels.
+
+    None for vLLM's operator and for compiled code: neither makes calls that torch can count.
+    """
+    if contestant.name in ("vllm", "flex"):
         return None
     counted = sum(probe.count_calls(lambda: contestant.bare(call)).values())
     return counted + (cuda_launches(contestant.row, call) if contestant.row and contestant.backend == "cuda" else 0)
