@@ -12,7 +12,7 @@ from typing import Any
 
 from pav2gen.family.modifications import tree
 from pav2gen.family.modifications.tree import CONDITION, FUNCTIONS, NAMES, Expression, Mistake
-from pav2gen.wording import did_you_mean, one_of, quoted
+from pav2gen.wording import did_you_mean, quoted
 
 LONGEST = 400  # characters
 DEEPEST = 24  # operations within one another
@@ -238,8 +238,3 @@ class _Reader:
 def _called(node: ast.expr) -> str:
     """The name of a kind of node in messages."""
     return f"a {type(node).__name__.lower()}"
-
-
-def names_of(tensors: Mapping[str, str]) -> str:
-    """The names that an expression may use, in words."""
-    return one_of([*NAMES, *(f"{name}[{INDEX[axis]}]" for name, axis in tensors.items())])
