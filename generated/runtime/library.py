@@ -26,11 +26,11 @@ if __package__ in (None, ""):  # run as a file: make relative imports work witho
 
 from . import simt
 from .building.cache import FailedBeforeError
-from .compiling import HostBuild, Kernels, build_gpu, build_host, on_stderr, quiet
-from .library_record import Record, RecordError, mismatch, read_record, source_digests
+from .building.compiling import HostBuild, Kernels, build_gpu, build_host, on_stderr, quiet
+from .building.library_record import Record, RecordError, mismatch, read_record, source_digests
+from .building.toolchain import TOOLCHAINS, CompilerMissingError, Toolchain, corex, nvcc
 from .select import MIB, Row
 from .simt.cache import digest, read_note
-from .toolchain import TOOLCHAINS, CompilerMissingError, Toolchain, corex, nvcc
 
 if TYPE_CHECKING:
     from .call import Call

@@ -21,7 +21,7 @@ from pav2gen.family.axes import KEY_AXES
 from pav2gen.family.target import TARGETS, Target
 from pav2gen.install.status import Status, status
 from pav2gen.output.tree import DEFAULT_FOLDER, Tree, read_tree
-from pav2gen.runtime import toolchain
+from pav2gen.runtime.building import toolchain
 from pav2gen.wording import flow_list, spelled
 
 #: At most this many specs of a package get their own line.

@@ -14,8 +14,8 @@ from pav2gen.render.fileset import FileSet
 from pav2gen.render.manifest import SHARED, Manifest
 from pav2gen.render.package import render_package
 from pav2gen.render.templates import Templates
-from pav2gen.runtime.library_record import Record as LibraryRecord
-from pav2gen.runtime.library_record import RecordError, mismatch, open_regular, read_record, source_digest
+from pav2gen.runtime.building.library_record import Record as LibraryRecord
+from pav2gen.runtime.building.library_record import RecordError, mismatch, open_regular, read_record, source_digest
 from pav2gen.wording import did_you_mean, quoted
 
 PAYLOAD = Path(__file__).parent / "payload"

@@ -17,8 +17,8 @@ from pav2gen.errors import UserError
 from pav2gen.install.apply import InstallOptions, Outcome, install
 from pav2gen.install.package_contents import Choice, PackageContents, cuda_sources, package_contents
 from pav2gen.render.templates import Templates
-from pav2gen.runtime.compiling import write_index
-from pav2gen.runtime.library_record import Record as LibraryRecord
+from pav2gen.runtime.building.compiling import write_index
+from pav2gen.runtime.building.library_record import Record as LibraryRecord
 
 from .fake_package import answers, hooks  # noqa: F401
 from .forms import make_bi

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from pav2gen.runtime import compiling, library
-from pav2gen.runtime.building import prefetch
+from pav2gen.runtime import library
+from pav2gen.runtime.building import compiling, prefetch
 
 from .conftest import GENERATED
 

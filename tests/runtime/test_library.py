@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from pav2gen import cli
 from pav2gen.runtime import launch, library
+from pav2gen.runtime.building.toolchain import CompilerMissingError, corex, nvcc
 from pav2gen.runtime.select import Key
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make
-from pav2gen.runtime.toolchain import CompilerMissingError, corex, nvcc
 
 from .conftest import GENERATED, load
 from .stand_in import is_current, output_of

@@ -7,8 +7,9 @@ import threading
 import pytest
 import torch
 
-from pav2gen.runtime import compiling, library, simt
+from pav2gen.runtime import library, simt
 from pav2gen.runtime.building import cache as library_cache
+from pav2gen.runtime.building import compiling
 from pav2gen.runtime.library import Library, LibraryError
 
 from .conftest import GENERATED, load

@@ -12,7 +12,8 @@ import torch
 from click.testing import CliRunner
 
 from pav2gen import cli
-from pav2gen.runtime import library, toolchain
+from pav2gen.runtime import library
+from pav2gen.runtime.building import toolchain
 
 from .conftest import GENERATED, load
 from .test_compilers import required

@@ -5,9 +5,16 @@ import subprocess
 
 import pytest
 
-from pav2gen.runtime import compiling
+from pav2gen.runtime.building import compiling
+from pav2gen.runtime.building.library_record import (
+    Record,
+    RecordError,
+    mismatch,
+    read_record,
+    source_digest,
+    source_digests,
+)
 from pav2gen.runtime.library import Library, LibraryError, identify
-from pav2gen.runtime.library_record import Record, RecordError, mismatch, read_record, source_digest, source_digests
 
 
 def record_of(kernels, toolchain="nvcc", **fields):

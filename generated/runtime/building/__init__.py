@@ -1,1 +1,1 @@
-"""Helpers of compilation: the folder of compiled libraries, its locks, known failures, and builds ahead of tests."""
+"""Compiles a package's CUDA sources into libraries: the compilers, the build, and the cache of compiled libraries."""

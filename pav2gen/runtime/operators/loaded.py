@@ -12,9 +12,9 @@ from types import ModuleType
 import torch
 
 from .. import check
+from ..building.toolchain import cuda_major
 from ..library import Library, LibraryError, build, kernels_of
 from ..select import Row, logger
-from ..toolchain import cuda_major
 
 
 class Kernels:

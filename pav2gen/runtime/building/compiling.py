@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from . import simt
-from .building.cache import Failures, cache_folder, locked
+from .. import simt
+from ..simt.cache import identity
+from .cache import Failures, cache_folder, locked
 from .library_record import SECTION, Record, closure, source_digests
-from .simt.cache import identity
 from .toolchain import Toolchain
 
 #: Called after each command with the number of finished commands, the number of all commands, and the file made.

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .simt import Command
-from .simt.cache import for_compilers
+from ..simt import Command
+from ..simt.cache import for_compilers
 
 COREX_PLACES = ("/usr/local/corex", "/usr/local/corex-3.2.3")
 TOOLCHAINS = ("corex", "nvcc", "host")
