@@ -331,7 +331,7 @@ def test_a_program_with_findings(program):
     assert done.returncode == 1
     assert "an illegal memory access was encountered" in done.stdout
     assert (
-        "out-of-bounds: an access to no buffer, 0 bytes past the end of 'allocation 1 (shift.cu:12)' (512 bytes)"
+        "out-of-bounds: no buffer is at this address, 0 bytes past the end of 'allocation 1 (shift.cu:12)' (512 bytes)"
         in done.stdout
     )
     assert "shift.cu:7" in done.stdout and "the launch was stopped here" in done.stdout

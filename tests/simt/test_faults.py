@@ -366,7 +366,7 @@ def test_a_lane_outside_its_own_mask(either, warp):
     assert (
         finding.kind == "absent-lane"
         and marks(finding) == {"notinmask"}
-        and "lane 7 is not in the mask" in finding.what
+        and "lane 7 passes a mask without itself" in finding.what
     )
 
 

@@ -1,8 +1,9 @@
-"""Runs unmodified CUDA kernels on the CPU, at warp size 64 or 32; counts and checks every memory access.
+"""Runs unmodified CUDA kernels on the CPU, at warp size 64 or 32, and checks and counts their memory accesses.
 
-A *fast* build is for numbers. A *checked* build finds races, wild and misaligned accesses, reads of what was never
-written, and counts bytes, sectors and bank conflicts, by buffer and by line. Both find barriers and shuffles that not
-all threads reach, and both survive a kernel that crashes.
+A *fast* build computes results at full speed. A *checked* build is slower. It finds races, wild and misaligned
+accesses, and reads of memory that was never written. It also counts bytes, sectors and bank conflicts, for each buffer
+and each source line. Both kinds of build find barriers and shuffles that some threads do not reach, and both survive a
+kernel that crashes.
 
     from pav2gen.runtime import simt
 
@@ -14,7 +15,7 @@ all threads reach, and both survive a kernel that crashes.
     run.report.raise_for_findings()
     print(run.report.table())
 
-A program of its own, with `main` and `<<<>>>`, is run by `python -m pav2gen.runtime.simt program.cu`.
+`python -m pav2gen.runtime.simt program.cu` runs a complete CUDA program, with a `main` and `<<<>>>` launches.
 """
 
 from .build import CompileError, build, compile_commands, note_library, run_command, run_plan

@@ -1,9 +1,10 @@
-"""Compiles one checked source, with a gap after every shared array. Run as a file, in front of a compiler's command.
+"""Compiles one source of a checked build, with a gap after every shared array. Runs as a script, before a compiler:
 
     python assemble.py g++ -O1 … -c kernel.cu -o kernel.o
 
-Shared arrays lie side by side in the library's TLS segment. A pointer past the end of one array would be inside the
-next. This step adds unused bytes after each array. No symbol covers these bytes, so that an access to them is found.
+Shared arrays lie side by side in the library's TLS segment. A pointer past the end of one array would point into the
+next array. This step adds unused bytes after each array. The symbol table names no array for these bytes, so the
+checks report an access to them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ZEROS = re.compile(r"\s*\.(zero|space)\s+\d+\s*$")
 
 
 def with_gaps(lines: Iterable[str]) -> Iterator[str]:
-    """The lines of an assembly file, with `GAP` bytes after each piece of zeros in a TLS section."""
+    """Add `GAP` unused bytes to an assembly file after each zero-initialized array in a TLS section."""
     shared = False
     for line in lines:
         section = _SECTION.match(line)
@@ -33,7 +34,7 @@ def with_gaps(lines: Iterable[str]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile to assembly, add the gaps, assemble. Returns the exit code of the first step that failed."""
+    """Compile to assembly, add the gaps, assemble. Returns the exit code of the first failed step, or 0."""
     words = list(argv)
     out = words[words.index("-o") + 1]
     with tempfile.TemporaryDirectory() as folder:

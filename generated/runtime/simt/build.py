@@ -44,14 +44,14 @@ from .toolchain import (
 StrPath = str | os.PathLike[str]
 
 _INCLUDE_LINE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
-# An include with a macro as its name: reading the source can't follow it.
+# `#include MACRO`: a search of the source text can't find the file's name.
 _COMPUTED_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include(?:_next)?[ \t]+[^<"\s/]', re.MULTILINE)
-# Variables that add folders to the compiler's search for headers; reading the source ignores these folders.
+# Environment variables that add folders to the compiler's header search. `_closure` does not search these folders.
 _HEADER_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
 class CompileError(Exception):
-    """A compiler failed. The message has the compiler's output, and the command to repeat."""
+    """A compiler failed. The message has the compiler's output and the command line."""
 
     def __init__(self, command: Command | None, output: str) -> None:
         self.command = command
@@ -61,7 +61,7 @@ class CompileError(Exception):
 
 
 def default_cache() -> Path:
-    """SIMT_CACHE, or a folder of the platform's cache.
+    """The folder that the variable SIMT_CACHE names, else the folder `simt` in the user's cache folder.
 
     :raises ToolchainError: this user has no home folder
     """
@@ -117,8 +117,8 @@ def compile_commands(
     words = kernel_flags(tool, warp_size, checked, native, folders, defines, flags)
     ours = _own_digest()
     hidden = bool(flags) or any(os.environ.get(name) for name in _HEADER_VARIABLES)
-    workshop = _Workshop(tool, words, checked, folders, cache, ours, hidden)
-    commands = [workshop.command(Path(s).resolve()) for s in sources]
+    settings = _CompileSettings(tool, words, checked, folders, cache, ours, hidden)
+    commands = [settings.command(Path(s).resolve()) for s in sources]
     runtime = runtime_command(tool, Path("runtime.o"), warp_size, checked, native, list(runtime_flags))
     object_path = cache / f"runtime-{_digest(tool.version, identity(tool.path), runtime.argv, ours)}.o"
     commands.insert(0, Command((*runtime.argv[:-1], str(object_path)), object_path))
@@ -130,13 +130,13 @@ def compile_commands(
 
 
 def run_plan(plan: Plan, jobs: int = 2) -> Path:
-    """Run each command with a missing output, or an output that was built from files that have changed since.
+    """Run a plan's commands and return the path of the library. Skip a command if its output exists and is up to date.
 
     :raises CompileError: a command failed
     """
     plan.out.parent.mkdir(parents=True, exist_ok=True)
     digests = Digests()
-    kept = plan.out.parent == plan.compile[0].output.parent  # in the cache, where notes may lie
+    kept = plan.out.parent == plan.compile[0].output.parent  # the library is in the cache: write its note there
     if kept and is_current(plan.out, digests):
         return plan.out
     todo = {c.output: c for c in plan.compile if not is_current(c.output, digests)}
@@ -171,7 +171,7 @@ def run_command(command: Command, digests: Digests | None = None) -> None:
         if compiles and done.returncode == 0:
             inputs = read_dependencies(listed) or inputs
         elif compiles:
-            done = _run(argv)  # the compiler may have refused -MD and -MF only
+            done = _run(argv)  # perhaps the compiler refused only -MD and -MF
         if done.returncode != 0:
             raise CompileError(command, done.stderr + done.stdout)
         os.replace(made, command.output)
@@ -184,7 +184,7 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _included(source: Path) -> list[str]:
-    """The source and the headers that it includes, found by reading; empty if it can't be read."""
+    """The source and the headers that it includes, found by `_closure`. Empty if a file can't be read."""
     try:
         return [str(path) for path in _closure(source.resolve(), [])]
     except OSError:
@@ -192,19 +192,19 @@ def _included(source: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Workshop:
-    """The settings that all sources of a library share."""
+class _CompileSettings:
+    """How all sources of a library are compiled."""
 
     tool: Compiler
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # the compiler's flags
     checked: bool
-    folders: list[Path]
+    folders: list[Path]  # the folders that `_closure` searches for headers
     cache: Path
-    ours: str
-    hidden: bool  # headers may come from folders that are not known here
+    ours: str  # the digest of the runtime itself
+    hidden: bool  # whether the compiler may find headers in other folders than `folders`
 
     def command(self, source: Path) -> Command:
-        """The command that compiles one source. A source with launches, its own or in headers, is rewritten first."""
+        """The command that compiles one source. If the source or a header has a `<<<>>>`, it is rewritten first."""
         try:
             texts = _closure(source, self.folders)
         except OSError as error:
@@ -222,13 +222,17 @@ class _Workshop:
         return Command((*front, self.tool.path, *words, "-c", str(compiled), "-o", str(out)), out)
 
     def _rewritten(self, source: Path, texts: Mapping[Path, str]) -> tuple[str | None, tuple[str, ...]]:
-        """The text to compile instead of a source, or None if it has no launches; and the compiler's arguments."""
+        """Rewrite the launches `<<<>>>` of a source and its headers.
+
+        Returns the new text and the flags to compile it with. The text is None if the source has no launches: then
+        the compiler reads the source itself.
+        """
         launches = any("<<<" in text for text in texts.values())
         unseen = self.hidden or any(_COMPUTED_INCLUDE.search(text) for text in texts.values())
         if not launches and not unseen:
             return None, self.words
         try:
-            if self.tool.is_clang:  # it can't compile its unfolded output: launches in headers stay
+            if self.tool.is_clang:  # clang can't compile the text of `_unfolded`: launches in headers are not rewritten
                 words = (f"-iquote{source.parent}", *self.words)
                 return (rewrite_launches(texts[source], str(source)), words) if launches else (None, self.words)
             unfolded = self._unfolded(source)
@@ -241,7 +245,7 @@ class _Workshop:
         return rewritten, (*self.words[:at], *self.words[at + 2 :], "-fpreprocessed", "-fdirectives-only")
 
     def _unfolded(self, source: Path) -> str:
-        """The source with its `#include`s and conditions carried out, and with its macros as they are."""
+        """The source after the compiler has expanded `#include` and `#if`, but not the macros."""
         argv = (self.tool.path, *self.words, "-E", "-fdirectives-only", str(source))
         done = subprocess.run(argv, capture_output=True, encoding="utf-8", errors="surrogateescape",
                               env=for_compilers())  # fmt: skip
@@ -251,7 +255,7 @@ class _Workshop:
 
 
 def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
-    """The source and the headers of the project that it includes, found by reading (conditions are ignored)."""
+    """The texts of a source and of the project's headers that it includes, directly or not. `#if` is ignored."""
     texts: dict[Path, str] = {}
     queue = [source]
     while queue:
@@ -267,14 +271,17 @@ def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
 
 
 def _read(path: Path) -> str:
-    """:raises OSError: it can't be read, or is not a regular file (reading a FIFO would wait)"""
+    """The text of a regular file.
+
+    :raises OSError: it can't be read, or is not a regular file (reading a FIFO would wait)
+    """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file")
     return path.read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def _own_digest() -> str:
-    """The digest of the runtime and of the assembly step."""
+    """The digest of this package's own inputs of a build: the headers, the runtime and the assembly step."""
     files = [ASSEMBLE, *sorted(p for p in INCLUDE.rglob("*") if p.is_file())]
     return _digest([(p.name, digest(p)) for p in files])
 

@@ -27,9 +27,9 @@ _REPORT_HEAD = b'{\n "warp_size"'
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Run a program.
+    """Compile and run a CUDA program.
 
-    :return: its own exit code, or 1 if that is 0 and there are findings; 2 if it does not compile
+    :return: the program's exit code; 1 if that is 0 and there are findings; 2 if the program does not compile
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 @contextmanager
 def _report_file(path: str | None) -> Iterator[None]:
-    """Check that a report can be written to `path` before anything runs. If the body fails, leave no new file.
+    """Check that a report can be written to `path`, before the program runs. Leave no new file if the body fails.
 
     :raises ValueError: the file can't be written, or it has content that is not a report
     """
@@ -155,7 +155,7 @@ def _signal_name(number: int) -> str:
 
 
 def _read(left: bytes | None, program: Path) -> Report | None:
-    """The report; None if the program left no report, or was ended while it wrote one."""
+    """The report. None if the program left no report, or ended while it wrote one."""
     try:
         return read_report(left, str(program)) if left else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""Explains a compiler's error message: the program may use a part of CUDA that this runtime does not have."""
+"""Explains a compiler's error message where the program uses a part of CUDA that this runtime does not have."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _GUESS = re.compile(r"\s*\|\s+[\w:]+$")
 
 
 def explain(output: str) -> str:
-    """A compiler's output, with unsupported parts of CUDA marked as unsupported."""
+    """The compiler's output, with a note at each unsupported part of CUDA."""
     lines = list[str]()
     guesses = 0  # lines below a complaint in which the compiler may write the name that it has guessed
     for line in output.split("\n"):

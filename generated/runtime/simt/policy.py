@@ -1,4 +1,4 @@
-"""The choices of a session: the order of execution, and the strictness of the checks."""
+"""The settings of a session: the order in which threads run, and how strict the checks are."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ CHOICES = {
     "warp_order": ("collective", "syncwarp", "syncthreads"),
 }
 
-#: The fewest bytes on which a thread runs: a page, which is what stacks are made of.
+#: The smallest stack of a thread, in bytes: one page.
 LEAST_STACK_BYTES = 4096
-#: The most: a block of 1,024 threads then takes a terabyte of addresses.
+#: The largest stack of a thread, in bytes. A block of 1,024 threads then takes a terabyte of address space.
 MOST_STACK_BYTES = 1 << 30
 #: The longest time limit, in seconds: a year.
 MOST_SECONDS = 366 * 24 * 3600
@@ -21,25 +21,27 @@ MOST_SECONDS = 366 * 24 * 3600
 
 @dataclass(frozen=True)
 class Policy:
-    """How kernels are run and judged.
+    """The order in which threads run, and how strict the checks are.
 
-    `lane_order`, `block_order`: "ascending", "descending" or "random", which is repeatable by `seed`.
+    `lane_order`, `block_order`: "ascending", "descending" or "random". A random order depends only on `seed`.
 
-    `warp_order`: what orders the memory accesses of a warp's lanes. "collective": any collective call of theirs, a
-    shuffle or a vote too. "syncwarp" (what CUDA promises): only `__syncwarp` among them. "syncthreads": only
-    `__syncthreads` (on some cards `__syncwarp` is not a reliable fence). `__syncthreads` always orders them.
+    `warp_order`: which calls order the memory accesses of a warp's lanes, besides `__syncthreads`. "collective": every
+    warp-wide call, including shuffles and votes. "syncwarp": only `__syncwarp`, as CUDA promises. "syncthreads": none,
+    because on some cards `__syncwarp` is not a reliable fence.
 
-    `strict_exit`: a thread that has returned is missed at barriers and in masks; hardware may go on without it.
+    `strict_exit`: a barrier, or a mask of a warp-wide call, that includes a thread that has returned is a finding.
+    Hardware may go on without that thread.
 
     `full_mask_32`: at warp size 64 the mask 0xffffffff means all 64 lanes.
 
     `integer_overflow`: the overflow of a signed integer is a finding (checked build).
 
-    `poison`: shared memory starts every block as 0xff bytes, which are NaN in every floating point format.
+    `poison`: at the start of every block, shared memory is filled with 0xff bytes (NaN in every floating point format).
 
-    `stack_bytes`: for the local variables of one thread. `shared_limit`: bytes of shared memory a block may have.
+    `stack_bytes`: bytes for the local variables of one thread. `shared_limit`: bytes of shared memory that a block may
+    have.
 
-    `time_limit`: seconds after which a launch is stopped; 0 is none.
+    `time_limit`: seconds after which a launch is stopped. 0 means no limit.
     """
 
     lane_order: str = "ascending"
@@ -68,7 +70,7 @@ class Policy:
             raise ValueError(f"seed is a number of 64 bits, not {self.seed}")
 
     def settings(self) -> Iterator[tuple[str, int]]:
-        """Names and values as the runtime takes them."""
+        """The settings' names and integer values, as the C interface of the runtime takes them."""
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name == "time_limit":

@@ -13,7 +13,7 @@ from .table import render_report
 
 
 class FindingsError(AssertionError):
-    """A report has findings; the text lists them."""
+    """A report has findings. The message lists them."""
 
     def __init__(self, findings: tuple[Finding, ...]) -> None:
         self.findings = findings
@@ -22,7 +22,7 @@ class FindingsError(AssertionError):
 
 @dataclass(frozen=True)
 class Place:
-    """One side of a finding."""
+    """Where and by which threads one of a finding's accesses or calls happened."""
 
     role: str
     location: Location | None
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: its kind, its places, its buffer, and what was expected."""
+    """One fault of a kernel: its kind, its places, its buffer, and what was expected."""
 
     kind: str
     what: str
@@ -52,7 +52,7 @@ class Finding:
 
     @property
     def locations(self) -> tuple[Location, ...]:
-        """The lines of its places."""
+        """The source lines of the finding's places."""
         return tuple(p.location for p in self.places if p.location)
 
     def __str__(self) -> str:
@@ -70,7 +70,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Memory accesses of warps and of lanes, their bytes, sectors of global memory, and passes of shared memory."""
+    """Counts of memory traffic: accesses of warps and of lanes, bytes, sectors of global memory, shared memory passes.
+
+    A pass is one cycle of the 32 banks of shared memory. Bank conflicts cause more passes than `passes_ideal`.
+    """
 
     accesses: int = 0
     lanes: int = 0
@@ -87,7 +90,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Line:
-    """The traffic of one line of source to one buffer, by operation and width."""
+    """The traffic from one source line to one buffer, by one operation of one width."""
 
     location: Location
     operation: str
@@ -99,7 +102,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer, a shared array or a global variable. Atomics count as loads and as stores.
+    """The traffic to a buffer, a shared array or a global variable. Atomics count as loads and as stores.
 
     `bytes_read` and `bytes_written` count each byte of global memory once, however often it was touched.
     """
@@ -136,7 +139,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over a session. `approximate`: some warps were counted early, as they did not meet for a long time."""
+    """Sums over a session. `approximate`: some warps were counted early, because their lanes did not meet for long."""
 
     launches: int
     blocks: int
@@ -175,7 +178,7 @@ class Report:
 
 
 def read_report(text: bytes, library: str | None = None) -> Report:
-    """The runtime's JSON as a Report. `library`: the library's file, if its name differs from the one in the JSON."""
+    """Parse the runtime's JSON. `library`: the path of the library's file, if it differs from the path in the JSON."""
     raw: dict[str, Any] = json.loads(text.decode("utf-8", "replace"))
     places = [p for f in raw["findings"] for p in f["places"] if not p["file"]]
     offsets = [c["pc"] for c in raw["counters"]] + [p["pc"] for p in places if p["pc"]]
@@ -194,7 +197,7 @@ def _totals(raw: dict[str, int]) -> Totals:
 
 
 def _tell_apart(raw: dict[str, Any]) -> None:
-    """Put the function's name before variables that have the same name: `reduce::sums`."""
+    """Distinguish variables of the same name by their function's name: `reduce::sums`."""
     used = {c["region"] for c in raw["counters"]}
     regions = [r for r in raw["regions"] if r["id"] in used or r["registered"]]
     names = Counter(r["name"] for r in regions)
@@ -218,7 +221,7 @@ def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
 
 
 def _buffers(raw: dict[str, Any], lines: tuple[Line, ...]) -> dict[str, Buffer]:
-    """All registered buffers, and all other memory that was used. Arrays of the same name count as one."""
+    """All registered buffers, and all other memory that was accessed. Arrays of the same name count as one."""
     used = {line.buffer for line in lines}
     found: dict[str, Buffer] = {}
     for r in raw["regions"]:

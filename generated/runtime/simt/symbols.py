@@ -1,4 +1,4 @@
-"""From addresses of code to lines of source, by addr2line."""
+"""Finds the source line of a code address, with addr2line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .toolchain import INCLUDE
 
 @dataclass(frozen=True, order=True)
 class Location:
-    """A line of source, and the lines that called the function it is in, where that was inlined."""
+    """A source line. If its function was inlined, also the lines of the calls."""
 
     file: str
     line: int
@@ -29,12 +29,12 @@ def _shown(path: str) -> str:
     return path if inside.startswith("..") else inside
 
 
-# What has been asked before, by library file and the time it was written.
+# The known answers of addr2line, by library file and modification time.
 _known: dict[tuple[str, int], dict[int, Location]] = {}
 
 
 def locate(library: str, offsets: Iterable[int]) -> dict[int, Location]:
-    """The source lines of code at these offsets of a library's file; without addr2line, the offsets as text."""
+    """The source line of each code offset in a library's file. Without addr2line, the offset as text."""
     wanted = set(offsets)
     if not wanted:
         return {}
@@ -65,7 +65,7 @@ def _ask(tool: str, library: str, wanted: list[int]) -> dict[int, Location]:
 
 
 def _location(frames: list[tuple[str, int]]) -> Location | None:
-    """The innermost frame that is not of our own headers, and its callers that are not."""
+    """The innermost frame outside this package's headers, and its callers outside them."""
     ours = str(INCLUDE) + os.sep
     theirs = [f for f in frames if f[1] and not os.path.realpath(f[0]).startswith(ours)]
     return Location(*theirs[0], tuple(theirs[1:])) if theirs else None

@@ -1,4 +1,4 @@
-"""A report's counters as a table of plain text."""
+"""Formats a report's counters as tables in plain text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def render_report(report: Report) -> str:
-    """Launches, buffers and lines, each in a block of its own."""
+    """The tables of launches, of buffers and of source lines, separated by empty lines."""
     parts = [_head(report), _kernels(report)]
     if report.checked:
         parts += [_buffers(report), _lines(report, shared=False), _lines(report, shared=True)]
@@ -26,7 +26,7 @@ def _head(report: Report) -> str:
     if report.checked:
         words += f", {t.local_bytes} bytes of local memory accesses"
     if t.approximate:
-        words += "\nsome warps went very long without meeting: accesses of warps and sectors are upper bounds"
+        words += "\nthe lanes of some warps did not meet for long: accesses of warps and sectors are upper bounds"
     return words
 
 

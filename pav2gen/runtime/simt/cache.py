@@ -1,7 +1,8 @@
-"""Decides whether a compiled file can be used again: a note beside it lists its sources, which are compared.
+"""Decides whether a compiled file is up to date, from a note that lists the files it was compiled from.
 
-`x.o` has `x.o.json` beside it: the digest of `x.o` itself, and the digest of every file that the compiler read for it,
-by the compiler's own list. The name `x` holds what no file holds: flags, the compiler, the environment that it reads.
+The note of `x.o` is `x.o.json`, in the same folder. It has the digest of `x.o`, and the digest of every file that the
+compiler read to make it (the compiler writes that list). The name `x` contains a hash of everything else that the
+result depends on: the flags, the compiler, and the environment variables that the compiler reads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from .toolchain import ToolchainError
 
-#: The variables that g++, clang++, nvcc and their linkers read, beside the command line.
+#: The environment variables that change what g++, clang++, nvcc and their linkers do.
 VARIABLES = (
     *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"),
     *("SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS", "CLANG_CONFIG_FILE_SYSTEM_DIR"),
@@ -27,17 +28,17 @@ VARIABLES = (
     *("NVVMIR_LIBRARY_DIR", "LD_RUN_PATH", "LDEMULATION"),
 )
 
-#: The programs that a driver calls, by the name that `-print-prog-name` takes; and those that lie beside nvcc.
+#: The programs that g++ or clang++ calls, as `-print-prog-name` names them, and the files that nvcc calls or reads.
 PARTS = ("cc1plus", "as", "ld")
 NVCC_PARTS = ("cudafe++", "ptxas", "fatbinary", "nvlink", "nvcc.profile", "../nvvm/bin/cicc")
 
 
 class CacheError(ToolchainError):
-    """The folder of compiled files can't be used; the message says why, and what would work."""
+    """The folder of compiled files can't be used. The message says why, and what would work."""
 
 
 def platform_cache(variable: str, name: str) -> Path:
-    """The folder that `variable` names, or the folder `name` in the platform's cache.
+    """The folder that an environment variable names, else the folder `name` in the user's cache folder.
 
     :raises CacheError: this user has no home folder
     """
@@ -50,7 +51,7 @@ def platform_cache(variable: str, name: str) -> Path:
 
 
 def own_folder(folder: Path) -> Path:
-    """Make a folder that only this user can write to, or see that it is one: what lies in it will be executed.
+    """Make a folder that only this user can write to, or check an existing one. Its files will be executed.
 
     :raises CacheError: it belongs to another user, others can write to it, or it can't be made
     """
@@ -71,7 +72,9 @@ def own_folder(folder: Path) -> Path:
 
 
 class Digests:
-    """The digests of files, each read once: what is seen first counts, so that an edit meanwhile is noticed later."""
+    """The digests of files. Each file is read once, at the first request.
+
+    If a file changes during a build, its digest is that of the old content. The next build notices the change."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -85,7 +88,7 @@ class Digests:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """The sha256 of a regular file; an empty string for anything else, or if unreadable. Never waits on a FIFO."""
+    """The sha256 of a regular file. Empty for anything else, and if the file can't be read. Never waits on a FIFO."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -100,7 +103,7 @@ def digest(path: str | os.PathLike[str]) -> str:
 
 
 def note_of(output: Path) -> Path:
-    """The note that belongs to a compiled file."""
+    """The path of a compiled file's note."""
     return output.with_name(output.name + ".json")
 
 
@@ -112,12 +115,12 @@ def note(output: Path, inputs: Iterable[str], digests: Digests) -> None:
 
 
 def read_note(output: Path) -> Mapping[str, object]:
-    """The note of a compiled file; empty if it is missing or can't be read."""
+    """The content of a compiled file's note. Empty if the note is missing or can't be read."""
     return read_json(note_of(output))
 
 
 def inputs_of(output: Path) -> dict[str, str]:
-    """The digest of each file that `output` was made from, by path; empty where that is unknown."""
+    """The digest of each file that `output` was made from, by path. Empty if no note tells them."""
     inputs = read_note(output).get("inputs")
     if not isinstance(inputs, dict):
         return {}
@@ -134,7 +137,7 @@ def is_current(output: Path, digests: Digests) -> bool:
 
 
 def read_json(path: Path) -> Mapping[str, object]:
-    """A small JSON object that we wrote; empty for anything else. Never waits on a FIFO."""
+    """The content of a small JSON file that this package wrote. Empty for any other file. Never waits on a FIFO."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
@@ -145,7 +148,7 @@ def read_json(path: Path) -> Mapping[str, object]:
 
 
 def write_note(path: Path, content: Mapping[str, object]) -> None:
-    """Write a small JSON object in one step, over whatever is there."""
+    """Write a small JSON file atomically. An existing file is replaced."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -154,7 +157,7 @@ def write_note(path: Path, content: Mapping[str, object]) -> None:
 
 
 def read_dependencies(path: Path) -> list[str]:
-    """The files of a rule that a compiler wrote with `-MD`, `target: file file \\`, in the syntax of make.
+    """The files that a compiler has read, from the make rule that it wrote with `-MD`: `target: file file \\`.
 
     Empty if the compiler wrote no rule.
     """
@@ -167,17 +170,17 @@ def read_dependencies(path: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The variables of the environment that a compiler reads and that are set."""
+    """The environment variables of `VARIABLES` that are set."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def for_compilers() -> dict[str, str]:
-    """The environment for a compiler: this one, with messages in English and in ASCII."""
+    """The environment in which a compiler runs: this process's, with messages in English and in ASCII."""
     return {**os.environ, "LC_ALL": "C"}
 
 
 def identity(compiler: str) -> str:
-    """The digest of a compiler: of the program and of those that it calls, and of the variables that it reads."""
+    """The digest of a compiler: of its program, the programs that it calls, and the variables that it reads."""
     parts = [(path, _digest_of_program(path, *_state(path))) for path in _programs(os.path.realpath(compiler))]
     return hashlib.sha256(repr((compiler, parts, environment())).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -194,7 +197,7 @@ def _programs(compiler: str) -> Iterator[str]:
 
 @functools.cache
 def _programs_of(driver: str) -> tuple[str, ...]:
-    """What a driver of the GCC kind calls, as far as it says."""
+    """The paths of g++ or clang++ and of the programs that it calls, as far as it tells them."""
     if not driver:
         return ()
     found = [driver]
@@ -206,13 +209,13 @@ def _programs_of(driver: str) -> tuple[str, ...]:
 
 @functools.cache
 def _nvcc_folder(compiler: str) -> str:
-    """Where nvcc's own parts lie: nvcc says so, since the one on the path may be a script that calls another."""
+    """The folder of nvcc's own parts. nvcc is asked, because the nvcc on PATH may be a script that calls another."""
     said = re.search(r"^#\$ _HERE_=(.+)$", _asked(compiler, "--dryrun", "-x", "cu", "-c", os.devnull), re.MULTILINE)
     return said[1] if said else os.path.dirname(compiler)
 
 
 def _asked(*command: str) -> str:
-    """All that a compiler answers to a question; empty where it can't be run."""
+    """The output of a compiler's command. Empty if the command can't be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     except OSError:

@@ -1,4 +1,4 @@
-"""A loaded library, and sessions that steer and observe what it runs."""
+"""A loaded library of kernels, and sessions: a session sets how kernels run and gathers findings and counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMAT = 1
 
 
 class Program:
-    """A library of kernels with its runtime. Made by `build` or `attach`."""
+    """A loaded library of kernels. `build` and `attach` return one."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -41,7 +41,7 @@ class Program:
         return f"<simt {'checked' if self.checked else 'fast'} library, warp size {self.warp_size}: {self.path.name}>"
 
     def fn(self, name: str) -> Any:
-        """An `extern "C"` function of the sources, as a ctypes function that gives an int.
+        """An `extern "C"` function of the sources, as a ctypes function that returns an int.
 
         :raises AttributeError: the library exports no such function
         """
@@ -71,7 +71,7 @@ class Program:
 
 
 def attach(library: ctypes.CDLL | str | os.PathLike[str]) -> Program:
-    """A program around a library that was built elsewhere with the runtime (see `compile_commands`)."""
+    """Load a library that another build system has built, with the commands of `compile_commands`."""
     return Program(library if isinstance(library, ctypes.CDLL) else ctypes.CDLL(os.fspath(library)))
 
 
@@ -91,13 +91,13 @@ class Session:
 
     def buffer(self, name: str, memory: Any, nbytes: int | None = None, *, writable: bool = True,
                initialised: bool = True) -> None:  # fmt: skip
-        """Make memory known as a buffer that kernels may touch.
+        """Register memory as a buffer that kernels may access.
 
         :param memory: a torch tensor, a numpy array, anything with the buffer protocol, or an address
-        :param nbytes: for an address its size; for others, instead of their own size
-        :param writable: a kernel's write to it is a finding if not
-        :param initialised: if not, reading a byte before it is written is a finding
-        :raises ValueError: the name is taken, or the memory overlaps that of another buffer
+        :param nbytes: the buffer's size; needed for an address, optional for the others
+        :param writable: if False, a kernel's write to the buffer is a finding
+        :param initialised: if False, a read of a byte that has not been written is a finding
+        :raises ValueError: the name is taken, or the memory overlaps another buffer
         """
         if self._raw is not None:
             raise ValueError("the session is closed")
@@ -134,8 +134,8 @@ class Session:
 def address_of(memory: Any) -> tuple[int, int | None]:
     """The address and size of a contiguous piece of memory.
 
-    :raises TypeError: it is nothing of that kind
-    :raises ValueError: it is not contiguous
+    :raises TypeError: `memory` is not a tensor, an array, a buffer or an address
+    :raises ValueError: `memory` is not contiguous
     """
     if isinstance(memory, int):
         return memory, None

@@ -15,7 +15,7 @@ _PASSIVE = re.compile(
     r"""|'(?:\\.|[^'\\\n])*'""",
     re.DOTALL,
 )
-# What the preprocessor writes where another file begins or goes on: # 12 "k.cuh" 1 3
+# The preprocessor's line where a file begins or continues: # 12 "k.cuh" 1 3
 _MARKER = re.compile(r'^# (?P<line>\d+) "(?P<file>(?:\\.|[^"\\])*)"(?P<flags>[ \d]*)$', re.MULTILINE)
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -25,7 +25,7 @@ class RewriteError(Exception):
 
 
 def rewrite_launches(text: str, name: str) -> str:
-    """`text` with its launches rewritten, headed by a `#line` that names the original file.
+    """Rewrite the launches in a source. The result begins with a `#line` that names the original file.
 
     :raises RewriteError: a `<<<` without its `>>>`, or without a kernel before it
     """
@@ -34,11 +34,11 @@ def rewrite_launches(text: str, name: str) -> str:
 
 
 def rewrite_unfolded(text: str, leave: str) -> str:
-    """A source after its `#include`s (g++ -E -fdirectives-only), with its launches rewritten and those of its headers.
+    """Rewrite the launches in the output of `g++ -E -fdirectives-only`: a source with its headers expanded.
 
-    Headers in the folder `leave` stay as they are, and what can't be understood in headers of the system.
+    Headers in the folder `leave` stay as they are. A `<<<` that can't be understood stays if it is in a system header.
 
-    :raises RewriteError: as `rewrite_launches`, with the file and line where it was written
+    :raises RewriteError: as `rewrite_launches`; the message has the file and line of the launch
     """
     return "".join(_unfolded_parts(text, leave))
 
@@ -61,7 +61,7 @@ def _unfolded_parts(text: str, leave: str) -> Iterator[str]:
 
 
 def _rewritten(text: str, name: str, first: int) -> str:
-    """`text`, which begins in line `first` of a file, with its launches rewritten."""
+    """Rewrite the launches in a part of a file. `first` is the line number where the part begins."""
     code = _PASSIVE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)  # comments and strings blanked out
     pieces, done = [], 0
     at = code.find("<<<")
@@ -81,7 +81,7 @@ def _rewritten(text: str, name: str, first: int) -> str:
 
 
 def _kernel_start(code: str, at: int, floor: int) -> int | None:
-    """Where the expression that ends before `at` begins: `name`, `a::b<c, 4>`, `(expression)`, `table[i]`."""
+    """The start of the expression that ends before `at`: `name`, `a::b<c, 4>`, `(expression)`, `table[i]`."""
     i = _skip_back(code, at, floor)
     start = None
     while i > floor:
@@ -111,9 +111,9 @@ def _skip_back(code: str, i: int, floor: int) -> int:
 
 
 def _matching_open(code: str, close: int, floor: int) -> int:
-    """The position of the bracket that `code[close]` closes; angle brackets count only where they enclose it.
+    """The position of the opening bracket that belongs to the closing bracket `code[close]`.
 
-    Two of them side by side, as in `k<1 << 10>`, are a shift: templates are never opened so.
+    Two angle brackets side by side, as in `k<1 << 10>`, are a shift operator and do not count as brackets.
     """
     pairs = {">": "<", ")": "(", "]": "["}
     opening, depth = pairs[code[close]], 0

@@ -1,4 +1,4 @@
-"""Finds the compiler, and gives the exact command lines that turn CUDA sources into a library for the CPU."""
+"""Finds a C++ compiler, and makes the command lines that compile CUDA sources into a library for the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 #: The headers that stand in for CUDA's, and the runtime's source.
 INCLUDE = Path(__file__).resolve().parent / "include"
 RUNTIME_SOURCE = INCLUDE / "simt.cpp"
-#: The step between compiler and assembler in a checked build.
+#: The script that a checked build runs between the compiler and the assembler.
 ASSEMBLE = Path(__file__).resolve().with_name("assemble.py")
 #: Upper bound in bytes of a launch's dynamic shared memory.
 DYNAMIC_SHARED_CAPACITY = 128 << 10
@@ -25,15 +25,16 @@ _COMMON = (
     "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-ffp-contract=off",
     "-Wno-unknown-pragmas", "-Wno-attributes",
 )  # fmt: skip
-# A local array is touched page by page when its function begins, so that it can't reach over the pages that guard a
-# thread's stack.
+# When a function begins, it touches its local arrays page by page. A large array then hits the guard pages below the
+# thread's stack, instead of reaching beyond them.
 _STACK = ("-fstack-clash-protection",)
-# Lines for findings and counters. In DWARF 5 addr2line takes #line for the file that was compiled. Locations of
-# variables are left out: nothing reads them, and they take a third of the compile time.
+# Line numbers, for findings and counters. DWARF 4, because with DWARF 5 addr2line ignores the file names of `#line`.
+# Locations of variables are left out: nothing reads them, and they take a third of the compile time.
 _DEBUG = ("-g1", "-gdwarf-4", "-fno-var-tracking")
 # -O3 without vectorization: short loops are unrolled, and the other passes of -O3 take little time.
 _FAST = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fwrapv")
-# Hooks at accesses, blocks and undefined arithmetic; code in the order of the source; vector accesses in one piece.
+# Calls of the checks at memory accesses, basic blocks and undefined arithmetic. The other flags keep the code in the
+# order of the source, and each vector access in one piece.
 _CHECKED = (
     "-O1", "-finline-functions", "-finline-small-functions", "-findirect-inlining", "-fpartial-inlining",
     "-fno-tree-sra", "-fno-ipa-sra", "-fno-reorder-blocks", "-fno-reorder-blocks-and-partition",
@@ -62,7 +63,7 @@ class Compiler:
 
     @property
     def is_clang(self) -> bool:
-        """Clang takes other flags, and can't make checked builds."""
+        """Whether the compiler is clang, which takes other flags and can't make checked builds."""
         return "clang" in self.version
 
 
@@ -79,7 +80,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan to build a library: run `compile` in any order or in parallel, then the command that `link()` gives."""
+    """The commands that build a library: those of `compile`, in any order or in parallel, then that of `link()`."""
 
     compile: tuple[Command, ...]
     out: Path
@@ -90,7 +91,7 @@ class Plan:
     flags: tuple[str, ...] = field(default=(), repr=False)
 
     def link(self) -> Command:
-        """The last command. It defines the `extern __shared__` arrays of the objects, so the objects must exist."""
+        """The command that links the library. The objects must exist: it defines their `extern __shared__` arrays."""
         objects = [str(c.output) for c in self.compile]
         names = sorted({n for c in self.compile for n in undefined_thread_locals(c.output)})
         extra = [str(_write_dynamic_shared(self.out, names))] if names else []
@@ -111,7 +112,7 @@ def _identify(path: str) -> Compiler:
 
 
 def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
-    """`path`, else the environment's SIMT_CXX, else the first that is found of g++, c++ and clang++.
+    """The compiler at `path`, else the one that SIMT_CXX names, else the first found of g++, c++ and clang++.
 
     :raises ToolchainError: no compiler is found, or only clang for a checked build
     """
@@ -130,7 +131,7 @@ def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
 
 @functools.cache
 def machine_flags() -> tuple[str, ...]:
-    """Half precision conversions and fused multiply-add in hardware, where this machine has them."""
+    """The flags for this CPU's instructions for half precision conversions and fused multiply-add, if it has them."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ()
     try:
@@ -141,7 +142,7 @@ def machine_flags() -> tuple[str, ...]:
 
 
 def base_flags(compiler: Compiler, warp_size: int, checked: bool, native: bool = True) -> tuple[str, ...]:
-    """The flags for the runtime and every kernel."""
+    """The compiler flags that the runtime and all kernels have in common."""
     if warp_size not in (32, 64):
         raise ValueError(f"warp_size is 32 or 64, not {warp_size}")
     defines = (f"-DSIMT_WARP_SIZE={warp_size}", f"-DSIMT_CHECKED={int(checked)}")
@@ -154,7 +155,7 @@ def kernel_flags(
     include: Iterable[str | os.PathLike[str]] = (), defines: Mapping[str, object] | None = None,
     flags: Iterable[str] = (),
 ) -> tuple[str, ...]:  # fmt: skip
-    """The flags for a CUDA source. `flags` come last."""
+    """All compiler flags for a CUDA source. The caller's `flags` come last, so that they override the others."""
     macros = {"PAV2_WARP_SIZE": warp_size, **(defines or {})}
     words = [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in macros.items()]
     words += [f"-I{os.fspath(p)}" for p in include]
@@ -173,9 +174,9 @@ def runtime_command(compiler: Compiler, out: Path, warp_size: int, checked: bool
 
 
 def undefined_thread_locals(path: Path) -> list[str]:
-    """The thread-local variables that an object file uses and does not define, sorted.
+    """The names of the thread-local variables that an object file uses but does not define, sorted.
 
-    `__shared__` is `thread_local` here, so these are the dynamic shared arrays that its kernels declare.
+    The headers define `__shared__` as `thread_local`, so these are the dynamic shared arrays of the file's kernels.
     """
     data = path.read_bytes()
     if data[:4] != b"\x7fELF" or data[4] != 2:
@@ -200,7 +201,7 @@ def _undefined(data: bytes, start: int, size: int, strings: int) -> set[str]:
 
 
 def _write_dynamic_shared(out: Path, names: Sequence[str]) -> Path:
-    """A source that lays all dynamic shared arrays of a library over one piece of memory."""
+    """Write a C++ source that places all dynamic shared arrays of a library at the same address."""
     lines = [
         "// The memory behind the `extern __shared__` arrays of this library: all begin at the same place.",
         "#include <cstddef>",

@@ -6,7 +6,7 @@
 #include "runtime/hooks.h"
 #endif
 
-// A failed assert() ends the launch in a kernel, and the process in the host's code.
+// A failed assert() in a kernel ends the launch. A failed assert() in host code ends the process.
 extern "C" __attribute__((visibility("hidden"), noreturn)) void __assert_fail(const char* expression, const char* file,
                                                                              unsigned line, const char* function) {
     if (simt::current) simt::fail_assertion(expression, file, (int)line);

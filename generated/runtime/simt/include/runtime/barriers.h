@@ -1,4 +1,4 @@
-// __syncthreads: which threads wait, which are missing, and when all continue.
+// __syncthreads: records which threads wait, reports those that are missing, and lets all continue.
 #pragma once
 #include "switching.h"
 

@@ -40,7 +40,7 @@ inline std::string where_outside(uintptr_t address) {
     Region* r = regions.find(address);
     std::string what = r ? text("the last %zu of %u bytes are past the end of '%s' (%zu bytes)",
                                 (size_t)(address + size - r->base - r->size), size, r->name.c_str(), r->size)
-                         : "an access to no buffer, " + where_outside(address);
+                         : "no buffer is at this address, " + where_outside(address);
     Finding& f = access_finding("out-of-bounds", lane, op, size, pc, std::move(what));
     if (r) {
         f.buffer = r->name;
@@ -64,7 +64,7 @@ inline Region& locate(Site& site, const Lane& lane, Operation op, uintptr_t addr
 inline void refuse_misaligned(const Lane& lane, Operation op, unsigned size, const Region& r, size_t offset,
                               uintptr_t pc) {
     Finding& f = access_finding("misaligned", lane, op, size, pc,
-                                text("%u bytes at an address that is no multiple of %u", size, size));
+                                text("the address of a %u-byte access is not a multiple of %u", size, size));
     f.buffer = r.name;
     f.offset = (long long)offset;
     f.expected = "an address that is a multiple of the access's size";
@@ -75,7 +75,7 @@ inline void refuse_write(const Lane& lane, Operation op, unsigned size, const Re
     Finding& f = access_finding("read-only", lane, op, size, pc, text("'%s' is read-only", r.name.c_str()));
     f.buffer = r.name;
     f.offset = (long long)offset;
-    f.expected = "no write to a buffer registered with writable=False";
+    f.expected = "kernels only read a buffer that was registered with writable=False";
     refuse(f, cudaErrorIllegalAddress);
 }
 
@@ -85,7 +85,7 @@ inline void report_uninitialised(const Lane& lane, Operation op, unsigned size, 
     if (findings.repeated(key)) return;
     const bool shared = r.space == Space::shared;
     Finding& f = findings.add(key, "uninitialised",
-                              text("'%s' is read where nothing has been written%s", r.name.c_str(),
+                              text("bytes of '%s' are read before they are written%s", r.name.c_str(),
                                    shared ? " in this block" : ""));
     f.places.push_back(by(place(text("%s of %u bytes", operation_names[(int)op], size), pc), lane));
     f.buffer = r.name;
@@ -111,11 +111,11 @@ inline void note_bytes(Zeros<uint64_t>& noted, const Region& r, size_t offset, u
     Finding& f = findings.add({"hang", pc, 0, nullptr}, "hang",
                               text("the launch was stopped after %llu ms", machine.policy.time_limit_ms));
     f.places.push_back(by(place("was here", pc), lane));
-    f.expected = "an end within the time limit of the session";
+    f.expected = "the launch ends within the session's time limit";
     refuse(f, cudaErrorLaunchTimeout);
 }
 
-// A new epoch may mean that the time limit has passed.
+// Called when the warp's epoch has changed. The watchdog changes it when the time limit has passed.
 __attribute__((noinline)) inline void catch_up(Lane& lane, uintptr_t pc) {
     if (time_is_up) give_up(lane, pc);
     lane.position.restart(warp_of(lane).epoch);
@@ -163,7 +163,7 @@ inline void check(Lane& lane, Operation op, uintptr_t address, unsigned size, ui
         check_memory(lane, op, address, size, pc, aligned);
 }
 
-// An access of a size or alignment that no instruction supports: a GPU would use several accesses.
+// An access with a size or alignment that needs several GPU instructions.
 inline void check_pieces(Lane& lane, Operation op, uintptr_t address, size_t bytes, uintptr_t pc) {
     unsigned piece = 16;
     while (piece > 1 && (address % piece || bytes % piece)) piece /= 2;

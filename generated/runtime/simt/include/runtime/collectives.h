@@ -23,14 +23,14 @@ inline Finding* lane_finding(const char* kind, const Lane& lane, const Meeting& 
     return &f;
 }
 
-// The lanes that a mask names and the block has.
+// The lanes of the mask that exist in the block.
 inline Mask named_lanes(Mask mask, const Lane& me, const Warp& warp, const Meeting& call) {
     if (SIMT_WARP_SIZE == 64 && mask == 0xffffffffull && machine.policy.full_mask_32) mask = all_lanes;
     mask &= warp.present;
     if (mask & bit_of(me)) return mask;
     if (Finding* f = lane_finding("absent-lane", me, call,
-                                  text("lane %u is not in the mask it gives (%s)", me.lane, lanes_name(mask).c_str())))
-        f->expected = "a lane that calls is named by its own mask";
+                                  text("lane %u passes a mask without itself (%s)", me.lane, lanes_name(mask).c_str())))
+        f->expected = "the mask of a call includes the calling lane";
     return mask | bit_of(me);
 }
 
@@ -53,7 +53,7 @@ inline void report_absent_source(const Lane& lane, const Warp& warp, const Meeti
                                                : "which has returned";
     if (Finding* f = lane_finding("absent-lane", lane, m,
                                   text("lane %u reads lane %d, %s", lane.lane, lane.source, why)))
-        f->expected = "a shuffle reads lanes that take part in it; what others give is undefined";
+        f->expected = "a shuffle reads only from lanes that take part in it; the value of other lanes is undefined";
 }
 
 inline void exchange(const Warp& warp, Lane* lanes, const Meeting& m) {
@@ -121,7 +121,7 @@ inline Meeting& join(Warp& warp, const Lane& me, const Meeting& call) {
     return warp.meetings[free] = call;
 }
 
-// Meets the lanes that `call` names, and takes the result.
+// Waits for the lanes in the mask of `call`, and returns this lane's result.
 inline u64 take_part(Lane& me, Meeting call, u64 value, int source) {
     Warp& warp = warp_of(me);
     me.given = value;

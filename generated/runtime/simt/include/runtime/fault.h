@@ -52,7 +52,7 @@ inline void on_timer(int number, siginfo_t*, void* context) {
         for (Warp& warp : machine.warp) warp.epoch = warp.epoch + 1;
         return;
     }
-    time_is_up = false;  // no hook ran for a second: the loop has none
+    time_is_up = false;  // no hook ran for a second: the kernel is in a loop without hooks
 #endif
     guard.signal = number;
     guard.pc = program_counter(context);
@@ -112,7 +112,7 @@ inline const char* signal_name(int number) {
     }
 }
 
-// After siglongjmp: what happened to the thread that was current, as a finding and an error code.
+// After siglongjmp: adds a finding for the fault of the current thread, and returns the error code.
 inline int report_fault() {
     const Lane& lane = *current;
     const size_t i = (size_t)(&lane - machine.lanes);
@@ -122,7 +122,7 @@ inline int report_fault() {
     if (guard.signal == timer_signal()) {
         kind = "hang";
         what = text("the launch was stopped after %llu ms", machine.policy.time_limit_ms);
-        expected = "an end within the time limit of the session";
+        expected = "the launch ends within the session's time limit";
         error = cudaErrorLaunchTimeout;
     } else if (guard.signal == SIGSEGV && machine.stacks.in_guard(i, (void*)guard.address)) {
         kind = "stack-overflow";

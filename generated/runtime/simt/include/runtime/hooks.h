@@ -31,7 +31,7 @@ inline void undefined(const SourceLocation* at, void* pc, const char* kind, std:
 inline void overflow(const SourceLocation* at, void* pc, const char* operation) {
     if (machine.policy.integer_overflow)
         undefined(at, pc, "integer-overflow", text("a signed %s overflows", operation),
-                  "operands wide enough for the result (the policy integer_overflow=False accepts this)");
+                  "an integer type wide enough for the result (the policy integer_overflow=False accepts this)");
 }
 
 }  // namespace SIMT_ABI

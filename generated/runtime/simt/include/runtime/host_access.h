@@ -1,7 +1,8 @@
-// Device memory that the host must not touch: its pages are closed while the host's code runs.
+// Detects accesses of host code to device memory: the memory's pages are protected while host code runs.
 //
-// A kernel that touches a closed allocation opens it until the launch ends. If the host's code touches one, that is a
-// finding. The allocation is then opened, so that the program goes on and can show further faults.
+// A "closed" allocation has protected pages. When a kernel touches one, it is opened until the launch ends. When host
+// code touches one, that is a finding. The allocation is then opened, so that the program continues and can show
+// further faults.
 #pragma once
 #include <signal.h>
 #include <ucontext.h>
@@ -40,7 +41,7 @@ inline uintptr_t program_counter(void* context) {
     return 0;
 #endif
 }
-// Whether the access that faulted was a store. Not every processor tells.
+// Whether the access that faulted was a store. Some processors do not tell.
 inline bool was_store(void* context) {
 #if defined(__x86_64__)
     return static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2;
@@ -56,7 +57,7 @@ inline bool is_program(uintptr_t pc) {
     const Symbol* s = module.contains(pc) ? Module::at(module.functions, pc) : nullptr;  // has none of namespace simt
     return s && s->name.compare(0, 8, "_Z9simt_") != 0;
 }
-// The innermost code of the program on the stack: the fault may be in a function of libc that it called.
+// The innermost code address of the program on the stack. The fault may be in a libc function that the program called.
 struct Caller {
     uintptr_t fault, found;
     bool passed;
@@ -90,7 +91,7 @@ inline void report_host_access(Region& r, uintptr_t address, void* context) {
     f.places.push_back(place(store ? "host store" : "host load", pc));
     f.buffer = r.name;
     f.offset = (long long)(address - r.base);
-    f.expected = "cudaMemcpy to or from it; the CPU can't follow a pointer that cudaMalloc gave";
+    f.expected = "cudaMemcpy to or from it; host code can't dereference a pointer that cudaMalloc returned";
 }
 
 static struct sigaction handler_before;

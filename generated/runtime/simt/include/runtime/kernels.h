@@ -43,7 +43,7 @@ inline Kernel& kernel_of(const void* function, const std::string& where) {
 }
 
 #if SIMT_CHECKED
-// A kernel also owns the arrays of the functions that it calls, if the launch has touched them.
+// A shared array of a function that the kernel calls also counts as the kernel's, if the launch has touched it.
 inline size_t static_shared_touched() {
     size_t bytes = 0;
     const Symbol* kernel = symbol_of_kernel(machine.launch.kernel);

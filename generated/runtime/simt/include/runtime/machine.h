@@ -44,7 +44,7 @@ struct Lane {
     u64 given, taken;
     const char* file;
     int line;
-    const volatile void* spun_at;  // the word of its last atomic that changed nothing
+    const volatile void* spun_at;  // the word of this lane's last atomic, if that did not change the word
 #if SIMT_CHECKED
     Position position;
 #endif
@@ -66,7 +66,7 @@ struct Warp {
 #if SIMT_CHECKED
     uint32_t sync_tick;            // accesses before it are ordered among the warp's lanes
     volatile uint32_t epoch;       // counts the points where all lanes were together
-    std::vector<uint32_t> heard;   // [a * 64 + b]: lane a has synchronized with what lane b did before this tick
+    std::vector<uint32_t> heard;   // [a * 64 + b]: lane b's accesses before this tick are ordered before lane a
 #endif
 };
 

@@ -70,12 +70,12 @@ int allocate(void** pointer, size_t bytes, MemoryKind kind, const char* file, in
     return cudaSuccess;
 }
 
-// The fault of a pointer that is to be freed; empty if it has none.
+// Why a pointer can't be freed. Empty if it can.
 inline std::string unfit_for_release(uintptr_t base, bool host) {
     const Region* r = regions.owned(base);
-    if (!r) return "an address that no allocation has, " + nearest(base);
+    if (!r) return "no allocation contains this address, " + nearest(base);
     if (r->released) return text("'%s' was freed before", r->name.c_str());
-    if (r->base != base) return text("an address %zu bytes after the beginning of '%s'", base - r->base,
+    if (r->base != base) return text("the address is %zu bytes after the beginning of '%s'", base - r->base,
                                      r->name.c_str());
     if (host != (r->kind == MemoryKind::host))
         return text("'%s' is memory of the %s", r->name.c_str(), host ? "device" : "host");
@@ -106,8 +106,8 @@ int release(void* base, bool host, const char* file, int line) {
     const std::string wrong = unfit_for_release((uintptr_t)base, host);
     if (wrong.empty()) return retire(*regions.owned((uintptr_t)base)), cudaSuccess;
     if (Finding* f = host_finding("invalid-free", host ? "cudaFreeHost" : "cudaFree", wrong, file, line))
-        f->expected = "each allocation is freed once, by the pointer that was given for it: cudaMalloc's by cudaFree, "
-                      "cudaMallocHost's by cudaFreeHost";
+        f->expected = "each pointer is freed once: by cudaFree if it is from cudaMalloc, by cudaFreeHost if it is from "
+                      "cudaMallocHost";
     return failed(cudaErrorInvalidValue);
 }
 
@@ -156,7 +156,7 @@ inline bool check_device_side(Rows& side, HostCall at) {
     if (r && side.extent(&bytes) && r->holds(side.base, bytes)) return side.region = r;
     std::string what = !r ? "device memory that was not allocated, " + nearest(side.base)
                        : !side.extent(&bytes)
-                           ? std::string("more bytes than there are addresses")
+                           ? std::string("more bytes than the address space has")
                            : text("%zu of %zu bytes are past the end of '%s' (%zu bytes)",
                                   side.base + bytes - r->base - r->size, bytes, r->name.c_str(), r->size);
     return refuse_rows(side, "out-of-bounds", std::move(what), "a range within one allocation", at);
@@ -166,19 +166,19 @@ inline bool check_host_side(const Rows& side, HostCall at) {
     const Region* r = regions.owned(side.base);
     if (!r || r->kind != MemoryKind::device) return true;
     return refuse_rows(side, "copy-direction",
-                       text("'%s' is device memory, and the kind of the copy says that it is the host's",
+                       text("'%s' is device memory, but the copy's cudaMemcpyKind treats it as host memory",
                             r->name.c_str()),
-                       "a kind that names where the memory is, or cudaMemcpyDefault", at);
+                       "the cudaMemcpyKind for the direction of this copy, or cudaMemcpyDefault", at);
 }
 
-// No finding after a stopped launch: that launch may have been the one to write the bytes.
+// Adds no finding after a stopped launch, because that launch might have written the bytes later.
 inline void report_unwritten(const Rows& from, size_t offset, HostCall at) {
     if (machine.cut_short) return;
     const Region& r = *from.region;
     const FindingKey key{"uninitialised", (uintptr_t)at.file, (uintptr_t)at.line, &r};
     if (findings.repeated(key)) return;
     Finding& f = findings.add(key, "uninitialised",
-                              text("'%s' is copied from where nothing has been written", r.name.c_str()));
+                              text("bytes of '%s' are copied before they are written", r.name.c_str()));
     f.kernel.clear();
     f.places.push_back(place(text("host read of %zu bytes", from.width * from.rows), at.file, at.line));
     f.buffer = r.name;
@@ -215,7 +215,7 @@ inline int check_copy(Rows& to, Rows& from, int kind, HostCall at) {
     return cudaSuccess;
 }
 
-// Opens only the pages of one side, for its lifetime: an allocation may have very many pages.
+// While this object exists, the pages of one side of a copy are open. Other pages of the allocation stay closed.
 struct Opening {
     uintptr_t low = 0;
     size_t bytes = 0;

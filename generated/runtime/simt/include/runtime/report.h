@@ -148,7 +148,7 @@ inline std::string report_json() {
     return json.str();
 }
 
-// The finding that stopped the last launch, for a caller that has no report; empty if none did.
+// The text of the finding that stopped the last launch, for a caller without a report. Empty if no finding stopped it.
 inline std::string last_message() {
     if (findings.latest == Findings::none || !findings.list[findings.latest].stopped) return "";
     const Finding& f = findings.list[findings.latest];

@@ -1,4 +1,4 @@
-// Records who touched each byte last. This finds races, and reads of shared memory that has not been written.
+// Records the last accesses to each byte, and finds races and reads of shared memory that has not been written.
 //
 // Time is a counter of synchronization points ("ticks"). A record tells the time, the thread and the site of an
 // access. Two accesses of different threads are ordered if a barrier (or what the policy accepts within a
@@ -26,8 +26,8 @@ struct Record {
     unsigned thread() const { return bits & 1023; }
 };
 
-// Plain accesses: the last write, and of the reads since: the last one, the last one before it by another lane of its
-// warp, and one from another warp or block.
+// Plain accesses to a word: the last write and up to three reads after it. The reads are the last one, the one before
+// it by another lane of the same warp, and one by another warp or block.
 struct Cell {
     Record write, read, sibling, stranger;
 };
@@ -63,7 +63,7 @@ struct Clock {
     std::vector<u64> block_index;                               // its linear index
     bool fenced = false;                                        // __threadfence was called in this block
     std::unordered_map<uintptr_t, std::vector<unsigned>> published;  // atomic's address: blocks that used it
-    std::unordered_map<uintptr_t, size_t> seen;                 // how many of them this block has met
+    std::unordered_map<uintptr_t, size_t> seen;                 // number of `published` blocks that this block has met
     std::vector<bool> acquired;                                 // blocks ordered before this one
     Handover handover;                                          // within the block
 
@@ -85,7 +85,7 @@ struct Clock {
     size_t block_of(uint32_t tick) const {
         return (size_t)(std::upper_bound(block_start.begin(), block_start.end(), tick) - block_start.begin()) - 1;
     }
-    // A later atomic at the same address meets this one. It then sees the accesses that were fenced before this one.
+    // A later atomic at the same address is ordered after the accesses that were fenced before this atomic.
     void meet(uintptr_t address) {
         std::vector<unsigned>& blocks = published[address];
         const unsigned me = (unsigned)block_start.size() - 1;
@@ -144,7 +144,7 @@ constexpr const char* within_warp = "__syncwarp() between the two";
 // The call that would order two accesses.
 inline const char* advice(const Lane& me, Record other) {
     if (other.tick() < timekeeper.block)
-        return "no block depends on another within a launch, or both use atomics, or __threadfence() and an atomic lie "
+        return "blocks of a launch are independent, or both use atomics, or __threadfence() and an atomic lie "
                "between";
     if (timekeeper.handover.share_a_word(me.flat, other.thread()))
         return "__threadfence_block() before the atomic that hands over, if a lock or a flag orders the two; "
@@ -176,7 +176,7 @@ inline bool check_against(Record r, Operation what, const Visit& v) {
     return false;
 }
 
-// A reader is forgotten when nothing can conflict with it any more.
+// Forgets the readers that no later access can conflict with.
 inline void remember_reader(Cell& cell, Record reader, const Lane& me) {
     const Clock& c = timekeeper;
     const bool foreign = reader.tick() < c.block;
@@ -218,7 +218,8 @@ inline void write_cell(Cell& cell, Visit& v) {
     cell.write = v.record;
 }
 
-// `unwritten`: the value before the access's bytes. An atomic in this block counts as having written them.
+// Checks an access against earlier atomics to its bytes. `unwritten` is the value that v.unwritten had before these
+// bytes. It is restored if an atomic of this block has written them.
 __attribute__((noinline)) inline void meet_atomics(Shadow::Page& page, size_t from, size_t to, bool unwritten,
                                                    Visit& v) {
     if (!page.atomics) page.atomics = std::make_unique<std::unordered_map<size_t, Atomics>>();
@@ -241,7 +242,7 @@ __attribute__((noinline)) inline void meet_atomics(Shadow::Page& page, size_t fr
     }
 }
 
-// A word with parts that are accessed alone: each byte has its own cell.
+// For a word whose bytes are accessed separately: each byte has its own cell.
 template <void (*touch)(Cell&, Visit&)>
 __attribute__((noinline)) void visit_bytes(Shadow::Page& page, size_t word, Visit& v) {
     const size_t i = word % Shadow::words, end = v.offset + v.size;

@@ -1,7 +1,7 @@
-// One thread of the host at a time is in the runtime: launches, copies and allocations take turns.
+// Lets one host thread at a time into the runtime. Launches, copies and allocations each take a turn.
 //
-// A process that forks meanwhile waits until the turn is over, so that the child finds a consistent state. If that
-// takes too long, the child can't use the runtime: its launches and copies fail.
+// fork() waits until the turn of another thread is over, so that the child has a consistent state. If the wait is too
+// long, the fork goes on, and the child's launches and copies fail.
 #pragma once
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -39,7 +39,8 @@ inline void after_fork_in_child() {
     turns.mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;  // its owner was the parent's thread
 }
 
-// For a call of the host's API: false in a kernel, which has no such calls, and in an orphaned child.
+// Holds the runtime during a call of the host API. `error` is set, and nothing is held, in a kernel and in a child that
+// was forked during another thread's turn.
 struct Turn {
     const int error;
     Turn() : error(in_kernel() ? cudaErrorNotSupported : turns.orphaned ? cudaErrorInitializationError : cudaSuccess) {

@@ -1,7 +1,7 @@
 // The part of CUDA's host API that a kernel's launcher, or a small program around a kernel, uses.
 //
-// There is one device. Every call is finished when it returns: streams, events and synchronization are accepted and
-// have nothing to do. cudaMalloc registers its buffer with the checks, and the host's code can't touch it.
+// There is one device. All calls are synchronous, so the calls for streams, events and synchronization do nothing.
+// cudaMalloc registers its buffer with the checks, and host code can't access it.
 #pragma once
 #include <time.h>
 #include <cstdlib>
@@ -144,7 +144,7 @@ cudaError_t cudaMallocPitch(T** pointer, size_t* pitch, size_t width, size_t hei
         return (cudaError_t)simt::failed(cudaErrorMemoryAllocation);
     return cudaMalloc(pointer, bytes, file, line);
 }
-// The host may write to these at any time, so they count as initialised.
+// Host code may write to this memory at any time, so it counts as initialised.
 constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2;
 template <class T>
 cudaError_t cudaMallocManaged(T** pointer, size_t bytes, unsigned = cudaMemAttachGlobal, SIMT_HERE) {

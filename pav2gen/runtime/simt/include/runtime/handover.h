@@ -1,8 +1,8 @@
-// What the threads of a block hand to each other by fences and atomics: through a lock, or a flag.
+// Ordering within a block by fences and atomics, as through a lock or a flag (release and acquire).
 //
-// A thread that has fenced and then accesses a word by an atomic leaves its knowledge at that word: its own accesses
-// before the fence, and what it knew of other threads. A thread with a later atomic at that word takes the
-// knowledge over.
+// "Knowledge" of a thread is the set of accesses, its own and those of other threads, that are ordered before its next
+// access. A thread that calls a fence and then an atomic leaves its knowledge at the fence with the atomic's word. A
+// thread with a later atomic at that word adds it to its own knowledge.
 #pragma once
 #include <algorithm>
 #include <bitset>
@@ -41,7 +41,7 @@ struct Handover {
         if (fences.empty()) fences.resize(machine.threads), of.resize(machine.threads);
         fences[thread] = tick;
     }
-    // `heard` gives the tick before which a lane of the thread's warp has synchronized with it.
+    // `heard`: the tick before which each lane of the thread's warp has synchronized with the thread.
     template <class Heard>
     void meet(uintptr_t address, const Lane& me, Heard heard) {
         if (visitors.size() < most_words) visitors[address].set(me.flat);
@@ -59,7 +59,7 @@ struct Handover {
         for (unsigned i = 0; i < SIMT_WARP_SIZE && first + i < machine.threads; i++)
             here[first + i] = std::max(here[first + i], std::min(heard(i), fence));
     }
-    // Lanes of a warp have met, in a way that orders their accesses.
+    // Call this when lanes of a warp have met in a call that orders their accesses.
     void share(unsigned first, Mask lanes) {
         if (fences.empty()) return;
         Knowledge all;

@@ -1,4 +1,4 @@
-// exit() and the like: a call in a kernel is a finding and stops the launch; a call of the host goes to the C library.
+// exit() and the like. A call in a kernel is a finding and stops the launch. A call by host code goes to the C library.
 #pragma once
 #include <dlfcn.h>
 #include "run.h"
@@ -20,7 +20,7 @@ inline namespace SIMT_ABI {
 }  // namespace SIMT_ABI
 }  // namespace simt
 
-// These use assembler names. A plain declaration would make them visible outside the library, as the system's are.
+// These use assembler names. A plain declaration would be visible outside the library, as in the system's headers.
 #define SIMT_LEAVE(FUNCTION, PARAMETER, ARGUMENT)                                                                     \
     extern "C" __attribute__((visibility("hidden"), noreturn)) void simt_leave_##FUNCTION(PARAMETER) asm(#FUNCTION); \
     extern "C" void simt_leave_##FUNCTION(PARAMETER) {                                                                \

@@ -14,7 +14,7 @@ struct Shadow;
 
 enum class Space { global, shared };
 
-// Zeros that take no memory until they are written: the elements keep the bytes that calloc gave.
+// An array of zeros from calloc. Its pages take no memory until they are written.
 template <class T>
 struct Zeroed {
     using value_type = T;
@@ -48,7 +48,7 @@ struct Region {
     MemoryKind kind = MemoryKind::host;  // of memory that the program allocated (owned)
     size_t mapped = 0;                   // bytes of its own pages, if it is owned
     bool exposed = true;                 // its pages can be accessed
-    bool kept = false;                   // from a session before
+    bool kept = false;                   // registered in an earlier session
     unsigned id = 0;
     u64 launch = 0;                      // the last launch that touched it
     Zeros<uint8_t> initialised;          // one for each byte; empty if reads before writes are not checked
@@ -66,7 +66,7 @@ struct Regions {
     std::map<uintptr_t, Region*> global;       // registered buffers and module variables, by base
     std::vector<Region*> statics;              // by offset in the TLS block, parallel to Module::shared
     Region* dynamic = nullptr;
-    Region nowhere;                            // holds nothing
+    Region nowhere;                            // an empty region
     std::deque<Region*> freed;                 // released and still mapped, the oldest first
     size_t quarantined = 0;                    // their bytes
     size_t allocated = 0;                      // bytes that the program has allocated and not freed

@@ -27,7 +27,7 @@ void checked_copy(void* to, const void* from, size_t bytes, const void*) { memmo
 void checked_fill(void* to, int byte, size_t bytes, const void*) { memset(to, byte, bytes); }
 #endif
 
-// "scale launched at k.cu:12", for a kernel known only as "(scale)".
+// A kernel's name for a message. Without a symbol the name is "(scale)"; the result is "scale launched at k.cu:12".
 inline std::string place_name(const Launch& l) {
     const std::string name = l.name ? l.name : "(a kernel)";
     return name.substr(1, name.size() - 2) + text(" launched at %s:%d", l.file, l.line);
@@ -48,7 +48,8 @@ inline int validate(const Launch& l, const Kernel& k) {
     const dim3 &g = l.grid, &b = l.block;
     const u64 threads = (u64)b.x * b.y * b.z;
     if (threads == 0 || (u64)g.x * g.y * g.z == 0)
-        return refuse_launch(l, cudaErrorInvalidConfiguration, "a launch of no blocks or no threads", "sizes above 0");
+        return refuse_launch(l, cudaErrorInvalidConfiguration, "the launch has 0 blocks or 0 threads",
+                             "at least 1 block of at least 1 thread");
     if (threads > max_threads || b.z > 64)
         return refuse_launch(l, cudaErrorInvalidConfiguration,
                              text("a block of %u x %u x %u threads", b.x, b.y, b.z),
@@ -149,7 +150,7 @@ inline int run_guarded(Kernel& k) {
 
 inline int refuse_stacks(const Launch& l) {
     return refuse_launch(l, cudaErrorMemoryAllocation,
-                         text("%u stacks of %zu bytes, which can't be mapped", machine.threads,
+                         text("no address space for %u stacks of %zu bytes", machine.threads,
                               machine.policy.stack_bytes),
                          "a smaller stack_bytes in the session's policy");
 }
@@ -182,7 +183,7 @@ inline void fail_assertion(const char* expression, const char* file, int line) {
     Finding& f = findings.add({"assert", (uintptr_t)file, (uintptr_t)line, nullptr}, "assert",
                               text("assertion `%s' failed", expression));
     f.places.push_back(by(place("was asserted", file, line), *current));
-    f.expected = "the assertion holds";
+    f.expected = "the asserted expression is true";
     f.stopped = true;
     stop_launch(cudaErrorAssert);
 }

@@ -50,7 +50,7 @@ inline void finish() {
 inline void lane_main() {
     for (;;) {
         machine.launch.invoke(machine.launch.context);
-        finish();  // comes back in the next block
+        finish();  // returns here in the next block
     }
 }
 
@@ -79,7 +79,7 @@ inline void prepare_block(u64 linear) {
     }
 }
 
-// Keeps the stacks of the largest block so far. Each costs two mappings, and a process can have some 65,000 mappings.
+// Keeps the stacks of the largest block so far. Each stack needs two mappings, and a process can have about 65,000.
 inline bool make_stacks() {
     if (machine.stacks.asked == machine.policy.stack_bytes && machine.stacks.count >= machine.threads) return true;
     machine.fibers = 0;

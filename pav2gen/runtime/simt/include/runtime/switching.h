@@ -1,4 +1,4 @@
-// Which thread runs next, and what the checks record at the points where threads meet.
+// Chooses the thread that runs next, and tells the checks where threads meet.
 #pragma once
 #include "findings.h"
 #if SIMT_CHECKED
@@ -13,7 +13,7 @@ inline void warp_together(Warp& warp, unsigned index) {
     settle(index);
     warp.epoch = warp.epoch + 1;
 }
-// All lanes of `mask` have met. The policy decides whether that orders their accesses.
+// Called when all lanes of `mask` have met. The policy decides whether that orders their accesses.
 inline void lanes_met(Warp& warp, unsigned index, Mask mask, Collective kind) {
     if (mask == warp.live) warp_together(warp, index);
     const WarpOrder order = machine.policy.warp_order;
@@ -72,7 +72,7 @@ inline void switch_to(Lane& lane) {
     switch_fiber(from.fiber, lane.fiber);
 }
 
-// Leaves the launch for good. The threads' stacks are dropped as they are.
+// Leaves the launch and does not return. The threads' stacks are discarded without unwinding.
 [[noreturn]] inline void stop_launch(int error) {
     machine.error = error;
     machine.fibers = 0;
@@ -84,8 +84,8 @@ inline void switch_to(Lane& lane) {
 
 void report_deadlock();
 
-// A thread that waits for another one may repeat an atomic that changes nothing. At the second such atomic on the same
-// word, all other threads that can run get their turn.
+// A thread that waits for another thread may repeat an atomic that changes nothing. At the second such atomic on the
+// same word, this thread yields to all other threads that can run.
 void spun(const volatile void* address) {
     if (!current) return;
     if (current->spun_at != address) {
@@ -98,7 +98,7 @@ void spun(const volatile void* address) {
     }
 }
 
-// Gives way until somebody makes this thread ready again.
+// Switches to other threads until one of them makes this thread ready again.
 inline void give_way() {
     Lane* next = next_lane(current->warp);
     if (!next) {

@@ -28,8 +28,8 @@ struct Counter {
     u64 ideal_passes = 0, passes = 0;                  // shared memory: without bank conflicts, and with them
 };
 
-// Which units of a stretch of memory an access of the warp has touched. Global memory: 64 sectors of 32 bytes.
-// Shared memory: the 32 banks of one row of 128 bytes, for the lanes that are served in one pass.
+// A bit mask of the units that an access of the warp has touched in a window of memory. In global memory a window is 64
+// sectors of 32 bytes. In shared memory it is the 32 banks of one row of 128 bytes, for the lanes of one pass.
 struct Window {
     u64 id, bits;
     uint32_t next;
@@ -139,7 +139,8 @@ inline uint32_t search(Stream& stream, u64 key) {
     return found == stream.index.end() ? (uint32_t)stream.groups.size() : found->second;
 }
 
-// Lanes mostly do the same, so a lane's next group usually follows its last one. The first lane only adds groups.
+// Finds the group that a lane's access joins. Lanes usually make the same accesses in the same order, so the search
+// begins at the group after the lane's last one. The first lane of a warp always adds a group.
 inline Group& find_group(Stream& stream, unsigned lane, u64 key, Counter& counter) {
     std::vector<Group>& groups = stream.groups;
     const Mask me = (Mask)1 << lane;
@@ -164,8 +165,8 @@ inline void settle_global(const Group& group, const std::vector<Window>& pool) {
     }
 }
 
-// Lanes are served in groups that ask for 128 bytes: 32 lanes of 4 bytes, 8 of 16. A group takes as many passes as
-// the bank with most different words has words.
+// Shared memory serves lanes in groups that request 128 bytes: 32 lanes of 4 bytes, or 8 lanes of 16 bytes. The number
+// of passes of a group is the largest number of different words in one bank.
 inline void settle_shared(const Group& group, const std::vector<Window>& pool) {
     unsigned rows[64] = {};
     bool conflicts = false;

@@ -75,15 +75,15 @@ __attribute__((const)) dim3 block_dimensions();
 __attribute__((const)) dim3 grid_dimensions();
 
 int barrier(BarrierResult want, int predicate, const char* file, int line);
-// Gives `value`, waits for all lanes of `mask`, and returns this lane's result. `source` matters to shuffles,
-// `width_or_signed` is the width of a shuffle or whether minimum and maximum compare as signed.
+// Contributes `value`, waits for all lanes of `mask`, and returns this lane's result. Only shuffles use `source`.
+// `width_or_signed` is the width of a shuffle, or whether a minimum or maximum compares as signed.
 u64 collective(Collective kind, Mask mask, u64 value, int source, int width_or_signed, const char* file, int line);
 // The same among `lanes` neighbouring lanes of the warp, a power of two. The calling lane is one of them.
 u64 tile_collective(Collective kind, unsigned lanes, u64 value, int source, int width_or_signed, const char* file,
                     int line);
 Mask active_lanes();
 void fence(bool of_device);                // or of the block only
-void spun(const volatile void* address);  // an atomic has changed nothing there
+void spun(const volatile void* address);  // tells that an atomic did not change this word
 void atomic_access(const volatile void* address, unsigned bytes, const void* site);
 void checked_copy(void* to, const void* from, size_t bytes, const void* site);
 void checked_fill(void* to, int byte, size_t bytes, const void* site);

@@ -26,7 +26,7 @@ inline double wrapping_add(double a, double b) { return a + b; }
 #define SIMT_NOTE_ATOMIC(address, T) (void)0
 #endif
 
-// WAITS: an atomic that changes nothing may test a lock or a flag in a loop.
+// WAITS: whether kernels may repeat this atomic to wait for a lock or a flag. If it changes nothing, the thread yields.
 #define SIMT_ATOMIC(NAME, T, WAITS, EXPRESSION)               \
     SIMT_UNSEEN inline T NAME(T* address, T value) {          \
         SIMT_NOTE_ATOMIC(address, T);                         \

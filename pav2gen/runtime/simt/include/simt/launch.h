@@ -120,6 +120,6 @@ cudaError_t cudaLaunchKernel(void (*kernel)(P...), dim3 grid, dim3 block, void**
     const simt::Configuration configuration(grid, block, shared_bytes, stream, file, line);
     return (cudaError_t)simt::launch_typed(configuration, kernel, arguments);
 }
-// An untyped pointer does not tell how to pass the arguments: pass the kernel itself.
+// An untyped pointer does not tell the types of the arguments: pass the kernel itself.
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes = 0,
                              cudaStream_t stream = nullptr) = delete;
