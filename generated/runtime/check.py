@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import NoReturn
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from .call import BlockSparse, Call, Scratch
 from .select import KV_ALIASES, Key, Modification
 
+if TYPE_CHECKING:
+    from .extend.call import ExtendCall
+
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 NEEDED = ("out", "query", "key_cache", "value_cache", "block_tables", "seq_lens")
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8")
 
 DECODE = "paged_attention_v2"
+
+#: An operator remembers the layouts of this many calls that passed their checks, then starts again.
+MOST_LAYOUTS = 1024
 
 
 def fail(sentence: str, operator: str = DECODE) -> NoReturn:
@@ -92,6 +98,32 @@ def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
         return None
 
 
+class Layouts:
+    """The layouts of calls that passed their checks. A call of a known layout is not checked again.
+
+    check: gives the key of a call, or raises ValueError. layout_of: gives all that these checks depend on.
+    """
+
+    def __init__(self, check: Callable[[Any, str], Key], layout_of: Callable[[Any, str], Hashable | None]) -> None:
+        self._check, self._layout_of = check, layout_of
+        self._checked: dict[Hashable, tuple[Key, object]] = {}
+
+    def check(self, call: Any, kv_cache_dtype: str) -> tuple[Key, object]:
+        """The key of a call, and an object that identifies its layout: the same object for all calls of that layout.
+
+        Raises ValueError for a call that does not pass.
+        """
+        layout = self._layout_of(call, kv_cache_dtype)
+        if layout is not None and (found := self._checked.get(layout)):
+            return found
+        found = self._check(call, kv_cache_dtype), object()
+        if len(self._checked) >= MOST_LAYOUTS:
+            self._checked.clear()
+        if layout is not None:
+            self._checked[layout] = found
+        return found
+
+
 def _layout(tensor: torch.Tensor) -> Hashable:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
@@ -114,30 +146,39 @@ def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
         fail(f"{name} must be a tensor, got {value if value is None else type(value).__name__}", operator)
 
 
-def check_declared(key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, block_size: int) -> None:
+def check_declared(
+    key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, block_size: int, operator: str = DECODE
+) -> None:
     """The caller's numbers fit the cache. A tensor in place of the KV heads (``head_mapping``) is not compared."""
-    check_tensor("key_cache", key_cache)
+    check_tensor("key_cache", key_cache, operator)
     if key_cache.dim() != 5:
-        fail(f"key_cache must be [blocks, kv heads, head size / x, block size, x], got {shape_of(key_cache)}")
+        fail(f"key_cache must be [blocks, kv heads, head size / x, block size, x], got {shape_of(key_cache)}", operator)
     if not isinstance(num_kv_heads, torch.Tensor) and num_kv_heads != key_cache.shape[1]:
-        fail(f"num_kv_heads is {num_kv_heads}, but key_cache is {shape_of(key_cache)}")
+        fail(f"num_kv_heads is {num_kv_heads}, but key_cache is {shape_of(key_cache)}", operator)
     if block_size != key_cache.shape[3]:
-        fail(f"block_size is {block_size}, but key_cache is {shape_of(key_cache)}")
+        fail(f"block_size is {block_size}, but key_cache is {shape_of(key_cache)}", operator)
 
 
-def check_query(query: torch.Tensor, out: torch.Tensor) -> None:
-    """query [seqs, heads, head size], heads contiguous, any stride between sequences; out like query, contiguous."""
+def check_query(query: torch.Tensor, out: torch.Tensor, rows: str = "seqs", operator: str = DECODE) -> None:
+    """query [rows, heads, head size], heads contiguous, any stride between rows; out like query, contiguous."""
     if query.dim() != 3 or query.dtype not in DTYPES:
-        fail(f"query must be [seqs, heads, head size] in {', '.join(DTYPES.values())}, got {shape_of(query)}")
+        types = ", ".join(DTYPES.values())
+        fail(f"query must be [{rows}, heads, head size] in {types}, got {shape_of(query)}", operator)
     if query.numel() and (query.stride(2) != 1 or query.stride(1) != query.shape[2]):
-        fail(f"the heads of a row of query must be contiguous, got strides {query.stride()}")
+        fail(f"the heads of a row of query must be contiguous, got strides {query.stride()}", operator)
     if out.shape != query.shape or out.dtype != query.dtype:
-        fail(f"out must be like query, {shape_of(query)}, got {shape_of(out)}")
+        fail(f"out must be like query, {shape_of(query)}, got {shape_of(out)}", operator)
     if not out.is_contiguous():
-        fail(f"out must be contiguous, got strides {out.stride()}")
+        fail(f"out must be contiguous, got strides {out.stride()}", operator)
 
 
-def check_cache(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, kv_cache_dtype: str) -> None:
+def check_cache(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    kv_cache_dtype: str,
+    operator: str = DECODE,
+) -> None:
     """key_cache [blocks, kv heads, head size / x, block, x] and value_cache [blocks, kv heads, head size, block].
 
     x elements are 16 bytes. The page of a head is contiguous; blocks and heads may have any stride.
@@ -147,18 +188,20 @@ def check_cache(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch
         if cache.dtype != stored:
             fail(
                 f"{name} must be {dtype_name(stored)} for a {dtype_name(query.dtype)} query and kv_cache_dtype "
-                f"{kv_cache_dtype}, got {shape_of(cache)}"
+                f"{kv_cache_dtype}, got {shape_of(cache)}",
+                operator,
             )
     x, head_size, heads = 16 // key_cache.element_size(), query.shape[2], query.shape[1]
     if key_cache.dim() != 5 or key_cache.shape[4] != x or key_cache.shape[2] * x != head_size:
-        fail(f"key_cache must be [blocks, kv heads, {head_size} / {x}, block size, {x}], got {shape_of(key_cache)}")
+        wanted = f"[blocks, kv heads, {head_size} / {x}, block size, {x}]"
+        fail(f"key_cache must be {wanted}, got {shape_of(key_cache)}", operator)
     blocks, kv_heads, _, block, _ = key_cache.shape
     if value_cache.shape != (blocks, kv_heads, head_size, block):
-        fail(f"value_cache must be {[blocks, kv_heads, head_size, block]}, got {shape_of(value_cache)}")
+        fail(f"value_cache must be {[blocks, kv_heads, head_size, block]}, got {shape_of(value_cache)}", operator)
     if not blocks or not kv_heads or not heads or heads % kv_heads:
-        fail(f"{heads} query heads cannot be shared out among {kv_heads} KV heads in {blocks} blocks")
-    check_pages("key_cache", key_cache, x)
-    check_pages("value_cache", value_cache, x)
+        fail(f"{heads} query heads cannot be shared out among {kv_heads} KV heads in {blocks} blocks", operator)
+    check_pages("key_cache", key_cache, x, operator)
+    check_pages("value_cache", value_cache, x, operator)
 
 
 def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) -> None:
@@ -207,12 +250,12 @@ def check_scale(name: str, scale: torch.Tensor, kv_heads: int = 1, operator: str
         fail(f"{name} must be {works}, got {shape_of(scale)}", operator)
 
 
-def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None) -> None:
+def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None, operator: str = DECODE) -> None:
     """None, or [heads] float32."""
     if slopes is None:
         return
     if slopes.shape != (query.shape[1],) or slopes.dtype != torch.float32 or not slopes.is_contiguous():
-        fail(f"alibi_slopes must be contiguous float32 [{query.shape[1]}], got {shape_of(slopes)}")
+        fail(f"alibi_slopes must be contiguous float32 [{query.shape[1]}], got {shape_of(slopes)}", operator)
 
 
 def check_sparse(sparse: BlockSparse | None, page: int) -> None:
@@ -230,42 +273,54 @@ def check_sparse(sparse: BlockSparse | None, page: int) -> None:
 
 def check_features(call: Call) -> None:
     """softcap is a positive number; sliding_window counts tokens; sinks are [heads] float32; lse [seqs, heads]."""
-    if call.softcap is not None and not call.softcap > 0:
-        fail(f"softcap must be a positive number, or None for none, got {call.softcap}")
-    if call.sliding_window is not None and call.sliding_window < 1:
-        fail(
-            f"sliding_window must be 1 or more tokens, the current one included, or None for none; got "
-            f"{call.sliding_window} (FlashAttention's window_left is one less)"
-        )
+    check_limits(call.softcap, call.sliding_window)
     seqs, heads = call.query.shape[:2]
     check_numbers("sinks", call.sinks, (heads,))
     check_numbers("lse", call.lse, (seqs, heads))
 
 
-def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...]) -> None:
+def check_limits(softcap: float | None, sliding_window: int | None, operator: str = DECODE) -> None:
+    """softcap is a positive number or None; sliding_window is a number of tokens or None."""
+    if softcap is not None and not softcap > 0:
+        fail(f"softcap must be a positive number, or None for none, got {softcap}", operator)
+    if sliding_window is not None and sliding_window < 1:
+        fail(
+            f"sliding_window must be 1 or more tokens, the current one included, or None for none; got "
+            f"{sliding_window} (FlashAttention's window_left is one less)",
+            operator,
+        )
+
+
+def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...], operator: str = DECODE) -> None:
     """None, or contiguous float32 of ``shape``."""
     if tensor is None:
         return
     if tensor.dtype != torch.float32:
-        fail(f"{name} must be float32, got {shape_of(tensor)}; convert it once, with {name}.float()")
+        fail(f"{name} must be float32, got {shape_of(tensor)}; convert it once, with {name}.float()", operator)
     if tensor.shape != shape or not tensor.is_contiguous():
-        fail(f"{name} must be contiguous float32 {list(shape)}, got {shape_of(tensor)} with strides {tensor.stride()}")
+        found = f"{shape_of(tensor)} with strides {tensor.stride()}"
+        fail(f"{name} must be contiguous float32 {list(shape)}, got {found}", operator)
 
 
-def check_tensors(call: Call, modification: Modification | None) -> None:
+def check_tensors(call: Call | ExtendCall, modification: Modification | None, operator: str = DECODE) -> None:
     """The parameter tensors of a modification are given, each with a number for every head."""
     lengths = {"heads": call.query.shape[1], "kv_heads": call.key_cache.shape[1]}
     for (name, axis), tensor in zip(modification.tensors if modification else (), call.tensors):
-        check_numbers(name, tensor, (lengths[axis],))
+        check_numbers(name, tensor, (lengths[axis],), operator)
 
 
 def check_devices(call: Call) -> None:
     """All tensors are on the device of the query."""
-    for owner in (call, call.scratch or ()):
-        for name, value in zip(getattr(owner, "_fields", ()), owner):
-            for tensor in value if isinstance(value, tuple) else (value,):
-                if isinstance(tensor, torch.Tensor) and tensor.device != call.query.device:
-                    fail(f"{name} is on {tensor.device}, query on {call.query.device}")
+    check_device(call.query.device, call._asdict())
+    check_device(call.query.device, call.scratch._asdict() if call.scratch else {})
+
+
+def check_device(device: torch.device, arguments: Mapping[str, Any], operator: str = DECODE) -> None:
+    """All tensors among ``arguments`` are on ``device``, which is that of the query."""
+    for name, value in arguments.items():
+        for tensor in value if isinstance(value, tuple) else (value,):
+            if isinstance(tensor, torch.Tensor) and tensor.device != device:
+                fail(f"{name} is on {tensor.device}, query on {device}", operator)
 
 
 def usable_scratch(scratch: Scratch | None, partitions: int) -> Scratch | None:

@@ -38,13 +38,13 @@ class Models:
     ) -> bool:
         """Whether a kernel serves a rank with these heads (of the rank, not of the model). Never raises.
 
-        operator: "decode", or "cache" for ``reshape_and_cache``, to which the query heads and features don't matter.
+        operator: "decode"; "extend" for ``paged_attention_extend``; or "cache" for ``reshape_and_cache``, to which the
+        query heads and features don't matter.
         """
         try:
             features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
             key = rank_key(num_heads, num_kv_heads, head_size, block_size, dtype, kv_cache_dtype, *features)
-            own = KEYS[operator]
-            self._tables[operator].serving(own(*(getattr(key, axis) for axis in own._fields)))
+            self._serving(key, operator)
         except (ValueError, TypeError, KeyError, NoKernelError):
             return False
         return True
@@ -65,16 +65,25 @@ class Models:
         sliding_window: int | None = None,
         sinks: bool = False,
         modification: str | None = None,
+        operator: str = "decode",
     ) -> None:
         """Call this when a model is loaded, with the heads of the whole model and its tensor-parallel size.
 
-        Raises NoKernelError if no kernel serves a rank, ValueError if the heads cannot be shared out; then loads the
-        CUDA kernels, so that no compiler runs at the first long decode.
+        Raises NoKernelError if no kernel of ``operator`` serves a rank, ValueError if the heads cannot be shared out or
+        the operator does not exist. Then it loads the CUDA kernels, so that no compiler runs at the first long call.
         """
+        if operator not in self._tables:
+            check.fail(f"operator {operator!r} is none of {', '.join(self._tables)}")
         heads, kv_heads = shard(num_heads, num_kv_heads, tp_size)
         features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
-        self._table.serving(rank_key(heads, kv_heads, head_size, block_size, dtype, kv_cache_dtype, *features))
+        key = rank_key(heads, kv_heads, head_size, block_size, dtype, kv_cache_dtype, *features)
+        self._serving(key, operator)
         self._load()
+
+    def _serving(self, key: Key, operator: str) -> None:
+        """Raise NoKernelError if no kernel of ``operator`` serves attention layers of ``key``."""
+        own = KEYS[operator]
+        self._tables[operator].serving(own(*(getattr(key, axis) for axis in own._fields)))
 
     def prefer_v2(
         self,

@@ -12,8 +12,9 @@ from . import check
 from .call import BlockSparse, Call, Scratch, clear_scratch
 from .lengths import may_read
 from .operators.loaded import Kernels
+from .operators.modification_tensors import ordered_tensors
 from .operators.registration import register
-from .select import Key, Row, Table, Tuned
+from .select import Row, Table, Tuned
 
 NAME = "paged_attention_v2"
 SCHEMA = f"""{NAME}(
@@ -23,10 +24,6 @@ SCHEMA = f"""{NAME}(
     int blocksparse_local_blocks, int blocksparse_vert_stride, int blocksparse_block_size,
     int blocksparse_head_sliding_step, float? softcap, int? sliding_window, Tensor? sinks, str modification,
     Tensor[] modification_tensors, Tensor(e!)? lse, str backend, int partition_size) -> ()"""
-
-
-#: The operator remembers the layouts of this many calls that passed their checks, then starts again.
-MOST_LAYOUTS = 1024
 
 
 class Arguments(NamedTuple):
@@ -106,7 +103,7 @@ class Operator:
     ) -> None:
         self.kernels = kernels
         self.table = Table((row for row in kernels.rows if row.operator == "decode"), tuned, files)
-        self._checked: dict[Hashable, tuple[Key, object]] = {}  # by the layout of calls that passed their checks
+        self.check = check.Layouts(check.check, check.layout_of).check
         self._library, self.op = register(kernels.package, NAME, SCHEMA, self.run)
 
     def run(self, *args: Any) -> None:
@@ -133,37 +130,11 @@ class Operator:
             call = call._replace(read_lengths=may_read(call.query.device, row.host_lengths))
         launch(self.kernel(row, backend, on_gpu, layout), call, row.partition_size)
 
-    def check(self, call: Call, kv_cache_dtype: str) -> tuple[Key, object]:
-        """The key of a call, and an object that identifies its layout: the same object for all calls of that layout.
-
-        A layout that passed its checks before is not checked again. Raises ValueError for a call that does not pass.
-        """
-        layout = check.layout_of(call, kv_cache_dtype)
-        if layout is not None and (found := self._checked.get(layout)):
-            return found
-        found = check.check(call, kv_cache_dtype), object()
-        if len(self._checked) >= MOST_LAYOUTS:
-            self._checked.clear()
-        if layout is not None:
-            self._checked[layout] = found
-        return found
-
     def ordered_tensors(
         self, modification: str | None, given: Mapping[str, torch.Tensor] | None
     ) -> tuple[torch.Tensor, ...]:
-        """The parameter tensors of a modification, in the order of its definition.
-
-        Raises ValueError for one that is missing, or that the modification does not have.
-        """
-        defined = self.table.modifications.get(modification or "")
-        names = tuple(name for name, _ in defined.tensors) if defined else ()
-        given = given or {}
-        if missing := [name for name in names if name not in given]:
-            check.fail(f"the modification {modification} needs {', '.join(missing)} among modification_tensors")
-        if unknown := [name for name in given if name not in names]:
-            what = f"the modification {modification}" if modification else "a call without a modification"
-            check.fail(f"{what} has no tensor {', '.join(unknown)}")
-        return tuple(given[name] for name in names)
+        """The parameter tensors of a modification, in the order of its definition. Raises ValueError for wrong ones."""
+        return ordered_tensors(self.table, modification, given)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool, layout: Hashable | None = None) -> Callable[[Call], None]:
         """The kernel of a row. A CUDA kernel prepares its arguments once for each ``layout``, which ``check`` gives.

@@ -70,7 +70,7 @@ class CacheKey(NamedTuple):
 
 
 #: Operator -> the type of its keys.
-KEYS: Mapping[str, type[Key] | type[CacheKey]] = {"decode": Key, "cache": CacheKey}
+KEYS: Mapping[str, type[Key] | type[CacheKey]] = {"decode": Key, "extend": Key, "cache": CacheKey}
 
 KV_ALIASES = {"fp8": "fp8_e4m3"}
 
@@ -116,6 +116,9 @@ class Row(NamedTuple):
     ``HOST_LENGTHS``. operator: one of ``KEYS``, which says what the key is; partition sizes and
     lengths are 0 for a cache writer.
 
+    Of an extend kernel: partition_size is the number of keys that a thread block of the CUDA kernel works on, 0 without
+    a CUDA kernel. cuda_query_len: calls with this max_query_len or less prefer the CUDA kernel.
+
     Of the CUDA kernel: resident_blocks is the number of blocks that are resident on a multiprocessor; saturating_blocks
     is the number that saturates its bandwidth; blocks_per_group is the number that shares the query heads of a KV head.
     """
@@ -136,6 +139,7 @@ class Row(NamedTuple):
     resident_blocks: int = 1
     saturating_blocks: int = 1
     blocks_per_group: int = 1
+    cuda_query_len: int = 0
 
 
 class Tuned(NamedTuple):
@@ -186,9 +190,14 @@ class Table:
     """
 
     def __init__(
-        self, rows: Iterable[Row], tuned: Iterable[Tuned] = (), files: Mapping[str, str] | None = None
+        self,
+        rows: Iterable[Row],
+        tuned: Iterable[Tuned] = (),
+        files: Mapping[str, str] | None = None,
+        operator: str = "decode",
     ) -> None:
         self.rows = tuple(rows)
+        self.operator = operator
         self._files = files or {}
         #: The definition of each modification by its name.
         self.modifications = {row.key.modification: row.modification for row in self.rows if row.modification}
@@ -209,7 +218,8 @@ class Table:
         """The rows of ``key``, by partition size; NoKernelError if there are none."""
         rows = self._by_key.get(key)
         if rows is None:
-            raise NoKernelError(miss(key, {key: rows[0].spec for key, rows in self._by_key.items()}, self._files))
+            served = {key: rows[0].spec for key, rows in self._by_key.items()}
+            raise NoKernelError(miss(key, served, self._files, self.operator))
         return rows
 
     def of_backend(self, key: AnyKey, backend: str) -> list[Row]:
@@ -280,7 +290,8 @@ class Table:
 def _built(rows: Iterable[Row]) -> str:
     """The built partition sizes and their backends. Kernels without a partition size are given by name."""
     backends = {row: " and ".join(name for name in ("torch", "cuda") if getattr(row, name)) for row in rows}
-    return ", ".join(f"{row.partition_size or row.symbol} ({names})" for row, names in backends.items())
+    titles = {row: row.partition_size if row.operator == "decode" else row.symbol for row in backends}
+    return ", ".join(f"{titles[row]} ({names})" for row, names in backends.items())
 
 
 def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int, backend: str = "cuda") -> int:
@@ -315,15 +326,15 @@ def reduction_cost(partitions: int) -> int:
     return REDUCTION_START + REDUCTION_ROUND * rounds if partitions > 1 else 0
 
 
-def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str]) -> str:
+def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str], operator: str = "decode") -> str:
     """Why none of the keys in ``specs`` (key: spec) serves ``key``: the axis, the nearest key, and how to add it.
 
     ``files`` are the specs' files. A spec without one is called by its name.
     """
     if not specs:
         what = "pav2gen build specs/NAME.yaml makes some"
-        if isinstance(key, CacheKey):
-            what = "write operators: [decode, cache] in a spec, then: pav2gen build specs/NAME.yaml"
+        if operator != "decode":
+            what = f"write operators: [decode, {operator}] in a spec, then: pav2gen build specs/NAME.yaml"
         return f"no kernel for {key}: the package holds none; {what}"
     near = nearest(key, specs)
     spec = specs[near]

@@ -77,10 +77,8 @@ class Point(ABC):
 
 
 @dataclass(frozen=True)
-class Variant(Point):
-    """One decode kernel: its key, its partition size, and its names."""
-
-    operator: ClassVar[str] = "decode"
+class AttentionVariant(Point):
+    """An attention kernel, of decode or extend: the axes of its key."""
 
     spec: str
     head_size: int
@@ -90,7 +88,6 @@ class Variant(Point):
     kv_cache_dtype: str
     alibi: bool
     blocksparse: bool
-    partition_size: int
     softcap: float | None = None
     sliding_window: int | None = None
     sinks: bool = False
@@ -104,6 +101,21 @@ class Variant(Point):
         return Key(*(getattr(self, axis) for axis in Key._fields))
 
     @property
+    def features(self) -> tuple[str, ...]:
+        """The kernel's features beyond plain attention, in words."""
+        words = (AXES[axis].title(getattr(self, axis)) for axis in FEATURES)
+        return tuple(word for word in words if word)
+
+
+@dataclass(frozen=True)
+class Variant(AttentionVariant):
+    """One decode kernel: its key, its partition size, and its names."""
+
+    operator: ClassVar[str] = "decode"
+
+    partition_size: int = field(kw_only=True)
+
+    @property
     def axes(self) -> dict[str, object]:
         """The value of every axis."""
         return {axis: getattr(self, axis) for axis in AXES}
@@ -114,15 +126,26 @@ class Variant(Point):
         return slug(self.axes)
 
     @property
-    def features(self) -> tuple[str, ...]:
-        """The kernel's features beyond plain attention, in words."""
-        words = (AXES[axis].title(getattr(self, axis)) for axis in FEATURES)
-        return tuple(word for word in words if word)
-
-    @property
     def pages_per_partition(self) -> int:
         """Pages (blocks of the cache) in a partition."""
         return self.partition_size // self.block_size
+
+
+@dataclass(frozen=True)
+class ExtendVariant(AttentionVariant):
+    """One extend kernel, which takes several query tokens per sequence: its key and its names."""
+
+    operator: ClassVar[str] = "extend"
+
+    @property
+    def axes(self) -> dict[str, object]:
+        """The value of each axis of the key."""
+        return self.key._asdict()
+
+    @property
+    def slug(self) -> str:
+        """A short name, unique within the spec: ``extend_hd256_g6_b16_f16``."""
+        return f"extend_{slug(self.axes)}"
 
 
 @dataclass(frozen=True)
@@ -153,6 +176,12 @@ class CacheVariant(Point):
         return f"cache_{slug(self.axes)}"
 
 
+def extenders_of(variants: Iterable[Variant]) -> tuple[ExtendVariant, ...]:
+    """The extend kernels of the keys of ``variants``, in the order of ``variants``: one for each key."""
+    made = (ExtendVariant(each.spec, *each.key, own=each.own) for each in variants)
+    return tuple(dict.fromkeys(made))
+
+
 def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
     """The writers of the caches that ``variants`` read, in the order of ``variants``."""
     fields = ("spec", *CacheKey._fields)
@@ -160,7 +189,11 @@ def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
 
 
 #: The kernels of each operator, made from the decode kernels of a spec: the one list of what can be built.
-OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {"decode": tuple, "cache": writers_of}
+OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {
+    "decode": tuple,
+    "extend": extenders_of,
+    "cache": writers_of,
+}
 
 
 def expand(name: str, axes: Mapping[str, Sequence[object]]) -> tuple[Variant, ...]:

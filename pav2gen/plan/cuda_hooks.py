@@ -11,7 +11,7 @@ from pav2gen.family.modifications.builtin import SLOPES, entries
 from pav2gen.family.modifications.cuda_text import cuda_text, uses_floor
 from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.modifications.tree import Expression, uses
-from pav2gen.family.variant import Variant
+from pav2gen.family.variant import AttentionVariant
 
 #: The text of each name in a hook. ``h`` is the query head among all heads; ``head`` is its index in the thread block.
 NAMES = {"s": "s", "q": "q", "k": "k", "h": "h", "kvh": "at.kv_head", "len": "at.length"}
@@ -39,7 +39,7 @@ class Parameter(NamedTuple):
 class CudaHooks:
     """The hooks of a kernel."""
 
-    variant: Variant
+    variant: AttentionVariant
 
     @cached_property
     def _entries(self) -> tuple[Modification, ...]:

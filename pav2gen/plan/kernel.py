@@ -10,57 +10,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from pav2gen.family.axes import title
-from pav2gen.family.spec import RankShape, Spec
-from pav2gen.family.variant import CacheVariant, Point, Variant
+from pav2gen.family.spec import Spec
+from pav2gen.family.variant import CacheVariant, ExtendVariant, Point, Variant
+from pav2gen.plan.attention_plan import AttentionPlan
 from pav2gen.plan.cache_plan import CachePlan, plan_cache
 from pav2gen.plan.cuda_plan import CudaPlan, plan_cuda
+from pav2gen.plan.extend_plan import ExtendPlan, plan_extend
 from pav2gen.plan.torch_plan import TorchPlan
 from pav2gen.runtime.select import MIB, Row
 from pav2gen.runtime.tiling import Budget
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All figures of one kernel."""
+class Plan(AttentionPlan):
+    """All figures of one decode kernel."""
 
     variant: Variant
-    spec: Spec
     torch: TorchPlan
 
     @cached_property
     def cuda(self) -> CudaPlan:
         """The figures of the CUDA kernel. They are computed at the first use."""
         return plan_cuda(self.variant, self.spec.target, self.spec.cuda)
-
-    @property
-    def title(self) -> str:
-        """The key in words, for the head of a source."""
-        return title(self.variant.key._asdict())
-
-    @property
-    def formula(self) -> str:
-        """The argument of the softmax as a formula, for the head of a source."""
-        v, text = self.variant, "scale * q[s] K[s]^T"
-        if v.softcap is not None:
-            text = f"softcap({text})"
-        text += " + alibi" * v.alibi
-        if v.own and v.own.score:
-            text = f"{v.own.name}({text})"
-        hidden = v.sliding_window or v.blocksparse or (v.own and v.own.mask)
-        return f"{text}, masked" * bool(hidden) or text
-
-    @cached_property
-    def rank(self) -> RankShape:
-        """The heads of one rank, for the smallest tensor-parallel size that has this kernel's ratio."""
-        model, ratio = self.spec.model, self.variant.gqa_ratio
-        ranks = (rank for rank in model.ranks() if rank.gqa_ratio == ratio)
-        return next(ranks, RankShape(1, model.num_kv_heads * ratio, model.num_kv_heads))
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V of one token in one layer, for the rank."""
-        return 2 * self.variant.head_size * self.variant.cache_item_bytes * self.rank.num_kv_heads
 
     def torch_calls(self, num_seqs: int, max_seq_len: int, budget: Budget, *, known: bool = False) -> int:
         """ATen calls that are not views, for the rank's KV heads and sequences of ``max_seq_len`` tokens each.
@@ -91,21 +62,7 @@ class Plan:
 
     def row(self) -> Row:
         """The kernel's row of the dispatch table."""
-        v, dispatch, target = self.variant, self.spec.dispatch, self.spec.target
-        row = Row(
-            symbol=v.symbol,
-            spec=v.spec,
-            key=v.key,
-            partition_size=v.partition_size,
-            torch=v.torch_path.removesuffix(".py").replace("/", ".") if "torch" in self.spec.backends else "",
-            cuda=v.cuda_path if "cuda" in self.spec.backends else "",
-            min_seq_len=dispatch.min_seq_len,
-            fixed_partition=dispatch.partition or 0,
-            multiprocessors=target.multiprocessors or 0,
-            workspace_mib=self.spec.limits.workspace_mib,
-            host_lengths=dispatch.host_lengths,
-            modification=v.own.for_table() if v.own else None,
-        )
+        row = self.base_row(self.variant.partition_size)
         if not row.cuda:
             return row
         return row._replace(
@@ -127,6 +84,13 @@ class Kernel(NamedTuple):
     p: Plan
 
 
+class Extender(NamedTuple):
+    """An extend kernel and its plan: ``v`` and ``p`` in its templates."""
+
+    v: ExtendVariant
+    p: ExtendPlan
+
+
 class Writer(NamedTuple):
     """A cache writer and its plan: ``v`` and ``p`` in its templates."""
 
@@ -135,13 +99,15 @@ class Writer(NamedTuple):
 
 
 #: A kernel of any operator.
-AnyKernel = Kernel | Writer
+AnyKernel = Kernel | Extender | Writer
 
 
 def kernel(point: Point, spec: Spec) -> AnyKernel:
     """A kernel with its plan."""
     if isinstance(point, CacheVariant):
         return Writer(point, plan_cache(point, spec))
+    if isinstance(point, ExtendVariant):
+        return Extender(point, plan_extend(point, spec))
     if isinstance(point, Variant):
         return Kernel(point, plan(point, spec))
     raise TypeError(f"no plan for operator {point.operator}")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pav2gen.family.modifications.builtin import SLOPES, entries
 from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.modifications.torch_text import TorchText, hidden_text, score_text
-from pav2gen.family.variant import Variant
+from pav2gen.family.variant import AttentionVariant
 
 #: The text of each name in a hook: tensors that broadcast to the scores [rows, parts, kv_heads, group, tokens].
 NAMES = {"s": "scores", "q": "q", "k": "k", "h": "h", "kvh": "kvh", "len": "length"}
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 class TorchHooks:
     """The hooks of a kernel. A sliding window needs no hook: tokens before it are masked like tokens past the end."""
 
-    variant: Variant
+    variant: AttentionVariant
 
     @cached_property
     def _entries(self) -> tuple[Modification, ...]:

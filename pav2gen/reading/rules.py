@@ -155,6 +155,16 @@ def _ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
     return None
 
 
+def _extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
+    if "extend" not in spec.operators or not any(variant.blocksparse for variant in expanded()):
+        return None
+    sentence = (
+        "there are no block-sparse extend kernels; write features: {blocksparse: false}, and put the block-sparse "
+        "kernels into another spec, with operators: [decode]"
+    )
+    return Violation(sentence, ("features.blocksparse", "operators"))
+
+
 def _fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
     partition, paths = spec.dispatch.partition, ("dispatch.partition", "dispatch")
     if partition is None:
@@ -306,6 +316,11 @@ RULES: tuple[Rule, ...] = (
         "a model without a kernel for its ranks fails at the first decode; beyond the number of KV heads vLLM "
         "replicates them, and the ratio falls",
         _ranks_served,
+    ),
+    SpecRule(
+        "extend-is-dense",
+        "vLLM's block-sparse pattern is relative to one query token, the last; its prefix attention never supported it",
+        _extend_is_dense,
     ),
     SpecRule(
         "fixed-partition-built",

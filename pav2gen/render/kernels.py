@@ -49,15 +49,20 @@ PATHS = {"torch": "torch_path", "cuda": "cuda_path", "tests": "test_path"}
 #: Operator -> its templates by kind: one for each backend, and one for the tests.
 KERNEL_TEMPLATES = {
     "decode": {"torch": "torch/kernel.py.j2", "cuda": "cuda/kernel.cu.j2", "tests": "tests/test_kernel.py.j2"},
+    "extend": {"torch": "torch/extend.py.j2", "cuda": "cuda/extend.cu.j2", "tests": "tests/test_extend.py.j2"},
     "cache": {"torch": "torch/cache.py.j2", "cuda": "cuda/cache.cu.j2", "tests": "tests/test_cache.py.j2"},
 }
+
+
+#: The variable of a spec's templates that holds the kernels of an operator -> the operator.
+GROUPS = {"kernels": "decode", "extenders": "extend", "writers": "cache"}
 
 
 def render_spec(spec: Spec, family: Sequence[AnyKernel], templates: Templates) -> FileSet:
     """Every file of a spec: a source for each backend and a test for each kernel, the README, the conftest.
 
     All templates see ``spec`` and ``header`` (a comment, without its last newline). Templates of a kernel also see
-    ``v``, ``p`` and ``data``. Templates of the spec also see ``kernels`` and ``writers``, the kernels of ``family``.
+    ``v``, ``p`` and ``data``. Templates of the spec also see the kernels of ``family`` by operator (``GROUPS``).
 
     Raises UserError for a mistake in a template.
     """
@@ -72,10 +77,7 @@ def render_spec(spec: Spec, family: Sequence[AnyKernel], templates: Templates) -
                 data = data_of(kernel) if kind == "tests" else None
                 text = templates.render(template, spec=spec, v=v, p=p, data=data, header=heading.of(v))
                 files.add(getattr(v, PATHS[kind]), text)
-    groups = {
-        "kernels": [kernel for kernel in family if kernel.v.operator == "decode"],
-        "writers": [kernel for kernel in family if kernel.v.operator == "cache"],
-    }
+    groups = {name: [kernel for kernel in family if kernel.v.operator == operator] for name, operator in GROUPS.items()}
     for template, name in SPEC_TEMPLATES.items():
         header = Heading(template, templates, command, source).text
         files.add(f"{spec.name}/{name}", templates.render(template, spec=spec, header=header, **groups))

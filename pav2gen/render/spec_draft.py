@@ -126,6 +126,6 @@ def _workspace_mib(attention: Attention) -> int:
     """The default, or more if one partition needs more."""
     ratio = max(1, attention.num_heads // attention.num_kv_heads)
     shape = (attention.head_size, ratio, 16, "float16", "auto", attention.alibi, attention.blocksparse)
-    largest = Variant("", *shape, _partitions(attention)[-1])
+    largest = Variant("", *shape, partition_size=_partitions(attention)[-1])
     needed = -(-smallest_workspace_bytes(largest, attention.num_kv_heads) // MIB)
     return max(int(str(DEFAULTS["limits.workspace_mib"])), needed)

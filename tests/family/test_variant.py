@@ -86,8 +86,8 @@ def test_two_variants_have_one_name_only_if_they_are_one(one: Variant, other: Va
 
 @pytest.mark.parametrize("name", ["a", "a_hd64_g1_b16_f16_p64", "hd64", "p64"])
 def test_a_spec_named_like_a_slug_takes_no_name_of_another(name: str) -> None:
-    point = (64, 1, 16, "float16", "auto", False, False, 64)
-    check_names([Variant(name, *point), Variant("b", *point), Variant("a", *point)])
+    point = (64, 1, 16, "float16", "auto", False, False)
+    check_names([Variant(spec, *point, partition_size=64) for spec in (name, "b", "a")])
 
 
 def longest(axis: str, values: Iterable[object]) -> object:
@@ -110,7 +110,7 @@ def test_the_longest_names() -> None:
 
 def test_the_longest_names_of_plain_kernels_and_of_cache_writers() -> None:
     axes = (256, 128, 128, "bfloat16", "fp8_e4m3")
-    plain = Variant("n" * LONGEST_NAME, *axes, False, False, 2048)
+    plain = Variant("n" * LONGEST_NAME, *axes, False, False, partition_size=2048)
     check_names([plain])
     writer = CacheVariant("n" * LONGEST_NAME, 256, 128, "bfloat16", "fp8_e4m3")
     for point in (plain, writer):
@@ -119,7 +119,7 @@ def test_the_longest_names_of_plain_kernels_and_of_cache_writers() -> None:
 
 
 def test_the_names_of_one_variant() -> None:
-    variant = Variant("qwen36", 256, 6, 16, "float16", "auto", False, False, 512)
+    variant = Variant("qwen36", 256, 6, 16, "float16", "auto", False, False, partition_size=512)
     assert variant.slug == "hd256_g6_b16_f16_p512"
     assert variant.symbol == "pav2_qwen36_hd256_g6_b16_f16_p512"
     assert variant.torch_path == "qwen36/torch_kernels/hd256_g6_b16_f16_p512.py"
@@ -133,7 +133,7 @@ def test_the_names_of_one_variant() -> None:
     [("float16", "auto", 2, 8), ("bfloat16", "auto", 2, 8), ("float32", "auto", 4, 4), ("float32", "fp8_e5m2", 1, 16)],
 )
 def test_the_grain_is_16_bytes_of_the_cache(dtype: str, cache: str, item_bytes: int, grain: int) -> None:
-    variant = Variant("a", 64, 1, 32, dtype, cache, False, False, 256)
+    variant = Variant("a", 64, 1, 32, dtype, cache, False, False, partition_size=256)
     assert (variant.cache_item_bytes, variant.grain, variant.pages_per_partition) == (item_bytes, grain, 8)
 
 

@@ -65,6 +65,7 @@ BREAKS = {
     "whole-blocks": ("[16, 32]", "[16, 32, 128]"),
     "whole-groups": ("[128, 256]", "[128, 120]"),
     "ranks-served": ("[3, 6]", "[6]"),
+    "extend-is-dense": ("features: {alibi: false,", "operators: [decode, extend]\nfeatures: {blocksparse: true,"),
     "fixed-partition-built": ("partition: auto", "partition: 256"),
     "cuda-layout-known": ("threads: 256", "threads: 192"),
     "cuda-step-holds-a-page": (TAIL, TAIL.replace("32", "128").replace("step: 256", "step: 64")),

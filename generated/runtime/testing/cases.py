@@ -64,6 +64,16 @@ class Case:
     sinks: Sequence[float] = (6.0, -math.inf, 9.0, -2.0, 4.0)
     modification: Modification | None = None
 
+    @property
+    def longest(self) -> int:
+        """The max_seq_len of the call: by default the longest length."""
+        return max(self.seq_lens, default=0) if self.max_seq_len is None else self.max_seq_len
+
+    def attended(self, s: int) -> range:
+        """The positions that sequence ``s`` attends. Its length is clamped to ``longest``."""
+        stop = max(0, min(self.seq_lens[s], self.longest))
+        return range(max(0, stop - self.key.sliding_window) if self.key.sliding_window else 0, stop)
+
 
 def make(case: Case) -> Call:
     """The call of a case, on the CPU: N(0, 1) query, keys and values; out and scratch full of NaN."""
@@ -71,8 +81,8 @@ def make(case: Case) -> Call:
     key, seqs = case.key, len(case.seq_lens)
     heads = case.kv_heads * key.gqa_ratio
     dtype = getattr(torch, key.dtype)
-    longest = max(case.seq_lens, default=0) if case.max_seq_len is None else case.max_seq_len
-    tables, blocks = block_tables(case, longest, generator)
+    longest = case.longest
+    tables, blocks = block_tables(case, generator)
     k, v = caches(case, blocks, generator)
     if case.poison and not case.shared_blocks:
         poison(case, k, v, tables)
@@ -110,30 +120,27 @@ def make(case: Case) -> Call:
     )
 
 
-def first_page(case: Case, length: int, pages: int) -> int:
-    """The first page that a sequence of ``length`` tokens attends; ``pages`` bounds the length as the table does."""
-    page = case.key.block_size
-    longest = pages * page if case.max_seq_len is None else min(pages * page, case.max_seq_len)
-    start = min(length, longest) - (case.key.sliding_window or length)
-    return max(0, start) // page
+def pages_of(case: Case, s: int) -> range:
+    """The pages that hold the tokens that sequence ``s`` attends. Kernels follow no other entry of its block table."""
+    tokens, page = case.attended(s), case.key.block_size
+    return range(tokens.start // page, -(-tokens.stop // page)) if tokens else range(0)
 
 
-def block_tables(case: Case, longest: int, generator: torch.Generator) -> tuple[torch.Tensor, int]:
+def block_tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, int]:
     """Returns ([seqs, max blocks] int32, number of blocks). Every page has another block. Some blocks stay unused."""
-    page = case.key.block_size
+    page, seqs = case.key.block_size, len(case.seq_lens)
     if case.shared_blocks:
-        shape = (len(case.seq_lens), -(-longest // page))
+        shape = (seqs, -(-case.longest // page))
         return torch.randint(0, case.shared_blocks, shape, generator=generator).int(), case.shared_blocks
-    pages = [max(0, -(-length // page)) for length in case.seq_lens]
-    blocks = sum(pages) + 3
+    blocks = sum(pages_of(case, s).stop for s in range(seqs)) + 3
     order = torch.randperm(blocks, generator=generator).int()
-    tables = torch.full((len(pages), max(1, -(-longest // page))), GARBAGE if case.poison else 0, dtype=torch.int32)
+    garbage = GARBAGE if case.poison else 0
+    tables = torch.full((seqs, max(1, -(-case.longest // page))), garbage, dtype=torch.int32)
     start = 0
-    for s, count in enumerate(pages):
-        count = min(count, tables.shape[1])
-        first = first_page(case, case.seq_lens[s], tables.shape[1])  # kernels never follow the pages before it
-        tables[s, first:count] = order[start + first : start + count]
-        start += count
+    for s in range(seqs):
+        pages = pages_of(case, s)
+        tables[s, pages.start : pages.stop] = order[start + pages.start : start + pages.stop]
+        start += pages.stop
     return tables, blocks
 
 
@@ -168,13 +175,13 @@ def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, table
     page = case.key.block_size
     nan = float("nan") if case.key.kv_cache_dtype == "auto" else 0x7F  # a NaN in both fp8 formats, 127 in int8
     owned = set()
-    for s, length in enumerate(case.seq_lens):
-        pages = max(0, min(-(-length // page), tables.shape[1]))
-        owned.update(tables[s, first_page(case, length, tables.shape[1]) : pages].tolist())
-        if length > 0 and length % page and pages == -(-length // page):
-            block = int(tables[s, pages - 1])
-            key_cache[block, :, :, length % page :] = nan
-            value_cache[block, :, :, length % page :] = nan
+    for s in range(len(case.seq_lens)):
+        pages, rest = pages_of(case, s), case.attended(s).stop % page
+        owned.update(tables[s, pages.start : pages.stop].tolist())
+        if pages and rest:
+            block = int(tables[s, pages.stop - 1])
+            key_cache[block, :, :, rest:] = nan
+            value_cache[block, :, :, rest:] = nan
     for block in set(range(key_cache.shape[0])) - owned:
         key_cache[block] = nan
         value_cache[block] = nan

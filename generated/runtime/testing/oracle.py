@@ -111,14 +111,18 @@ def reference(
     return Reference(out, lse, partitions)
 
 
-def gather(call: Call, s: int, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one sequence, in order: [kv heads, tokens, head size] float64 each. Pages before its window are 0."""
+def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of one sequence, in order: [kv heads, tokens, head size] float64 each. Pages before ``start`` are 0.
+
+    start: a position, by default the first in the window of the last token.
+    """
     _, kv_heads, _, page, _ = call.key_cache.shape
     head_size = call.query.shape[2]
     limit = min(call.max_seq_len, call.block_tables.shape[1] * page)
     length = max(0, min(int(call.seq_lens[s]), limit))
     k_scale, v_scale = (torch.as_tensor(scale, dtype=torch.float64) for scale in (call.k_scale, call.v_scale))
-    before, count = window_start(call, length) // page, -(-length // page)
+    start = window_start(call, length) if start is None else start
+    before, count = start // page, -(-length // page)
     pages = call.block_tables[s, before:count].long()
     k = decode(
         call.key_cache[pages], kv_cache_dtype, k_scale.view(-1, 1, 1, 1)
@@ -135,10 +139,18 @@ def window_start(call: Call, tokens: int) -> int:
     return 0 if call.sliding_window is None else max(0, tokens - call.sliding_window)
 
 
-def score(call: Call, s: int, h: int, keys: torch.Tensor, modification: Modification | None = None) -> torch.Tensor:
-    """Scores of one head over the tokens of its sequence, -inf where a key is not attended: [tokens] float64.
+def score(
+    call: Call,
+    s: int,
+    h: int,
+    keys: torch.Tensor,
+    modification: Modification | None = None,
+    length: int | None = None,
+) -> torch.Tensor:
+    """Scores of one head over the tokens up to that of the query, -inf where a key is not attended: [tokens] float64.
 
-    The order is that of vLLM and ONNX: scale, softcap, bias, the modification's score, then every mask.
+    The order is that of vLLM and ONNX: scale, softcap, bias, the modification's score, then every mask. length: of the
+    sequence, if tokens follow that of the query.
     """
     tokens = keys.shape[0]
     scores = keys @ call.query[s, h].double() * call.scale
@@ -147,7 +159,7 @@ def score(call: Call, s: int, h: int, keys: torch.Tensor, modification: Modifica
     if call.alibi_slopes is not None:
         scores += float(call.alibi_slopes[h]) * torch.arange(1 - tokens, 1, dtype=torch.float64)
     if modification is not None:
-        scores = modified(call, h, scores, modification)
+        scores = modified(call, h, scores, modification, length=length, position=tokens - 1)
     scores[: window_start(call, tokens)] = -math.inf
     if call.sparse is not None:
         kv_head = h // (call.query.shape[1] // call.key_cache.shape[1])
@@ -157,15 +169,23 @@ def score(call: Call, s: int, h: int, keys: torch.Tensor, modification: Modifica
 
 
 def modified(
-    call: Call, h: int, scores: torch.Tensor, modification: Modification, start: int = 0, length: int | None = None
+    call: Call,
+    h: int,
+    scores: torch.Tensor,
+    modification: Modification,
+    start: int = 0,
+    length: int | None = None,
+    position: int | None = None,
 ) -> torch.Tensor:
     """The scores of one head as its modification makes them, element by element; -inf where its mask is false.
 
     scores: [tokens] float64, of the tokens from ``start`` on. length: of the whole sequence, if they are only a part.
+    position: of the query, by default the last of the sequence.
     """
     length = len(scores) if length is None else length
+    position = length - 1 if position is None else position
     kv_head = h // (call.query.shape[1] // call.key_cache.shape[1])
-    names: dict[str, Any] = {"q": length - 1, "h": h, "kvh": kv_head, "len": length}
+    names: dict[str, Any] = {"q": position, "h": h, "kvh": kv_head, "len": length}
     names |= {name: tensor.tolist() for (name, _), tensor in zip(modification.tensors, call.tensors)}
     change = evaluator(modification.score) if modification.score else operator.itemgetter("s")
     attended = evaluator(modification.mask) if modification.mask else None

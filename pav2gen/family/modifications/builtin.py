@@ -7,7 +7,7 @@ then all masks. This is the order of vLLM and of ONNX's attention.
 from __future__ import annotations
 
 from pav2gen.family.modifications.modification import Modification
-from pav2gen.family.variant import Variant
+from pav2gen.family.variant import AttentionVariant
 
 #: The parameter tensor of ALiBi.
 SLOPES = "alibi_slopes"
@@ -31,7 +31,7 @@ def sliding_window(window: int) -> Modification:
     return Modification("sliding window", None, f"q - k < {window}")
 
 
-def entries(variant: Variant) -> tuple[Modification, ...]:
+def entries(variant: AttentionVariant) -> tuple[Modification, ...]:
     """The modifications of a kernel."""
     found = (
         softcap(variant.softcap) if variant.softcap is not None else None,

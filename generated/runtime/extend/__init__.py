@@ -1,0 +1,1 @@
+"""Extend: attention of several query tokens per sequence over the paged cache."""

@@ -1,0 +1,47 @@
+"""The arguments of one extend call as every kernel receives them, after the operator has checked them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class ExtendCall(NamedTuple):
+    """A checked call. Shapes: the docstring of ``paged_attention_extend``.
+
+    Kernels clamp what they read on the device, so that no content of a tensor makes them leave its bounds:
+
+    * Sequence s owns the rows of ``query`` from begin to end. begin is query_start_loc[s] within [0, tokens]. end is
+      query_start_loc[s + 1] within [begin, min(begin + max_query_len, tokens)]. q_len is end - begin.
+    * Its length is seq_lens[s] within [0, max_seq_len]. ``max_seq_len`` is no more than a row of the block table holds.
+    * Row i of a sequence is at position length - q_len + i. If that is negative, the row attends nothing.
+    * A row that no sequence owns keeps its values in ``out`` and ``lse``.
+
+    A kernel is called with at least one row and one sequence, max_query_len >= 1 and max_seq_len >= 1. max_query_len
+    is no more than the rows of ``query``.
+
+    read_lengths: whether the host may read ``query_start_loc`` and ``seq_lens``. If not, a kernel knows only the
+    shapes, ``max_query_len`` and ``max_seq_len``.
+    """
+
+    out: torch.Tensor
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    scale: float
+    block_tables: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+    alibi_slopes: torch.Tensor | None
+    k_scale: float | torch.Tensor
+    v_scale: float | torch.Tensor
+    softcap: float | None = None
+    sliding_window: int | None = None
+    sinks: torch.Tensor | None = None
+    modification: str | None = None
+    tensors: tuple[torch.Tensor, ...] = ()
+    lse: torch.Tensor | None = None
+    read_lengths: bool = True

@@ -1,0 +1,141 @@
+"""The inputs of extend tests: packed ragged queries, rows that nobody owns, poison where no kernel may read.
+
+They are made on the CPU, from a seed, in vLLM's layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from ..testing import cases
+from ..testing.cases import Case, far_apart, pages_of
+from .call import ExtendCall
+
+#: The content of ``out`` and ``lse`` before a call. It must still be in the rows that no sequence owns.
+SENTINEL = 77.0
+
+#: A partition size for cases of operators without partitions: their calls have one.
+ONE_PARTITION = 1 << 30
+
+
+@dataclass(frozen=True)
+class ExtendCase(Case):
+    """One problem for an extend kernel. ``seq_lens`` include the new tokens. The partition size does not matter.
+
+    query_lens: new tokens of each sequence. leading_rows, trailing_rows: rows of the query before the first sequence
+    and after the last one, which no sequence owns; they are NaN. shared_pages: the first pages of sequence 0 that the
+    other sequences share with it, as far as both have them in full.
+    """
+
+    query_lens: Sequence[int] = ()
+    max_query_len: int | None = None
+    leading_rows: int = 0
+    trailing_rows: int = 0
+    shared_pages: int = 0
+
+    @property
+    def most_queries(self) -> int:
+        """The max_query_len of the call: by default the longest."""
+        return max(self.query_lens, default=0) if self.max_query_len is None else self.max_query_len
+
+    def attended(self, s: int) -> range:
+        """The positions that some row of sequence ``s`` attends."""
+        rows = min(self.query_lens[s], self.most_queries)
+        stop = max(0, min(self.seq_lens[s], self.longest))
+        if rows <= 0:
+            return range(0)
+        first = max(0, stop - rows)  # the position of the first row that attends anything
+        window = self.key.sliding_window
+        return range(max(0, first + 1 - window) if window else 0, stop)
+
+
+def make(case: ExtendCase) -> ExtendCall:
+    """The call of a case, on the CPU: N(0, 1) query, keys and values; out and lse full of ``SENTINEL``."""
+    call = cases.make(case)  # for the tables, the caches and the parameters of the key
+    generator = torch.Generator().manual_seed(case.seed + 1_000_003)
+    heads, head_size = call.query.shape[1:]
+    starts = [case.leading_rows, *accumulate(case.query_lens, initial=case.leading_rows)][1:]
+    tokens, dtype = starts[-1] + case.trailing_rows, call.query.dtype
+    rows = torch.randn(tokens, heads * head_size + case.query_gap, generator=generator).to(dtype)
+    rows[: case.leading_rows] = rows[starts[-1] :] = float("nan")
+    key_cache, value_cache = share_pages(case, call.block_tables, call.key_cache, call.value_cache)
+    return ExtendCall(
+        out=torch.full((tokens, heads, head_size), SENTINEL, dtype=dtype),
+        query=rows[:, : heads * head_size].unflatten(1, (heads, head_size)),
+        key_cache=key_cache,
+        value_cache=value_cache,
+        scale=call.scale,
+        block_tables=call.block_tables,
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=call.seq_lens,
+        max_query_len=case.most_queries,
+        max_seq_len=call.max_seq_len,
+        alibi_slopes=call.alibi_slopes,
+        k_scale=call.k_scale,
+        v_scale=call.v_scale,
+        softcap=call.softcap,
+        sliding_window=call.sliding_window,
+        sinks=call.sinks,
+        modification=call.modification,
+        tensors=call.tensors,
+        lse=torch.full((tokens, heads), SENTINEL),
+    )
+
+
+def share_pages(
+    case: ExtendCase, tables: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Let the other sequences begin with pages of sequence 0, in place. Their own pages are poisoned."""
+    if not case.shared_pages or case.shared_blocks:
+        return key_cache, value_cache
+    page, first = case.key.block_size, pages_of(case, 0)
+    for s in range(1, len(case.seq_lens)):
+        own = pages_of(case, s)
+        for column in range(max(first.start, own.start), min(case.shared_pages, first.stop, own.stop)):
+            if (column + 1) * page <= min(case.attended(0).stop, case.attended(s).stop):
+                tables[s, column] = tables[0, column]
+    if case.poison:
+        cases.poison(case, key_cache, value_cache, tables)
+    return key_cache, value_cache
+
+
+def copy_outputs(call: ExtendCall) -> ExtendCall:
+    """The same call with copies of its outputs."""
+    return call._replace(out=call.out.clone(), lse=None if call.lse is None else call.lse.clone())
+
+
+def to(call: ExtendCall, device: torch.device) -> ExtendCall:
+    """The same call on another device; strides are kept."""
+
+    def move(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(move, value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        return moved.copy_(value)
+
+    return ExtendCall(*map(move, call))  # type: ignore[arg-type]
+
+
+def spread(call: ExtendCall) -> ExtendCall:
+    """The same CPU call with far strides in its query, caches and block table.
+
+    Raises OSError where the system grants no address space beyond its memory.
+    """
+    return call._replace(
+        query=far_apart(call.query, axes=1),
+        key_cache=far_apart(call.key_cache, axes=2),
+        value_cache=far_apart(call.value_cache, axes=2),
+        block_tables=far_apart(call.block_tables, axes=1),
+    )
+
+
+def of_decode(case: ExtendCase, partition_size: int) -> Case:
+    """The decode case with the same tables and caches, for a case where each sequence has one new token."""
+    fields = {name: getattr(case, name) for name in Case.__dataclass_fields__}
+    return Case(**{**fields, "partition_size": partition_size})

@@ -1,0 +1,181 @@
+"""The steps of a generated extend test: make inputs, run the kernel, and compare with float64."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..select import Key, Row
+from ..testing import cases as decode_cases
+from ..testing import harness as decoding
+from ..testing import probe
+from ..testing.harness import score_noise
+from ..testing.oracle import decode, excess
+from . import cases, check, op
+from .call import ExtendCall
+from .cases import ONE_PARTITION, ExtendCase, copy_outputs, make
+from .oracle import Reference, reference
+
+
+class ExtendHarness:
+    """An extend kernel under test, of any backend. Subclasses launch it.
+
+    package: the loaded package. row: the kernel's row in its table.
+    """
+
+    backend = "torch"
+
+    def __init__(self, package: ModuleType, row: Row) -> None:
+        self.package = package
+        self.row = row
+        self.key: Key = row.key
+
+    def launch(self, call: ExtendCall) -> None:
+        """Run the kernel on a checked call, with at least one row, sequence and cached token."""
+        raise NotImplementedError
+
+    def case(self, query_lens: Sequence[int], contexts: Sequence[int], **options: Any) -> ExtendCase:
+        """A case of this kernel's key: new tokens and cached tokens before them, of each sequence.
+
+        Options: fields of ``cases.ExtendCase``; scales have defaults.
+        """
+        if self.key.kv_cache_dtype != "auto":
+            options = {"k_scale": 0.3, "v_scale": 0.7, **options}
+        seq_lens = tuple(new + cached for new, cached in zip(query_lens, contexts))
+        own = {"modification": self.row.modification, "query_lens": tuple(query_lens)}
+        return ExtendCase(self.key, ONE_PARTITION, seq_lens, **{**own, **options})
+
+    def run(self, call: ExtendCall) -> ExtendCall:
+        """Run the kernel directly, without the table, on copies of the outputs. Returns the call with these."""
+        call = copy_outputs(call)
+        found = check.check(call, self.key.kv_cache_dtype)
+        assert found == self.key, f"the inputs are of {found}, the kernel is of {self.key}"
+        op.launch(self.launch, call)
+        return call
+
+    def truth(self, call: ExtendCall) -> Reference:
+        """The float64 result of a call."""
+        return reference(call, self.key.kv_cache_dtype, self.row.modification)
+
+    def check(self, case: ExtendCase, captured: bool = False) -> None:
+        """Run a case and compare out and lse with float64. captured: without host reads, as in a CUDA graph.
+
+        Large scores have a float32 error that shows in their weights. The tolerance grows with the case's score_size.
+        """
+        self.compare(
+            make(case)._replace(read_lengths=not captured), largest=4 * case.score_size if case.score_size > 1 else 0.0
+        )
+
+    def compare(self, call: ExtendCall, largest: float = 0.0) -> ExtendCall:
+        """Run a call, compare out and lse with float64, and return the call with its outputs.
+
+        The rows that no sequence owns must keep every bit. largest: the size of the scores; the tolerance grows with
+        it.
+        """
+        truth = self.truth(call)
+        done = self.run(call)
+        worst = excess(done.out[truth.owned], truth.out[truth.owned], score_noise(largest))
+        assert worst <= 1, f"out is off by {worst:.3g} times what is allowed{self.worst_row(done, truth, largest)}"
+        assert torch.equal(done.out[~truth.owned], call.out[~truth.owned]), "a row that no sequence owns was written"
+        if done.lse is not None and call.lse is not None:
+            assert torch.equal(done.lse[~truth.owned], call.lse[~truth.owned]), "lse of a row that no sequence owns"
+            self.check_lse(done.lse[truth.owned].double(), truth.lse[truth.owned], largest)
+        return done
+
+    def worst_row(self, done: ExtendCall, truth: Reference, largest: float) -> str:
+        """The first row that is wrong, for a message."""
+        for row in truth.owned.nonzero().flatten().tolist():
+            if (worst := excess(done.out[row], truth.out[row], score_noise(largest))) > 1:
+                return f"; the first wrong row is {row}, by {worst:.3g} times"
+        return ""
+
+    def check_lse(self, lse: torch.Tensor, truth: torch.Tensor, largest: float) -> None:
+        """lse is the natural logarithm of the sum of exp(score), including the sink. [rows, heads] float64 each."""
+        off = (lse - truth).abs() > 1e-5 + 4e-7 * truth.abs().clamp_min(largest)
+        wrong = torch.where(truth.isinf(), lse != truth, off | lse.isnan())
+        assert not wrong.any(), f"lse is off at {wrong.nonzero().tolist()[:5]} of the rows that sequences own"
+
+    def check_table(self, case: ExtendCase) -> None:
+        """The package's operator gives the same bits as this kernel; with scales on the device too."""
+        call = make(case)
+        direct = self.run(call)
+        on_device = call._replace(lse=None)
+        if not isinstance(call.k_scale, torch.Tensor):
+            on_device = on_device._replace(k_scale=torch.tensor([call.k_scale]), v_scale=torch.tensor([call.v_scale]))
+        for variation in (call, on_device):
+            done = self.run_by_table(variation)
+            assert torch.equal(done.out, direct.out)
+            assert done.lse is None or (direct.lse is not None and torch.equal(done.lse, direct.lse))
+
+    def run_by_table(self, call: ExtendCall, **options: Any) -> ExtendCall:
+        """Run a call through the package's operator, with this kernel's backend."""
+        call = copy_outputs(call)
+        names = getattr(self.row.modification, "tensors", ())
+        self.package.paged_attention_extend(
+            *(call.out, call.query, call.key_cache, call.value_cache, call.key_cache.shape[1], call.scale),
+            *(call.block_tables, call.query_start_loc, call.seq_lens, self.key.block_size),
+            *(call.max_query_len, call.max_seq_len, call.alibi_slopes, self.key.kv_cache_dtype),
+            *(call.k_scale, call.v_scale),
+            **{"softcap": call.softcap, "sliding_window": call.sliding_window, "sinks": call.sinks, "lse": call.lse},
+            **{"modification": call.modification},
+            **{"modification_tensors": {name: tensor for (name, _), tensor in zip(names, call.tensors)}},
+            **{"backend": self.backend, **options},
+        )
+        return call
+
+    def check_decode(self, case: ExtendCase) -> None:
+        """Where every sequence has one new token, the result is that of a decode kernel of the package, within 1e-6.
+
+        A 16-bit output may differ by its own rounding instead.
+        """
+        call = make(case)
+        done = self.run(call)
+        row = next(row for row in self.package.operator.table.rows if row.key == self.key)
+        decoder = self.decoder(row)
+        decoded = decoder.run(decode_cases.make(cases.of_decode(case, row.partition_size))._replace(query=call.query))
+        rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 0.0}[self.key.dtype]
+        torch.testing.assert_close(done.out.float(), decoded.out.float(), rtol=1e-6 + 2 * rounding, atol=1e-6)
+        torch.testing.assert_close(done.lse, decoded.lse, rtol=1e-6, atol=1e-5)
+
+    def decoder(self, row: Row) -> decoding.Harness:
+        """The decode kernel of ``row`` under test, of the same backend."""
+        raise NotImplementedError
+
+    def check_codes(self) -> None:
+        """Each finite code of a compressed cache, in K and in V, is decoded to its value."""
+        page, head_size = self.key.block_size, self.key.head_size
+        call = make(self.case([3], [-(-256 // page) * page - 3], poison=False))
+        codes = torch.arange(256, dtype=torch.uint8).view(call.key_cache.dtype)
+        finite = codes[decode(codes, self.key.kv_cache_dtype, 1.0).isfinite()]
+        for cache in (call.key_cache, call.value_cache):
+            flat = torch.arange(cache.numel()) * 7 % len(finite)
+            cache.copy_(finite[flat].view(cache.shape))
+        self.compare(call._replace(scale=1e-3 / head_size))
+
+
+class TorchExtend(ExtendHarness):
+    """A PyTorch extend kernel under test."""
+
+    def __init__(self, package: ModuleType, row: Row) -> None:
+        super().__init__(package, row)
+        self.module: Any = importlib.import_module(f"{package.__name__}.{row.torch}")
+
+    def launch(self, call: ExtendCall) -> None:
+        """Run the kernel on a checked call."""
+        self.module.paged_attention_extend(call)
+
+    def decoder(self, row: Row) -> decoding.Harness:
+        """The PyTorch decode kernel of ``row``."""
+        return decoding.TorchKernel(self.package, row)
+
+    def count_calls(self, case: ExtendCase) -> int:
+        """ATen calls of the kernel that are not views, without lse; fails if any reads a device value on the host."""
+        call = make(case)._replace(read_lengths=False, lse=None)
+        counts = probe.count_calls(lambda: self.module.paged_attention_extend(call))
+        reads = [name for name in probe.HOST_READS if counts[name]]
+        assert not reads, f"the kernel reads device values on the host: {reads}"
+        return sum(counts.values())

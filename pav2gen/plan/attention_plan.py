@@ -1,0 +1,67 @@
+"""What the plans of decode and extend kernels share: the words of a source's head, and the figures of a rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pav2gen.family.axes import title
+from pav2gen.family.spec import RankShape, Spec
+from pav2gen.family.variant import AttentionVariant
+from pav2gen.runtime.select import Row
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """The figures of an attention kernel that do not depend on its operator."""
+
+    variant: AttentionVariant
+    spec: Spec
+
+    @property
+    def title(self) -> str:
+        """The key in words, for the head of a source."""
+        return title(self.variant.key._asdict())
+
+    @property
+    def formula(self) -> str:
+        """The argument of the softmax as a formula, for the head of a source."""
+        v, text = self.variant, "scale * q[s] K[s]^T"
+        if v.softcap is not None:
+            text = f"softcap({text})"
+        text += " + alibi" * v.alibi
+        if v.own and v.own.score:
+            text = f"{v.own.name}({text})"
+        hidden = v.sliding_window or v.blocksparse or (v.own and v.own.mask)
+        return f"{text}, masked" * bool(hidden) or text
+
+    @cached_property
+    def rank(self) -> RankShape:
+        """The heads of one rank, for the smallest tensor-parallel size that has this kernel's ratio."""
+        model, ratio = self.spec.model, self.variant.gqa_ratio
+        ranks = (rank for rank in model.ranks() if rank.gqa_ratio == ratio)
+        return next(ranks, RankShape(1, model.num_kv_heads * ratio, model.num_kv_heads))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token in one layer, for the rank."""
+        return 2 * self.variant.head_size * self.variant.cache_item_bytes * self.rank.num_kv_heads
+
+    def base_row(self, partition_size: int) -> Row:
+        """The kernel's row of the dispatch table, without the figures of a CUDA kernel."""
+        v, dispatch, target = self.variant, self.spec.dispatch, self.spec.target
+        return Row(
+            symbol=v.symbol,
+            spec=v.spec,
+            key=v.key,
+            partition_size=partition_size,
+            torch=v.torch_path.removesuffix(".py").replace("/", ".") if "torch" in self.spec.backends else "",
+            cuda=v.cuda_path if "cuda" in self.spec.backends else "",
+            min_seq_len=dispatch.min_seq_len,
+            fixed_partition=dispatch.partition or 0,
+            multiprocessors=target.multiprocessors or 0,
+            workspace_mib=self.spec.limits.workspace_mib,
+            operator=v.operator,
+            host_lengths=dispatch.host_lengths,
+            modification=v.own.for_table() if v.own else None,
+        )

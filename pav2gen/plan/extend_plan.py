@@ -1,0 +1,47 @@
+"""The plan of an extend kernel: the figures of both backends, and which calls prefer which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pav2gen.family.spec import Spec
+from pav2gen.family.variant import ExtendVariant
+from pav2gen.plan.attention_plan import AttentionPlan
+from pav2gen.plan.extend_cuda import ExtendCudaPlan, plan_extend_cuda
+from pav2gen.plan.extend_torch import ExtendTorchPlan
+from pav2gen.runtime.select import MIB, Row
+
+
+@dataclass(frozen=True)
+class ExtendPlan(AttentionPlan):
+    """All figures of one extend kernel."""
+
+    variant: ExtendVariant
+    torch: ExtendTorchPlan
+
+    @cached_property
+    def cuda(self) -> ExtendCudaPlan:
+        """The figures of the CUDA kernel. They are computed at the first use."""
+        return plan_extend_cuda(self.variant, self.spec.target, self.spec.cuda)
+
+    @cached_property
+    def figures(self) -> dict[str, int | float | str | None]:
+        """The figures that ``pav2gen list`` shows."""
+        return {
+            "heads": f"{self.rank.num_heads}/{self.rank.num_kv_heads}",
+            "workspace_mib": self.spec.limits.workspace_mib,
+            **(self.torch.figures() if "torch" in self.spec.backends else {}),
+            **(self.cuda.figures() if "cuda" in self.spec.backends else {}),
+        }
+
+    def row(self) -> Row:
+        """The kernel's row of the dispatch table."""
+        if "cuda" not in self.spec.backends:
+            return self.base_row(0)
+        return self.base_row(self.cuda.partition_size)._replace(cuda_query_len=self.cuda.query_len)
+
+
+def plan_extend(variant: ExtendVariant, spec: Spec) -> ExtendPlan:
+    """The figures of ``variant`` under the limits and the target of ``spec``."""
+    return ExtendPlan(variant, spec, ExtendTorchPlan(variant, spec.limits.workspace_mib * MIB))

@@ -1,0 +1,153 @@
+"""Extend as an operator: ``paged_attention_extend`` over a table of kernels, registered with torch.library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import check as checks
+from ..lengths import may_read
+from ..operators.loaded import Kernels
+from ..operators.modification_tensors import ordered_tensors
+from ..operators.registration import register
+from ..select import Row, Table
+from . import check
+from .call import ExtendCall
+
+SCHEMA = f"""{check.NAME}(
+    Tensor(a!) out, Tensor query, Tensor key_cache, Tensor value_cache, float scale, Tensor block_tables,
+    Tensor query_start_loc, Tensor seq_lens, int max_query_len, int max_seq_len, Tensor? alibi_slopes,
+    str kv_cache_dtype, float k_scale, float v_scale, Tensor? k_scale_tensor, Tensor? v_scale_tensor, float? softcap,
+    int? sliding_window, Tensor? sinks, str modification, Tensor[] modification_tensors, Tensor(b!)? lse,
+    str backend) -> ()"""
+
+
+class Arguments(NamedTuple):
+    """The arguments of the registered operator, in the order of its schema."""
+
+    out: torch.Tensor
+    query: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    scale: float
+    block_tables: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+    alibi_slopes: torch.Tensor | None
+    kv_cache_dtype: str
+    k_scale: float
+    v_scale: float
+    k_scale_tensor: torch.Tensor | None
+    v_scale_tensor: torch.Tensor | None
+    softcap: float | None
+    sliding_window: int | None
+    sinks: torch.Tensor | None
+    modification: str
+    modification_tensors: list[torch.Tensor]
+    lse: torch.Tensor | None
+    backend: str
+
+    def call(self) -> ExtendCall:
+        """The call as kernels receive it, not yet checked."""
+        return ExtendCall(
+            out=self.out,
+            query=self.query,
+            key_cache=self.key_cache,
+            value_cache=self.value_cache,
+            scale=self.scale,
+            block_tables=self.block_tables,
+            query_start_loc=self.query_start_loc,
+            seq_lens=self.seq_lens,
+            max_query_len=self.max_query_len,
+            max_seq_len=self.max_seq_len,
+            alibi_slopes=self.alibi_slopes,
+            k_scale=self.k_scale if self.k_scale_tensor is None else self.k_scale_tensor,
+            v_scale=self.v_scale if self.v_scale_tensor is None else self.v_scale_tensor,
+            softcap=self.softcap,
+            sliding_window=self.sliding_window,
+            sinks=self.sinks,
+            modification=self.modification or None,
+            tensors=tuple(self.modification_tensors),
+            lse=self.lse,
+        )
+
+
+class ExtendOperator:
+    """The extend kernels of one generated package as one operator. ``files`` are the specs' files, by name."""
+
+    def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
+        self.kernels = kernels
+        rows = (row for row in kernels.rows if row.operator == "extend")
+        self.table = Table(rows, files=files, operator="extend")
+        self.check = checks.Layouts(check.check, check.layout_of).check
+        self._library, self.op = register(kernels.package, check.NAME, SCHEMA, self.run)
+
+    def ordered_tensors(
+        self, modification: str | None, given: Mapping[str, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The parameter tensors of a modification, in the order of its definition. Raises ValueError for wrong ones."""
+        return ordered_tensors(self.table, modification, given, check.NAME)
+
+    @torch.no_grad()
+    def run(self, *args: Any) -> None:
+        """The operator behind the dispatcher: check, choose, launch."""
+        arguments = Arguments(*args)
+        call = arguments.call()
+        key, _ = self.check(call, arguments.kv_cache_dtype)
+        tokens, longest = call.query.shape[0], call.block_tables.shape[1] * key.block_size
+        call = call._replace(max_seq_len=min(call.max_seq_len, longest), max_query_len=min(call.max_query_len, tokens))
+        on_gpu, rows = call.query.is_cuda, self.table.serving(key)
+        backend = self.kernels.backend(arguments.backend, preferring_cuda(rows, call.max_query_len), on_gpu, check.NAME)
+        row = self.table.of_backend(key, backend)[0]
+        checks.check_tensors(call, row.modification, check.NAME)
+        if backend == "torch":  # a CUDA kernel reads them on the device
+            call = call._replace(read_lengths=may_read(call.query.device, row.host_lengths))
+        launch(self.kernel(row, backend, on_gpu), call)
+
+    def kernel(self, row: Row, backend: str, on_gpu: bool) -> Callable[[ExtendCall], None]:
+        """The kernel of a row. Raises LibraryError if no library is loaded for a CUDA kernel."""
+        if backend == "torch":
+            return self.kernels.module(row).paged_attention_extend  # type: ignore[no-any-return]
+        from .launch import launch as launch_cuda
+
+        library = self.kernels.library(on_gpu)
+        return lambda call: launch_cuda(library.function(row), call, row, library.explain)
+
+
+def preferring_cuda(rows: Iterable[Row], max_query_len: int) -> list[Row]:
+    """The rows with a CUDA kernel that calls of this ``max_query_len`` prefer, and those without another kernel."""
+    return [row for row in rows if max_query_len <= row.cuda_query_len or not row.torch]
+
+
+def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
+    """Run a kernel on a checked call, if there can be a row that a sequence owns and a token that it attends."""
+    if not (call.seq_lens.shape[0] and call.max_query_len and call.query.shape[0]):
+        return
+    if call.max_seq_len:
+        kernel(call)
+    else:
+        attend_nothing(call)
+
+
+def attend_nothing(call: ExtendCall) -> None:
+    """The result of a call without cached tokens: each row that a sequence owns is zero, and its lse is the sink."""
+    owned = owned_rows(call)  # [tokens]
+    call.out.masked_fill_(owned.view(-1, 1, 1), 0.0)
+    if call.lse is not None:
+        sinks = torch.full_like(call.lse, float("-inf")) if call.sinks is None else call.sinks.expand_as(call.lse)
+        call.lse.copy_(torch.where(owned.unsqueeze(1), sinks, call.lse))
+
+
+def owned_rows(call: ExtendCall) -> torch.Tensor:
+    """[tokens] bool on the call's device: whether a sequence owns the row. Nothing is read on the host."""
+    tokens = call.query.shape[0]
+    begin = call.query_start_loc[:-1].clamp(0, tokens)
+    end = torch.minimum(call.query_start_loc[1:].clamp(0, tokens), begin + call.max_query_len)
+    steps = torch.zeros(tokens + 1, dtype=torch.int32, device=begin.device)
+    one = (end > begin).int()
+    steps.index_add_(0, begin, one).index_add_(0, torch.maximum(begin, end), -one)
+    return steps.cumsum(0)[:tokens] > 0

@@ -1,0 +1,85 @@
+"""The float64 reference of extend: each row is a decode of its own, by the float64 reference of decode.
+
+The ranges of rows are computed in plain Python, so that they share no code with the kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+
+from ..call import Call
+from ..select import Modification
+from ..testing.oracle import gather, score
+from .call import ExtendCall
+
+
+class Reference(NamedTuple):
+    """The float64 result of a call. Rows that no sequence owns are 0 in ``out`` and -inf in ``lse``."""
+
+    out: torch.Tensor  # [tokens, heads, head size] float64
+    lse: torch.Tensor  # [tokens, heads] float64
+    owned: torch.Tensor  # [tokens] bool
+
+
+def row_ranges(call: ExtendCall) -> list[range]:
+    """The rows of each sequence, clamped as ``ExtendCall`` says."""
+    tokens, bounds = call.query.shape[0], call.query_start_loc.tolist()
+    ranges = []
+    for first, last in itertools.pairwise(bounds):
+        begin = min(max(first, 0), tokens)
+        ranges.append(range(begin, max(begin, min(last, begin + call.max_query_len, tokens))))
+    return ranges
+
+
+def reference(call: ExtendCall, kv_cache_dtype: str, modification: Modification | None = None) -> Reference:
+    """The result of a call with its tensors on the CPU. modification: the definition of ``call.modification``."""
+    tokens, heads, head_size = call.query.shape
+    result = Reference(
+        out=torch.zeros(tokens, heads, head_size, dtype=torch.float64),
+        lse=torch.full((tokens, heads), -math.inf, dtype=torch.float64),
+        owned=torch.zeros(tokens, dtype=torch.bool),
+    )
+    for s, rows in enumerate(row_ranges(call)):
+        if rows:
+            result.owned[rows.start : rows.stop] = True
+            attend(call, s, rows, result, kv_cache_dtype, modification)
+    return result
+
+
+def attend(
+    call: ExtendCall,
+    s: int,
+    rows: range,
+    result: Reference,
+    kv_cache_dtype: str,
+    modification: Modification | None,
+) -> None:
+    """Fill ``result`` at the rows of sequence ``s``."""
+    decode = as_decode(call)
+    capacity = min(call.max_seq_len, call.block_tables.shape[1] * call.key_cache.shape[3])
+    length = max(0, min(int(call.seq_lens[s]), capacity))
+    context = length - len(rows)
+    window = call.sliding_window
+    start = 0 if window is None else max(0, context + 1 - window)
+    keys, values = gather(decode, s, kv_cache_dtype, start)  # [kv heads, tokens, head size] float64
+    for i, row in enumerate(rows):
+        seen = max(0, context + i + 1)  # tokens up to the row's own
+        for h in range(call.query.shape[1]):
+            kv_head = h // (call.query.shape[1] // keys.shape[0])
+            scores = score(decode, row, h, keys[kv_head, :seen], modification, length)
+            sink = -math.inf if call.sinks is None else float(call.sinks[h])
+            logits = torch.cat([scores, torch.tensor([sink], dtype=torch.float64)])
+            if torch.any(logits > -math.inf):
+                result.lse[row, h] = torch.logsumexp(logits, 0)
+            if torch.any(scores > -math.inf):
+                result.out[row, h] = torch.softmax(logits, 0)[:-1] @ values[kv_head, :seen]
+
+
+def as_decode(call: ExtendCall) -> Call:
+    """The tensors of a call as the reference of decode reads them: its query by row, its tables by sequence."""
+    shared = {name: value for name, value in call._asdict().items() if name in Call._fields}
+    return Call(scratch=None, sparse=None, **shared)
