@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pav2gen.family.modifications.tree import INTEGER, walk
-from pav2gen.family.variant import Variant
-from pav2gen.plan.kernel import AnyKernel, Kernel
+from pav2gen.family.variant import AttentionVariant, ExtendVariant, Variant
+from pav2gen.plan.kernel import AnyKernel, Extender, Kernel
 
 #: Tokens of a long test. A test has up to twice as many if it needs them to reach ``LONG_PARTITIONS``.
 LONG_TOKENS = 33_000
@@ -15,6 +15,9 @@ LONG_PARTITIONS = 130
 
 #: Masks that name longer distances are tested on one side of them: a test should take a second.
 LONGEST_DISTANCE = 8192
+
+#: Windows up to this length are tested with more new tokens than they hold: each of these is a row of the reference.
+LONGEST_INNER_WINDOW = 256
 
 
 class SparsePattern(NamedTuple):
@@ -36,8 +39,21 @@ class CaseData(NamedTuple):
     calls_by_sequences: list[tuple[int, int]]
 
 
-def data_of(kernel: AnyKernel) -> CaseData | None:
+class ExtendData(NamedTuple):
+    """The variable ``data`` of the test template of extend. Each batch is (query lengths, contexts), in tokens.
+
+    windows: batches with windows that begin and end at all places of the new tokens; empty without a window. distances:
+    contexts around the distances in the modification's mask.
+    """
+
+    windows: list[tuple[list[int], list[int]]]
+    distances: list[int]
+
+
+def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
     """The data of the tests of ``kernel``; None for an operator with tests that need no data."""
+    if isinstance(kernel, Extender):
+        return ExtendData(extend_windows(kernel.v), mask_distances(kernel.v))
     if not isinstance(kernel, Kernel):
         return None
     return CaseData(
@@ -69,7 +85,21 @@ def long_length(variant: Variant) -> int:
     return tokens // variant.partition_size * variant.partition_size + variant.block_size + 3
 
 
-def mask_distances(variant: Variant) -> list[int]:
+def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
+    """Batches around the window: the rows see all, or the window begins between them, or far behind their first.
+
+    A short window also ends inside the new tokens.
+    """
+    window, page = variant.sliding_window, variant.block_size
+    if window is None:
+        return []
+    batches = [([5, 3, 4], [max(0, window - 3), window + page, 3 * page + window + 1])]
+    if window <= LONGEST_INNER_WINDOW:
+        batches.append(([window + 5, 2 * window + 1, window], [0, page + 3, 1]))
+    return batches
+
+
+def mask_distances(variant: AttentionVariant) -> list[int]:
     """The integers of a modification's mask that may be distances: a call of this length reaches both sides of it."""
     mask = variant.own.mask_tree if variant.own else None
     integers = {int(node.value) for node in walk(mask) if node.is_literal and node.type == INTEGER} if mask else set()

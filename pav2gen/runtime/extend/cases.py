@@ -28,7 +28,8 @@ class ExtendCase(Case):
 
     query_lens: new tokens of each sequence. leading_rows, trailing_rows: rows of the query before the first sequence
     and after the last one, which no sequence owns; they are NaN. shared_pages: the first pages of sequence 0 that the
-    other sequences share with it, as far as both have them in full.
+    other sequences share with it, as far as both have them in full. starts: query_start_loc, if it is hostile;
+    ``query_lens`` are then the rows that are left after clamping. tokens: rows of the query, given with ``starts``.
     """
 
     query_lens: Sequence[int] = ()
@@ -36,6 +37,8 @@ class ExtendCase(Case):
     leading_rows: int = 0
     trailing_rows: int = 0
     shared_pages: int = 0
+    starts: Sequence[int] = ()
+    tokens: int = 0
 
     @property
     def most_queries(self) -> int:
@@ -58,10 +61,11 @@ def make(case: ExtendCase) -> ExtendCall:
     call = cases.make(case)  # for the tables, the caches and the parameters of the key
     generator = torch.Generator().manual_seed(case.seed + 1_000_003)
     heads, head_size = call.query.shape[1:]
-    starts = [case.leading_rows, *accumulate(case.query_lens, initial=case.leading_rows)][1:]
-    tokens, dtype = starts[-1] + case.trailing_rows, call.query.dtype
+    starts = case.starts or tuple(accumulate(case.query_lens, initial=case.leading_rows))
+    tokens, dtype = case.tokens or starts[-1] + case.trailing_rows, call.query.dtype
     rows = torch.randn(tokens, heads * head_size + case.query_gap, generator=generator).to(dtype)
-    rows[: case.leading_rows] = rows[starts[-1] :] = float("nan")
+    if not case.starts:
+        rows[: case.leading_rows] = rows[starts[-1] :] = float("nan")
     key_cache, value_cache = share_pages(case, call.block_tables, call.key_cache, call.value_cache)
     return ExtendCall(
         out=torch.full((tokens, heads, head_size), SENTINEL, dtype=dtype),

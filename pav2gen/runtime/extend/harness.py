@@ -145,6 +145,19 @@ class ExtendHarness:
         """The decode kernel of ``row`` under test, of the same backend."""
         raise NotImplementedError
 
+    def check_far_strides(self, case: ExtendCase) -> None:
+        """The kernel is right if every stride exceeds 2^31 elements, and touches nothing between its inputs.
+
+        Skips if the system grants no address space beyond its memory.
+        """
+        try:
+            call = cases.spread(make(case))
+        except OSError as error:
+            import pytest
+
+            pytest.skip(f"no address space for far strides: {error}")
+        self.compare(call)
+
     def check_codes(self) -> None:
         """Each finite code of a compressed cache, in K and in V, is decoded to its value."""
         page, head_size = self.key.block_size, self.key.head_size
