@@ -1,4 +1,4 @@
-"""What every kernel shares: the choice of a kernel, the operator, the reference, and the CUDA loader.
+"""Code that all generated kernels share: operators, checks of calls, the choice of a kernel, loading CUDA libraries.
 
-This folder is copied into each generated package as it stands; it imports nothing of the generator.
+This folder is copied unchanged into each generated package. It imports nothing from the rest of pav2gen.
 """

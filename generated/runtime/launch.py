@@ -15,7 +15,7 @@ from .tiling import partitions_reached
 
 VERSION = 2
 
-#: Parameter tensors of a modification, at most.
+#: The most parameter tensors that a modification may have.
 MOST_TENSORS = 4
 
 #: Negative codes of an entry function (runtime/cuda/pav2_args.h); positive ones are CUDA's.
@@ -23,7 +23,7 @@ CODES = {-1: "the library was built from other sources than this package; compil
 
 
 class Args(ctypes.Structure):
-    """``Pav2Args`` of runtime/cuda/pav2_args.h, field by field."""
+    """The C struct ``Pav2Args`` of runtime/cuda/pav2_args.h, with the same fields in the same order."""
 
     _fields_ = (
         *((name, c_int32) for name in ("version", "size")),
@@ -47,7 +47,7 @@ class Args(ctypes.Structure):
     )
 
 
-#: The structs of this many layouts are kept, then all are made anew.
+#: The cache of C structs is emptied when it holds this many layouts of calls.
 MOST_LAYOUTS = 1024
 
 _shapes: dict[Hashable, Args] = {}  # the structs without addresses, by layout of the call
@@ -64,11 +64,11 @@ _held = _Held()
 
 
 def workspace(count: int, device: torch.device, stream: int | None) -> torch.Tensor:
-    """``count`` or more float32, uninitialised, that no other launch uses until this one is done.
+    """Uninitialised memory of ``count`` or more float32. No other launch uses it until this launch is done.
 
-    A thread reuses one workspace for all its launches on a stream, which run one after the other. Another thread might
-    launch in between, so each has its own. While a CUDA graph is captured the workspace is a new one, which the graph
-    keeps: a held one could be replaced by a larger one before the graph is replayed.
+    A thread reuses one workspace for all its launches on a stream, because they run one after the other. Threads do not
+    share workspaces, because their launches can overlap. While a CUDA graph is captured the workspace is new, and the
+    graph keeps it: a reused workspace could be replaced by a larger one before the graph is replayed.
     """
     if stream is not None and torch.cuda.is_current_stream_capturing():
         return torch.empty(count, dtype=torch.float32, device=device)
@@ -88,11 +88,11 @@ def launch(
     workspace: Callable[[int, torch.device, int | None], torch.Tensor] = workspace,
     layout: Hashable | None = None,
 ) -> None:
-    """Run an entry function on a checked call, on the current stream of the call's device.
+    """Run a kernel's entry function on a checked call, on the current stream of the call's device.
 
-    The partials of as many sequences as fit ``workspace_bytes`` are held at once. ``explain`` makes a sentence of an
-    error code. layout: of the call (``check.layout_of``); the arguments are prepared once for each. Raises RuntimeError
-    if a launch fails.
+    If the partial results of all sequences exceed ``workspace_bytes``, the call is launched in several parts.
+    ``explain`` turns an error code into a sentence. layout: the result of ``check.layout_of``; calls of the same layout
+    share one prepared C struct. Raises RuntimeError if a launch fails.
     """
     every = -(-call.max_seq_len // partition_size)
     # a call with a single partition writes out directly, without a reduction
@@ -111,7 +111,10 @@ def launch(
 
 
 def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
-    """The call in parts of consecutive sequences with at most ``workspace_bytes`` of partials, or of one sequence."""
+    """Split a call into parts of consecutive sequences. The partial results of a part fit ``workspace_bytes``.
+
+    A part has at least one sequence, even if that one needs more than ``workspace_bytes``.
+    """
     seqs, heads, head_size = call.query.shape
     each = 4 * heads * partitions * (head_size + 2) if partitions > 1 else 1
     rows = max(1, min(seqs, workspace_bytes // each, MOST_BLOCKS))
@@ -131,9 +134,9 @@ def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
 
 
 def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
-    """The C struct of a call with the numbers and strides that its layout determines.
+    """The C struct of a call, with all numbers and strides that the layout of the call determines.
 
-    If ``layout`` was seen before, it is a copy of the earlier struct.
+    If ``layout`` was seen before, the result is a copy of the earlier struct.
     """
     shape = None if layout is None else (layout, call.scratch is None)  # a scratch without room is left out
     if shape is not None and (made := _shapes.get(shape)) is not None:
@@ -159,9 +162,9 @@ def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
 
 
 def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tensor | None) -> None:
-    """Set the fields of ``args`` that differ between calls of one layout: addresses, the length, the scales.
+    """Set the fields of ``args`` that differ between calls of one layout: addresses, max_seq_len and scales.
 
-    partials: o, m and z of every head and partition, one after the other; None if there is one partition.
+    partials: memory for o, m and z of every head and partition; None if the call has only one partition.
     """
     args.max_seq_len, args.partitions, args.scale = call.max_seq_len, partitions, call.scale
     args.out, args.query = call.out.data_ptr(), call.query.data_ptr()
@@ -195,7 +198,7 @@ def pointer(tensor: torch.Tensor | None) -> int | None:
 
 
 class device_of:
-    """A context in which a tensor's device is current. Gives the handle of its current stream, None on a CPU."""
+    """A context in which a tensor's device is current. It yields the handle of the current stream, or None on a CPU."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._guard = torch.cuda.device(tensor.device) if tensor.is_cuda else None

@@ -1,12 +1,12 @@
-"""The lengths of sequences as host values: when the host reads them, and how rarely.
+"""Decides when the host reads the lengths of the sequences, and caches what it read.
 
-A tensor on the CPU is read at each call; that costs nothing. A tensor on a GPU is read only if
+Lengths on the CPU are read at each call, which costs nothing. Lengths on a GPU are read only if
 
 * no CUDA graph is being captured,
 * the policy is ``auto`` (a spec's ``dispatch: {host_lengths: auto}``, or PAV2_HOST_LENGTHS),
-* several sequences could be so long that the padding would cost more than the read,
-* and the tensor counts its versions, so that a second call with the same lengths reads nothing. All layers of a decode
-  step pass one tensor, so a step reads once.
+* padding all sequences to the longest could cost more than the read,
+* and torch counts the tensor's versions. The version tells whether cached values are still valid. All layers of a
+  decode step pass the same tensor, so a step reads it once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .tiling import Budget, Tiling
 
 
 class _Reading(NamedTuple):
-    """The values that were read from a tensor, and the tensor's version at the time."""
+    """The values that were read from a tensor, and the tensor's version when they were read."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
@@ -63,7 +63,7 @@ def host_lengths(seq_lens: torch.Tensor, worthwhile: bool) -> tuple[int, ...] | 
 
 
 def cut(call: Call, budget: Budget, partition: int, page: int) -> Tiling:
-    """The tiling of a call: by its lengths if the host may read them, else by ``max_seq_len``."""
+    """The tiling of a call, from its lengths if the host may read them, else from ``max_seq_len``."""
     longest, kv_heads, seqs = longest_length(call, page), call.key_cache.shape[1], call.query.shape[0]
     if call.read_lengths:
         padding = (seqs - 1) * -(-longest // page)

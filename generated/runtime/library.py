@@ -43,10 +43,10 @@ class LibraryError(RuntimeError):
 
 
 class Library:
-    """A loaded library: its record, the names of its kernels, and a way to launch them.
+    """A loaded library: its record, and methods that launch its kernels.
 
-    ``kernels`` are those of the package. A library that was compiled from other sources is refused. The record and the
-    completeness of a library are checked before any of its code runs. Raises LibraryError.
+    ``kernels`` are the sources of the package. A library that was compiled from other sources is refused. The record
+    and the completeness of the file are checked before any of its code runs. Raises LibraryError.
     """
 
     def __init__(self, path: Path, kernels: Kernels | None = None) -> None:
@@ -62,16 +62,16 @@ class Library:
             raise LibraryError(f"{self.path} can't be loaded: {error}") from None
 
     def launch(self, row: Row, call: Call, **options: Any) -> None:
-        """Run the kernel of a row on a checked call; options: those of ``launch.launch``.
+        """Run the kernel of a dispatch row on a checked call. The options are those of ``launch.launch``.
 
-        Raises LibraryError if the library does not have it, RuntimeError if the launch fails.
+        Raises LibraryError if the library does not have the kernel, RuntimeError if the launch fails.
         """
         from .launch import launch
 
         launch(self.function(row), call, row.partition_size, row.workspace_mib * MIB, self.explain, **options)
 
     def function(self, row: Row) -> Any:
-        """The entry function of the kernel of a row. Raises LibraryError if the library does not have it."""
+        """The entry function of a row's kernel. Raises LibraryError if the library does not have it."""
         function = self._functions.get(row.symbol)
         if function is None:
             if row.symbol not in self.kernels:
@@ -104,7 +104,7 @@ def identify(path: Path, kernels: Kernels | None = None) -> Record:
     except OSError as error:
         raise LibraryError(f"{error.filename or path} can't be read: {error.strerror}") from None
     if read_note(path).get("sha256", digest(path)) != digest(path):
-        raise LibraryError(f"{path} is damaged: the compiler wrote other bytes; remove it and compile again")
+        raise LibraryError(f"{path} is damaged: its bytes have changed since it was compiled; remove it, compile again")
     if reason:
         raise LibraryError(f"{path} does not fit this package: {reason}")
     return record
@@ -116,7 +116,7 @@ def kernels_of(rows: Iterable[Row], root: Path = ROOT) -> Kernels:
 
 
 def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
-    """A GPU toolchain: the one named, else CoreX if it is found, else nvcc.
+    """The GPU toolchain called ``name``. Without a name: CoreX if it is found, else nvcc.
 
     ``arch`` defaults to ivcore10 (BI-V100) for CoreX, and to the current device's architecture for nvcc.
     Raises CompilerMissingError if the compiler is missing, LibraryError if the architecture is not known.
@@ -155,10 +155,11 @@ def build(
     again: bool = True,
     quick: bool = False,
 ) -> Path:
-    """The library of ``kernels``, built or found in the cache. warp_size, checked and quick are for the host.
+    """Compile a library of ``kernels`` unless the cache has it, and return its path.
 
-    quick: compile in half the time; the kernels run slower. Tests use it. again: whether to repeat a build that failed
-    before and has not changed since. Raises LibraryError with the compiler's messages and the command to repeat.
+    warp_size, checked and quick apply only to the host toolchain. quick: compile in half the time; the kernels run
+    slower. Tests use it. again: whether to repeat a build that failed before, although nothing has changed since.
+    Raises LibraryError with the compiler's messages and the command to repeat.
     """
     jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
     kernels = dict(sorted(kernels.items()))  # all callers get the same library
@@ -184,7 +185,7 @@ def build(
 
 
 def build_for_tests(kernels: Kernels, warp_size: int, checked: bool) -> Path:
-    """A library for the CPU as the package's tests use it. Raises LibraryError."""
+    """Compile the library for the CPU that the package's tests use, and return its path. Raises LibraryError."""
     return build(kernels, "host", warp_size=warp_size, checked=checked, quick=True)
 
 

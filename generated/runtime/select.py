@@ -1,7 +1,7 @@
-"""Chooses a kernel from the table by host values alone, or explains why none serves.
+"""Chooses the kernel for a call from the package's dispatch table, or explains why the table has no suitable kernel.
 
-This module is pure Python, because the generator uses it too. No device value affects the choice, so that a captured
-CUDA graph stays valid.
+The choice depends on host values alone, so that a captured CUDA graph stays valid. This module is pure Python, because
+the generator uses it too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 class Key(NamedTuple):
-    """The properties of a call that a kernel must match. Several partition sizes may serve one key.
+    """The properties of a call that a kernel must match. Kernels with several partition sizes may have the same key.
 
     softcap, sliding_window, modification: None means attention without this feature.
     """
@@ -36,29 +36,29 @@ class Key(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the attention has none of the features, from ALiBi to a modification."""
+        """Whether the attention has none of the features: no ALiBi, no softcap and so on."""
         return not any(getattr(self, axis) for axis in FEATURES)
 
     def __str__(self) -> str:
         return " ".join(f"{axis}={_yaml(value)}" for axis, value in self._asdict().items())
 
 
-#: The axes of a key that change the attention itself. Features that a call leaves out are None or False.
+#: The fields of a key that change the attention itself. A feature that a call does not use is None or False.
 FEATURES = ("alibi", "blocksparse", "softcap", "sliding_window", "sinks", "modification")
 
 
 def in_order(value: object) -> tuple[bool, object]:
-    """A key to sort the values of an axis by: None comes first."""
+    """A sort key for the values of one field of a ``Key``. None comes first."""
     return value is not None, value
 
 
 def order_of(key: AnyKey) -> tuple[tuple[bool, object], ...]:
-    """A key to sort keys by."""
+    """A sort key for a ``Key`` or ``CacheKey``."""
     return tuple(map(in_order, key))
 
 
 class CacheKey(NamedTuple):
-    """The properties of a write that a cache writer must match."""
+    """The properties of a call of ``reshape_and_cache`` that a cache writer must match."""
 
     head_size: int
     block_size: int
@@ -74,7 +74,7 @@ KEYS: Mapping[str, type[Key] | type[CacheKey]] = {"decode": Key, "extend": Key, 
 
 KV_ALIASES = {"fp8": "fp8_e4m3"}
 
-#: The values of a key that a kernel can be generated for, by axis, and in words.
+#: For each axis, the values that a kernel can be generated for, and their description.
 HEAD_SIZES = (*range(32, 257, 8), 512)
 GQA_RATIOS = range(1, 129)
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -107,20 +107,21 @@ HOST_LENGTHS = ("auto", "never")
 
 
 class Row(NamedTuple):
-    """One kernel of the table: its key, its partition size, its sources, and figures of its plan.
+    """One row of the dispatch table: a kernel's key, its partition size, its sources, and figures of its plan.
 
-    torch, cuda: the PyTorch kernel's module and the CUDA source's path, below the package; empty if not built.
-    min_seq_len: longer calls prefer V2. fixed_partition: the spec's partition size for every call, 0 where free.
-    multiprocessors: of the spec's target, 0 where unknown. workspace_mib: the spec's bound. modification: what the
-    modification of the key calculates. host_lengths: whether a GPU call may read its lengths on the host: one of
-    ``HOST_LENGTHS``. operator: one of ``KEYS``, which says what the key is; partition sizes and
-    lengths are 0 for a cache writer.
+    torch, cuda: the PyTorch kernel's module and the CUDA source's path, relative to the package; empty if not built.
+    min_seq_len: longer calls prefer V2. fixed_partition: the partition size that the spec prescribes for every call, or
+    0. multiprocessors: the number that the spec's target has, 0 if unknown. workspace_mib: the spec's bound of the
+    workspace. modification: the definition of the key's modification. host_lengths: whether the host may read the
+    lengths of a call on a GPU, one of ``HOST_LENGTHS``. operator: one of ``KEYS``; it determines the type of the key.
+    For a cache writer, partition sizes and lengths are 0.
 
-    Of an extend kernel: partition_size is the number of keys that a thread block of the CUDA kernel works on, 0 without
-    a CUDA kernel. cuda_query_len: calls with this max_query_len or less prefer the CUDA kernel.
+    For an extend kernel, partition_size is the number of keys that a thread block of the CUDA kernel processes, or 0 if
+    there is no CUDA kernel. cuda_query_len: calls with this max_query_len or less prefer the CUDA kernel.
 
-    Of the CUDA kernel: resident_blocks is the number of blocks that are resident on a multiprocessor; saturating_blocks
-    is the number that saturates its bandwidth; blocks_per_group is the number that shares the query heads of a KV head.
+    These describe the CUDA kernel. resident_blocks: thread blocks that are resident on a multiprocessor.
+    saturating_blocks: thread blocks that saturate its bandwidth. blocks_per_group: thread blocks that share the query
+    heads of a KV head.
     """
 
     symbol: str
@@ -143,11 +144,11 @@ class Row(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """A measured choice: in calls like these, the row ``symbol`` was the fastest of the partition sizes of its key.
+    """A result of tuning: the row ``symbol`` was the fastest of all rows with its key.
 
-    backend, device, kv_heads: of the measurement. Figures of another device are never used. ``op.device_name`` gives
-    the name of a device. num_seqs, max_seq_len: of the measured call. It represents calls of the same size or less,
-    down to half of each.
+    backend, device, kv_heads, num_seqs, max_seq_len: those of the measured call. The result is used only on a device of
+    the same name (``op.device_name``). It is used for calls with at most num_seqs and max_seq_len, and at least half of
+    each.
     """
 
     symbol: str
@@ -158,18 +159,18 @@ class Tuned(NamedTuple):
     max_seq_len: int
 
     def covers(self, num_seqs: int, max_seq_len: int) -> bool:
-        """Whether it represents a call of this size."""
+        """Whether this result is used for a call of this size."""
         return num_seqs <= self.num_seqs < 2 * num_seqs and max_seq_len <= self.max_seq_len < 2 * max_seq_len
 
 
 class NoKernelError(LookupError):
-    """No row of the table serves a key. The message names the axes that prevent it, and says how to add a kernel."""
+    """The table has no kernel for a key. The message names the values that differ, and says how to add a kernel."""
 
 
-#: Most blocks in the second and in the third dimension of a CUDA grid: a kernel's sequences and partitions.
+#: The largest size of a CUDA grid in y and in z. A kernel's grid has a sequence or a partition for each.
 MOST_BLOCKS = 65535
 
-#: The fixed cost of a partition, in tokens: the start of a thread block, and its partial result.
+#: The fixed cost of a partition: starting a thread block and writing its result take the time of this many tokens.
 PARTITION_OVERHEAD = 32
 
 #: A thread block of the reduction loads this many partitions together (runtime/cuda/pav2_reduce.cuh, head size 64 up).
@@ -179,14 +180,15 @@ REDUCTION_PARTITIONS = 64
 REDUCTION_START, REDUCTION_ROUND = 64, 16
 
 
-#: A table remembers its choices for this many different calls, then starts again.
+#: A table remembers its choices for up to this many different calls. Then it forgets all of them.
 MOST_CHOICES = 4096
 
 
 class Table:
-    """The rows of one operator of a package by key, and the tuned entries.
+    """The dispatch rows of one operator of a package, by key, and the results of tuning.
 
-    If two specs have a key, the first by name serves it. ``files`` are the specs' files, by name, for messages.
+    If two specs have the same key, only the rows of the first one by name are used. files: each spec's file, by the
+    spec's name, for messages.
     """
 
     def __init__(
@@ -215,7 +217,7 @@ class Table:
                 self._tuned.setdefault(measured, []).append(entry)
 
     def serving(self, key: AnyKey) -> Sequence[Row]:
-        """The rows of ``key``, by partition size; NoKernelError if there are none."""
+        """The rows of ``key``, sorted by partition size. Raises NoKernelError if there are none."""
         rows = self._by_key.get(key)
         if rows is None:
             served = {key: rows[0].spec for key, rows in self._by_key.items()}
@@ -223,7 +225,7 @@ class Table:
         return rows
 
     def of_backend(self, key: AnyKey, backend: str) -> list[Row]:
-        """The rows of ``key`` that a backend has; NoKernelError if there are none."""
+        """The rows of ``key`` with a kernel of this backend. Raises NoKernelError if there are none."""
         rows = [row for row in self.serving(key) if getattr(row, backend)]
         if not rows:
             raise NoKernelError(f"no {backend} kernel for {key}; built: {_built(self.serving(key))}")
@@ -239,7 +241,7 @@ class Table:
         partition_size: int | None = None,
         device: str = "",
     ) -> Row:
-        """The row for a call, which is the same for the same arguments; see ``_choose``."""
+        """The row for a call, from a cache of earlier choices. See ``_choose``."""
         asked = (key, backend, num_seqs, max_seq_len, kv_heads, partition_size, device)
         row = self._chosen.get(asked)
         if row is None:
@@ -259,9 +261,10 @@ class Table:
         partition_size: int | None,
         device: str,
     ) -> Row:
-        """The row for a call: with ``partition_size`` if given, else with the spec's fixed one, else the tuned one.
+        """Choose the row for a call.
 
-        If nothing was measured on ``device`` for calls of this size, it is the cheapest by ``cost``.
+        It is the row of ``partition_size`` if that is given, else of the spec's fixed partition size, else the result
+        of tuning. If there is no result for ``device`` and calls of this size, it is the row of the lowest ``cost``.
         Raises NoKernelError if no row serves the key, if none of its rows has that partition size or backend, or if a
         grid cannot hold the call's partitions.
         """
@@ -288,19 +291,19 @@ class Table:
 
 
 def _built(rows: Iterable[Row]) -> str:
-    """The built partition sizes and their backends. Kernels without a partition size are given by name."""
+    """The partition sizes and backends of ``rows``, as text. A kernel without a partition size is named instead."""
     backends = {row: " and ".join(name for name in ("torch", "cuda") if getattr(row, name)) for row in rows}
     titles = {row: row.partition_size if row.operator == "decode" else row.symbol for row in backends}
     return ", ".join(f"{titles[row]} ({names})" for row, names in backends.items())
 
 
 def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int, backend: str = "cuda") -> int:
-    """The time of a call, in tokens of one multiprocessor, by a wave model.
+    """Estimate the time of a call. The unit is the time in which one multiprocessor processes one token.
 
-    A block works on one (sequence, KV head, partition), or on some query heads of it. A multiprocessor works on several
-    blocks side by side, which share its bandwidth. A block never gets more of it than its loads in flight allow. The
-    next block starts when one is done: the whole partitions first, as the grid has them, then the last one of each
-    sequence, which is shorter. In the end the partitions of a sequence are reduced.
+    A thread block processes one (sequence, KV head, partition), or some query heads of it. The blocks that are resident
+    on a multiprocessor share its bandwidth, but a single block can't use all of it. When a block ends, the next one
+    starts: first all whole partitions, in the order of the grid, then the last, shorter partition of each sequence.
+    Finally the partitions of each sequence are reduced.
     """
     of_cuda = backend == "cuda" and bool(row.cuda)
     resident, saturating, split = (
@@ -321,15 +324,15 @@ def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int, backend: str 
 
 
 def reduction_cost(partitions: int) -> int:
-    """The time of the reduction, in tokens of one multiprocessor; one partition needs none."""
+    """The time of the reduction, in the unit of ``cost``. One partition needs no reduction."""
     rounds = -(-partitions // REDUCTION_PARTITIONS)
     return REDUCTION_START + REDUCTION_ROUND * rounds if partitions > 1 else 0
 
 
 def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str], operator: str = "decode") -> str:
-    """Why none of the keys in ``specs`` (key: spec) serves ``key``: the axis, the nearest key, and how to add it.
+    """A message that no kernel has ``key``: which values differ, the nearest key that is built, and how to add ``key``.
 
-    ``files`` are the specs' files. A spec without one is called by its name.
+    specs: the built keys, and the spec of each. files: each spec's file, by the spec's name.
     """
     if not specs:
         what = "pav2gen build specs/NAME.yaml makes some"
@@ -355,7 +358,7 @@ def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str], operat
 
 
 def _values(axis: str, keys: Iterable[AnyKey]) -> str:
-    """The values of an axis in ``keys``, in order, as YAML."""
+    """The values of an axis in ``keys``, sorted, as YAML."""
     return ", ".join(map(_yaml, sorted({getattr(key, axis) for key in keys}, key=in_order)))
 
 
@@ -378,6 +381,6 @@ def distance(asked: Mapping[str, object], candidate: object) -> tuple[int, float
 
 
 def relative_difference(a: object, b: object) -> float:
-    """The difference of two numbers divided by the larger; 0 for names and flags, which have no distance."""
+    """The difference of two numbers divided by the larger one. It is 0 for values that are not numbers."""
     numbers = [x for x in (a, b) if isinstance(x, (int, float)) and not isinstance(x, bool)]
     return abs(numbers[0] - numbers[1]) / max(map(abs, numbers)) if len(numbers) == 2 and any(numbers) else 0.0

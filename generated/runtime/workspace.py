@@ -1,8 +1,8 @@
-"""The memory of a call: one allocation that holds all buffers of a kernel.
+"""The workspace of a call: one block of memory that holds all buffers of a PyTorch kernel.
 
-A single block makes the size of the workspace exact. On a CPU, each thread keeps its block for the next call. A freed
-large block would return to the system, and new page faults would cost more than the arithmetic of a short call. On a
-GPU torch's own allocator keeps the memory.
+With a single block, the size of the workspace is known exactly. On a CPU each thread keeps its block for the next call:
+a freed large block would return to the system, and the page faults of a new one would cost more than the arithmetic of
+a short call. On a GPU, torch's caching allocator keeps the memory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 ALIGNMENT = 256
 
-#: A workspace keeps the views for this many shapes of tiles.
+#: A workspace caches the views for this many shapes of tiles.
 MOST_SPACES = 64
 
-#: A CPU's block is at least this large, so that a short call that grows needs no new one for a while.
+#: The smallest block on a CPU, in bytes. Calls whose sequences grow then rarely need a larger block.
 LEAST_BYTES = 1 << 20
 
 S = TypeVar("S")
@@ -32,10 +32,10 @@ def aligned(num_bytes: int) -> int:
 
 
 class Buffer:
-    """A part of the workspace, with typed views of it. Each view is made once: chunks of one size share it."""
+    """A part of the workspace, and its typed views. A view is made once and used for all chunks of the same size."""
 
     def __init__(self, data: torch.Tensor) -> None:
-        """Views of ``data``: bytes (uint8), aligned for every dtype."""
+        """``data``: uint8, aligned for every dtype."""
         self._data = data
         self._views: dict[tuple[torch.dtype, tuple[int, ...]], torch.Tensor] = {}
 
@@ -49,18 +49,18 @@ class Buffer:
 
 
 def total(sizes: Mapping[str, int]) -> int:
-    """Bytes of an allocation that holds one buffer for each of ``sizes``, in bytes."""
+    """The bytes of a block that holds one aligned buffer for each of ``sizes`` (in bytes)."""
     return sum(map(aligned, sizes.values()))
 
 
 def carve(block: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, Buffer]:
-    """A buffer for each of ``sizes``, in bytes, by name: aligned to 256 bytes, cut from ``block`` (uint8)."""
+    """Cut ``block`` (uint8) into a buffer for each name in ``sizes`` (in bytes). Each is aligned to 256 bytes."""
     pieces = block.narrow(0, 0, total(sizes)).split([aligned(size) for size in sizes.values()])
     return {name: Buffer(piece) for name, piece in zip(sizes, pieces)}
 
 
 class Workspace:
-    """A block of memory for tiles of several shapes, one after the other. Its views are made once."""
+    """A block of memory that tiles of several shapes use, one after the other. Views of it are cached."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         with torch.inference_mode(False):  # the memory of an inference tensor could not be used outside that mode
@@ -69,11 +69,11 @@ class Workspace:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the block."""
+        """The size of the block in bytes."""
         return self._block.shape[0]
 
     def space(self, space: Callable[..., S], sizes: Mapping[str, int]) -> S:
-        """The buffers of ``sizes`` bytes, as arguments of ``space`` by name. They share memory with all others."""
+        """Call ``space`` with a buffer for each name in ``sizes`` (in bytes). All results share the same memory."""
         key = space, *sizes.values()
         found = self._spaces.get(key)
         if found is None:
@@ -88,9 +88,9 @@ _kept = threading.local()
 
 @contextmanager
 def workspace(num_bytes: int, device: torch.device) -> Iterator[Workspace]:
-    """At least ``num_bytes`` of memory on ``device`` for one call.
+    """A workspace of at least ``num_bytes`` on ``device``, for one call.
 
-    On a CPU it is the thread's last block if that is large enough. A call inside a call gets separate memory.
+    On a CPU it is the thread's last workspace, if that is large enough and not in use by an outer call.
     """
     if device.type != "cpu":
         yield Workspace(num_bytes, device)
@@ -110,8 +110,8 @@ def forget() -> None:
 
 
 def grain_dtype(device: torch.device) -> torch.dtype:
-    """The dtype for copies of cache pages, which only move bytes.
+    """The dtype in which cache pages are copied. The copies only move bytes, so any dtype gives the same result.
 
-    A CPU copies 16-byte items fastest; a GPU coalesces 8-byte ones as well, and integers are safe on every card.
+    A CPU copies 16-byte items fastest. A GPU coalesces 8-byte integers equally well, and every card supports them.
     """
     return torch.complex128 if device.type == "cpu" else torch.int64

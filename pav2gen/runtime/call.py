@@ -1,4 +1,7 @@
-"""The arguments of one call as every kernel receives them, after the operator has checked them."""
+"""The arguments of one call, as kernels receive them after the operator has checked them.
+
+A call is cut into tiles (see ``tiling``). A ``Segment`` has the positions and page numbers of one tile.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .tiling import Tile
 
 
 class BlockSparse(NamedTuple):
-    """vLLM's block-sparse pattern: each head attends its local blocks and every ``vert_stride``-th block."""
+    """vLLM's block-sparse pattern: each head attends to the last blocks and to every ``vert_stride``-th block."""
 
     local_blocks: int
     vert_stride: int
@@ -21,7 +24,10 @@ class BlockSparse(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The caller's scratch: exp_sums and max_logits [seqs, heads, P] float32, tmp_out [seqs, heads, P, head size]."""
+    """The caller's scratch tensors, for P partitions of each sequence.
+
+    exp_sums, max_logits: [seqs, heads, P] float32. tmp_out: [seqs, heads, P, head size] in the dtype of ``out``.
+    """
 
     exp_sums: torch.Tensor
     max_logits: torch.Tensor
@@ -29,10 +35,10 @@ class Scratch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A checked call. Shapes: the docstring of ``paged_attention_v2``.
+    """The arguments of a call. The docstring of ``paged_attention_v2`` gives the shapes.
 
     read_lengths: whether the host may read ``seq_lens`` (see ``lengths.host_lengths``). If not, a call takes as long as
-    with sequences of ``max_seq_len`` tokens each.
+    a call with sequences of ``max_seq_len`` tokens.
     """
 
     out: torch.Tensor
@@ -58,16 +64,19 @@ class Call(NamedTuple):
 
 
 def by_head(scale: float | torch.Tensor, dims: int) -> float | torch.Tensor:
-    """One scale, or one for each KV head, shaped to multiply a tensor [..., kv heads, and ``dims`` more dimensions]."""
+    """Reshape a scale so that it multiplies a tensor with ``dims`` dimensions after that of the KV heads.
+
+    scale: a float, which stays as it is, or float32 of one element or [kv heads].
+    """
     return scale.view(-1, *(1,) * dims) if isinstance(scale, torch.Tensor) else scale
 
 
 class Segment(NamedTuple):
-    """The tokens of a tile. Its items are flattened, sequence by sequence.
+    """The positions and page numbers of a tile. An item is one partition of one sequence; items are in sequence order.
 
-    rows: its sequences. tile: its place in the call.
-    seq_lens: [rows] int32. positions: [1, tokens] int32, of the tokens of ``tile.parts``.
-    hidden: [rows, tokens] bool, True where a slot holds no token; None where every slot holds one.
+    rows: the tile's sequences. tile: the tile itself.
+    seq_lens: [rows] int32. positions: [1, tokens] int32, the positions in the partitions ``tile.parts``.
+    hidden: [rows, tokens] bool, True where a slot is past the end of its sequence; None if no slot is.
     pages: [items, pages] int32, block numbers; 0 for a page without a token.
     """
 
@@ -79,22 +88,22 @@ class Segment(NamedTuple):
     pages: torch.Tensor
 
     def past_end(self) -> torch.Tensor:
-        """[rows, tokens] int32: position minus sequence length; -1 for the last token."""
+        """Position minus sequence length, [rows, tokens] int32; -1 for the last token."""
         return self.positions - self.seq_lens.unsqueeze(1)
 
 
 def longest_length(call: Call, page: int) -> int:
-    """The most tokens of a sequence: ``max_seq_len``, and no more than the block table can hold."""
+    """The upper bound of a sequence's length: ``max_seq_len``, or the tokens that a block table row holds if fewer."""
     return min(call.max_seq_len, call.block_tables.shape[1] * page)
 
 
 def clamped_seq_lens(call: Call, page: int) -> torch.Tensor:
-    """[seqs] int32: lengths within [0, longest_length], clamped on the device."""
+    """The sequence lengths, [seqs] int32, clamped on the device to 0 ... ``longest_length``."""
     return call.seq_lens.clamp(0, longest_length(call, page))
 
 
 def segment(call: Call, rows: Rows, first: int, tile: Tile, partition: int, page: int) -> Segment:
-    """The tokens and pages of ``tile``, which begins at sequence ``first`` of ``rows``.
+    """The segment of ``tile``, which begins at sequence ``first`` of ``rows``.
 
     Entries of the block table past a sequence's last page become page 0.
     """
@@ -116,7 +125,7 @@ def segment(call: Call, rows: Rows, first: int, tile: Tile, partition: int, page
 
 
 def clear_scratch(scratch: Scratch | None, start: int) -> None:
-    """exp_sums = 0 and max_logits = -inf from partition ``start`` on, if there are any."""
+    """Set exp_sums to 0 and max_logits to -inf in the partitions from ``start`` on, if there is a scratch."""
     if scratch is not None and start < scratch.exp_sums.shape[2]:
         scratch.exp_sums[:, :, start:].zero_()
     if scratch is not None and start < scratch.max_logits.shape[2]:
@@ -124,7 +133,7 @@ def clear_scratch(scratch: Scratch | None, start: int) -> None:
 
 
 def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
-    """max_logits = m, exp_sums = z and tmp_out = o / z of a segment's partitions, if there is a scratch.
+    """Store a segment's results in the scratch, if there is one: max_logits = m, exp_sums = z and tmp_out = o / z.
 
     m and z: [rows, parts, heads]; o: [rows, parts, heads, head size], not divided by z.
     """

@@ -1,4 +1,4 @@
-"""The checks of a call. They cover everything that a kernel relies on, and refuse a call before anything is written."""
+"""Checks the arguments of a call: everything that a kernel relies on, before anything is written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fail(sentence: str, operator: str = DECODE) -> NoReturn:
 
 
 def shape_of(tensor: torch.Tensor) -> str:
-    """A tensor's dtype and shape, for a message."""
+    """A tensor's dtype and shape as text, for a message."""
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 
@@ -51,7 +51,7 @@ def storage_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def check(call: Call, kv_cache_dtype: str) -> Key:
-    """Check all of a call and return its key. Raises ValueError, one sentence, for the first thing that is wrong."""
+    """Check all arguments of a call and return its key. Raises ValueError for the first argument that is wrong."""
     name = kv_dtype(kv_cache_dtype)
     check_presence(call)
     check_query(call.query, call.out)
@@ -81,9 +81,9 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
 
 
 def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
-    """All that the checks of a call depend on. If one call passed ``check``, all calls with its layout pass.
+    """The layout of a call: all properties that ``check`` looks at. If a call passed, so do all others of its layout.
 
-    None if an argument that must be a tensor is not a tensor; ``check`` then reports it.
+    The result is None if an argument that must be a tensor is not a tensor. ``check`` then reports it.
     """
     try:
         return (

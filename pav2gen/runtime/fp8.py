@@ -1,7 +1,7 @@
 """The values of 8-bit floating-point codes, as a table of 256 float32.
 
-fp8 is a storage format here: a card needs no fp8 arithmetic to read such a cache. Formats: OCP 8-bit floating point
-(E4M3: bias 7, no infinities, NaN where all magnitude bits are set; E5M2: the upper half of an IEEE float16).
+fp8 is only a storage format here: a GPU needs no fp8 arithmetic to read the cache. The formats are OCP's. E4M3 has bias
+7 and no infinities, and all its magnitude bits are set in a NaN. E5M2 is the upper half of an IEEE float16.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ _tables: dict[tuple[str, torch.device], torch.Tensor] = {}
 
 
 def fp8_table(kv_cache_dtype: str, device: torch.device) -> torch.Tensor:
-    """[256] float32 on ``device``: the value of each code of ``fp8_e4m3`` or ``fp8_e5m2``; exact.
+    """The exact value of each code of ``fp8_e4m3`` or ``fp8_e5m2``, [256] float32 on ``device``.
 
-    Made on the device, and kept unless a CUDA graph is being captured (its memory belongs to the graph).
+    The table is computed on the device and cached. While a CUDA graph is captured the table is not cached, because its
+    memory belongs to the graph.
     """
     table = _tables.get((kv_cache_dtype, device))
     if table is None:

@@ -1,4 +1,8 @@
-"""Answers a fork's questions about a model, at loading and at each decode."""
+"""Answers questions of a vLLM fork: whether kernels serve a model, and whether a decode should take this operator.
+
+A fork here is a vLLM tree into which a generated package was installed. "V2" is this package's operator, and "V1" is
+the fork's own kernel for short sequences.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from .select import KEYS, Key, NoKernelError, Table
 
 
 class Models:
-    """Answers from the tables of the operators. ``load`` compiles and loads their CUDA kernels."""
+    """Gives the answers, from the dispatch tables. ``load`` is called to compile and load the CUDA kernels."""
 
     def __init__(self, tables: Mapping[str, Table], load: Callable[[], object]) -> None:
         self._tables = tables
@@ -36,10 +40,10 @@ class Models:
         modification: str | None = None,
         operator: str = "decode",
     ) -> bool:
-        """Whether a kernel serves a rank with these heads (of the rank, not of the model). Never raises.
+        """Whether a kernel serves one tensor-parallel rank with these numbers of heads. Never raises.
 
-        operator: "decode"; "extend" for ``paged_attention_extend``; or "cache" for ``reshape_and_cache``, to which the
-        query heads and features don't matter.
+        operator: "decode", "extend" for ``paged_attention_extend``, or "cache" for ``reshape_and_cache``. The latter
+        ignores the query heads and the features.
         """
         try:
             features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
@@ -67,10 +71,11 @@ class Models:
         modification: str | None = None,
         operator: str = "decode",
     ) -> None:
-        """Call this when a model is loaded, with the heads of the whole model and its tensor-parallel size.
+        """Check that kernels serve a model, and load the CUDA kernels. A fork calls this when it loads a model.
 
-        Raises NoKernelError if no kernel of ``operator`` serves a rank, ValueError if the heads cannot be shared out or
-        the operator does not exist. Then it loads the CUDA kernels, so that no compiler runs at the first long call.
+        The numbers of heads are those of the whole model. Loading here means that no compiler runs at the first long
+        call. Raises NoKernelError if no kernel of ``operator`` serves a rank. Raises ValueError if the ranks cannot
+        share the heads evenly, or if the operator does not exist.
         """
         if operator not in self._tables:
             check.fail(f"operator {operator!r} is none of {', '.join(self._tables)}")
@@ -103,10 +108,11 @@ class Models:
         sinks: bool = False,
         modification: str | None = None,
     ) -> bool:
-        """Whether a decode should take V2: it is served, and longer than the spec's ``dispatch.min_seq_len``.
+        """Whether a decode should take V2: a kernel serves it, and it is longer than the spec's ``min_seq_len``.
 
-        Shorter ones take V2 too where the V1 of the BI-V100 fork would drop what is asked: a compressed cache, or a
-        feature other than ALiBi. False under PAV2_DISABLE=1. Depends on host values alone; never raises.
+        A shorter decode takes V2 too if V1 of the BI-V100 fork would ignore a part of it: a compressed cache, or a
+        feature other than ALiBi. The result is False under PAV2_DISABLE=1. It depends only on host values. Never
+        raises.
         """
         if os.environ.get("PAV2_DISABLE", "") == "1" or num_seqs == 0:
             return False
@@ -121,7 +127,7 @@ class Models:
 
 
 def shard(num_heads: int, num_kv_heads: int, tp_size: int) -> tuple[int, int]:
-    """(query heads, KV heads) of one rank, as vLLM shards them: KV heads are replicated beyond their number."""
+    """(query heads, KV heads) of one rank, as vLLM shards them. Several ranks may share a KV head."""
     counted = tp_size > 0 and num_kv_heads > 0 and num_heads % tp_size == 0
     if not counted or (num_kv_heads % tp_size and tp_size % num_kv_heads):
         check.fail(f"{num_heads} query and {num_kv_heads} KV heads cannot be shared out among {tp_size} ranks")
@@ -142,7 +148,7 @@ def rank_key(
     sinks: bool,
     modification: str | None,
 ) -> Key:
-    """The key of the attention layers of one rank. Raises ValueError for what no kernel takes."""
+    """The key of the attention layers of one rank. Raises ValueError for numbers or dtypes that no kernel takes."""
     if num_kv_heads <= 0 or num_heads % num_kv_heads:
         check.fail(f"{num_heads} query heads cannot be shared out among {num_kv_heads} KV heads")
     return Key(

@@ -93,7 +93,7 @@ class Arguments(NamedTuple):
 
 
 class Operator:
-    """The decode kernels of one generated package as one operator. ``files`` are the specs' files, by name."""
+    """The decode operator of one generated package. files: the file of each spec, by the spec's name."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Operator:
         self._library, self.op = register(kernels.package, NAME, SCHEMA, self.run)
 
     def run(self, *args: Any) -> None:
-        """The operator behind the dispatcher, without gradients."""
+        """What torch's dispatcher calls. It runs without gradients."""
         if not torch.is_grad_enabled():
             self._run(*args)
             return
@@ -148,12 +148,12 @@ class Operator:
 
 @functools.cache
 def device_name(device: torch.device) -> str:
-    """The device's name in the tuned table: the card's name from torch, or ``cpu``. A host value, read once."""
+    """The name of a device in tuning files: the card's name from torch, or ``cpu``. It is a host value, read once."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def launch(kernel: Callable[[Call], None], call: Call, partition_size: int) -> None:
-    """Run a kernel on a checked call, with the caller's scratch if that has room."""
+    """Run a kernel on a checked call. The caller's scratch is left out if it has too few partitions."""
     partitions = -(-call.max_seq_len // partition_size)
     call = call._replace(scratch=check.usable_scratch(call.scratch, partitions))
     clear_scratch(call.scratch, partitions)

@@ -8,10 +8,10 @@ from .call import Call, Segment
 
 
 def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
-    """[items, kv_heads, group, pages] bool, True for the pages that each query head does not attend.
+    """The pages that each query head does not attend to: True in a bool tensor [items, kv_heads, group, pages].
 
-    A page in block k is attended if (k + offset) % vert_stride == 0, or if k > q - local_blocks, q being the block of
-    the last token. The offset slides with the query head for a step >= 0, with the KV head for a step < 0.
+    A head attends to a page in sparse block k if (k + offset) % vert_stride == 0, or if k > q - local_blocks. Here q is
+    the block of the last token. The offset grows with the query head if head_sliding_step >= 0, else with the KV head.
     """
     sparse, device = call.sparse, call.query.device
     assert sparse is not None
@@ -26,7 +26,7 @@ def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
 
 
 def _offsets(call: Call, device: torch.device) -> torch.Tensor:
-    """[kv_heads, group] int32: where the strided blocks of each query head start."""
+    """The offset of each query head's strided blocks, [kv_heads, group] int32."""
     assert call.sparse is not None
     kv_heads, heads = call.key_cache.shape[1], call.query.shape[1]
     step, rank = call.sparse.head_sliding_step, call.sparse.tp_rank

@@ -1,7 +1,7 @@
-"""The softmax state of a part of a sequence, and how two parts merge (flash-decoding; log-sum-exp rescaling).
+"""The softmax state of a part of a sequence, and the merge of two states (as in flash-decoding).
 
 For a set of tokens with scores s and values v, a state holds m = max s, z = sum exp(s - m) and o = sum exp(s - m) v.
-A set without tokens has m = -inf, z = 0 and o = 0, and is neutral in a merge.
+A set without tokens has m = -inf, z = 0 and o = 0. A merge with it changes nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class State(NamedTuple):
 
 
 def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> State:
-    """The state of all partitions of a segment together. Uses up ``o``; of a single partition it returns views.
+    """Merge the states of all partitions of a segment. ``o`` is overwritten.
 
-    m and z: [rows, parts, heads]; o: [rows, parts, heads, head size], not divided by z.
+    m and z: [rows, parts, heads]; o: [rows, parts, heads, head size], not divided by z. If there is only one partition,
+    the result consists of views.
     """
     if m.shape[1] == 1:
         return State(m[:, 0], z[:, 0], o[:, 0])
@@ -41,9 +42,9 @@ def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> Stat
 
 
 def merge(a: State | None, b: State) -> State:
-    """The state of the tokens of ``a`` and ``b`` together. ``a`` is None before the first part. It is changed in place.
+    """Merge state ``b`` into state ``a``, in place, and return it. ``a`` is None before the first part.
 
-    ``b`` may have fewer rows than ``a``: the other rows have no more tokens. Uses up ``b``.
+    ``b`` may have fewer rows than ``a``: the other rows have no more tokens. ``b`` is overwritten.
     """
     if a is None:
         return State(b.m, b.z, b.o.clone())  # b.o may lie in the workspace, which the next segment overwrites
@@ -59,9 +60,9 @@ def merge(a: State | None, b: State) -> State:
 
 
 def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
-    """out[taken] = o / z, or zeros if no token was attended; also the row's lse if the call asks for it.
+    """Write out[taken] = o / z, or zeros for a row that attends to no token. Also write lse if the call asks for it.
 
-    A sink is part of the divisor; it is added only here. Uses up ``state``.
+    A sink adds to the divisor, only here. ``state`` is overwritten.
     """
     z = state.z
     if call.sinks is not None or call.lse is not None:

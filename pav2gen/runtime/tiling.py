@@ -1,15 +1,16 @@
 """Cuts a call into tiles so that its workspace stays within a bound, for any lengths and any number of sequences.
 
-An *item* is one partition of one sequence, for all KV heads. A *tile* is a rectangle of items: some sequences by some
-partitions. A tile's scores are held at once. A *chunk* is a run of a tile's items. A chunk's keys, then its values, are
-held at once. A *row tile* is the tiles of the same sequences, from their first partition to their last.
+An *item* is one partition of one sequence, for all KV heads. A *tile* is a rectangle of items: the same partitions of
+several sequences. The workspace holds all scores of one tile. A *chunk* is a run of a tile's items. The workspace holds
+the keys, and then the values, of one chunk. A *row tile* is the series of tiles that process the same sequences, from
+their first partition to their last.
 
-The cut follows from host values alone, so the number of calls is known before the call. Two kinds of lengths go in:
+The tiling depends on host values alone, so the number of PyTorch calls is known in advance. There are two cases:
 
-* Known lengths. The sequences are ordered by length, longest first, and a tile covers the sequences that reach it. The
-  work is proportional to the sum of the lengths.
-* Bounds. Every sequence may be as long as the longest. This is the cut of a call whose lengths the host does not read,
-  for instance because the call is captured in a CUDA graph.
+* The host knows the lengths. The sequences are sorted by length, longest first, and each tile has only the sequences
+  that reach its partitions. The work is proportional to the sum of the lengths.
+* The host knows only an upper bound, for instance because the call is captured in a CUDA graph. Every sequence is
+  processed as if it had the maximum length.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Tile(NamedTuple):
-    """A rectangle of items.
+    """A rectangle of items: some partitions of the first sequences of a row tile.
 
-    rows: the number of sequences: the first ones of the row tile. parts: the partitions. pages: the pages of each item;
-    fewer than a partition has only where ``parts`` is a single, trimmed partition. chunk: items in a chunk. masked:
-    whether a slot may hold no token. padded: whether the last partition goes beyond the longest sequence.
+    rows: the number of sequences. parts: the partitions. pages: the pages of each item; this is less than the pages of
+    a partition only if ``parts`` is one partition that is trimmed. chunk: items in a chunk. masked: whether some slots
+    may be past the end of their sequence. padded: whether the last partition ends beyond the longest sequence.
     """
 
     rows: int
@@ -50,25 +51,25 @@ class Tile(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The sizes that the buffers of the tile depend on."""
+        """The numbers that determine the sizes of the tile's buffers."""
         return self.items, self.pages, self.chunk
 
     def chunks(self, *tensors: torch.Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """Each chunk's part of ``tensors``, all [items, ...]. None stays None; the first is a tensor."""
+        """Slice ``tensors``, each [items, ...] or None, into chunks of items. The first one must be a tensor."""
         if self.chunk >= self.items:
             return iter((tensors,))
         return zip(*(repeat(None) if tensor is None else tensor.split(self.chunk) for tensor in tensors))
 
 
 class RowTile(NamedTuple):
-    """The sequences ``rows`` (in the order of the tiling) and the tiles that cover them."""
+    """The tiles that process the sequences ``rows``, which are numbered in the order of the tiling."""
 
     rows: slice
     tiles: tuple[Tile, ...]
 
 
 class Counts(NamedTuple):
-    """The counts that determine a call's number of launches: row tiles, tiles, chunks, and special kinds of tiles."""
+    """The counts of row tiles, tiles and chunks. They determine how many PyTorch calls a call of the operator makes."""
 
     row_tiles: int
     tiles: int
@@ -81,10 +82,10 @@ class Counts(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """The cut of one call.
+    """All tiles of one call.
 
-    ordered: whether the sequences are taken in the order of their lengths, longest first. covered: partitions that the
-    tiles reach in every sequence. shapes: a tile of each shape.
+    ordered: whether the sequences are sorted by length, longest first. covered: the number of partitions that are
+    processed in every sequence. shapes: one tile of each shape.
     """
 
     row_tiles: tuple[RowTile, ...]
@@ -97,7 +98,7 @@ class Tiling(NamedTuple):
         return (tile for row_tile in self.row_tiles for tile in row_tile.tiles)
 
     def counts(self) -> Counts:
-        """The figures of the call's number of launches."""
+        """The counts that determine the call's number of PyTorch calls."""
         tiles = list(self.tiles())
         chunks = [_ceil(tile.items, tile.chunk) for tile in tiles]
         return Counts(
@@ -113,14 +114,14 @@ class Tiling(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """The workspace on one kind of device, and the costs of its pieces, all in bytes.
+    """The bounds of the workspace on one kind of device, and the bytes that each of its parts needs. All are in bytes.
 
-    chunk, segment: the two shares of the workspace: of a chunk, and of a tile's scores.
-    padding: bytes of chunks that cost as much time as one more tile. Padding up to here is cheaper than a cut.
-    chunk_page, segment_page: the cost of a page in each, for each KV head.
-    segment_item: the cost of an item without its pages, for each KV head.
-    page: a further cost of a page in a tile, for all heads together.
-    row: the cost of a sequence's state, for each KV head.
+    chunk, segment: the bounds of the workspace's two parts: one chunk's keys or values, and one tile's scores.
+    padding: processing this many bytes of padding takes as long as one more tile. Less padding is cheaper than a tile.
+    chunk_page, segment_page: bytes of a page in a chunk and in a tile, for each KV head.
+    segment_item: bytes of an item in a tile, besides its pages, for each KV head.
+    page: further bytes of a page in a tile, for all heads together.
+    row: bytes of the softmax state of a sequence, for each KV head.
     """
 
     chunk: int
@@ -133,31 +134,31 @@ class Budget(NamedTuple):
     row: int
 
     def fit(self, lengths: Sequence[int], kv_heads: int, partition_size: int, page: int, *, known: bool) -> Tiling:
-        """The tiling of a call of sequences of ``lengths`` tokens, all of them positive if they are not ``known``.
+        """The tiling of a call with sequences of ``lengths`` tokens.
 
-        Takes positive counts. ``lengths`` that are not known are bounds. A budget too small for one item is exceeded by
-        that one item.
+        known: whether ``lengths`` are the real lengths. If not, they are upper bounds and must be positive. If one item
+        alone exceeds the budget, each tile has one item.
         """
         return _fit(self, tuple(lengths), kv_heads, partition_size, page, known)
 
     def item(self, pages: int, kv_heads: int) -> int:
-        """Bytes of an item of ``pages`` pages in a tile."""
+        """The bytes of an item of ``pages`` pages in a tile."""
         return kv_heads * (self.segment_item + pages * self.segment_page) + pages * self.page
 
     def rows(self, pages: int, kv_heads: int) -> int:
-        """The number of sequences that fit a tile with items of ``pages`` pages."""
+        """How many sequences a tile may have if it has one partition of ``pages`` pages of each."""
         return max(1, self.segment // (self.item(pages, kv_heads) + kv_heads * self.row))
 
     def parts(self, rows: int, pages: int, kv_heads: int) -> int:
-        """Partitions of ``rows`` sequences that fit a tile."""
+        """How many partitions a tile may have if it has ``rows`` sequences."""
         return max(1, (self.segment // rows - kv_heads * self.row) // self.item(pages, kv_heads))
 
     def items(self, pages: int, kv_heads: int) -> int:
-        """Items of ``pages`` pages that fit a chunk."""
+        """How many items of ``pages`` pages a chunk may have."""
         return max(1, self.chunk // (kv_heads * pages * self.chunk_page))
 
     def spare_pages(self, kv_heads: int) -> int:
-        """Pages of padding that are cheaper than a cut."""
+        """How many pages of padding are cheaper than one more tile."""
         return self.padding // (kv_heads * self.chunk_page)
 
 
@@ -180,15 +181,15 @@ def _fit(
 
 
 def _covered(shortest: RowTile) -> int:
-    """The partitions that the tiles reach in every sequence of the row tile with the shortest ones."""
+    """The number of partitions that are processed in every sequence of the row tile with the shortest sequences."""
     rows = shortest.rows.stop - shortest.rows.start
     return max(int(tile.parts.stop) for tile in shortest.tiles if tile.rows == rows)
 
 
 class _Cut:
-    """The cut of sequences of ``extents`` pages, none longer than the one before it.
+    """Makes the tiles for sequences of ``extents`` pages, which are sorted, longest first.
 
-    whole: pages of a partition. spare: pages of padding that are cheaper than a cut.
+    whole: pages of a partition. spare: how many pages of padding are cheaper than one more tile.
     """
 
     def __init__(
@@ -206,14 +207,14 @@ class _Cut:
         self.spare = budget.spare_pages(kv_heads)
 
     def row_tiles(self) -> Iterator[slice]:
-        """The sequences of each row tile: as many as fit, in tiles of even size."""
+        """The sequences of each row tile. A row tile has as many as fit, and all have about the same number."""
         for group in self._groups():
             rows = self.budget.rows(min(self.whole, self.extents[group.start]), self.kv_heads)
             for span in _even(group.stop - group.start, rows):
                 yield slice(group.start + span.start, group.start + span.stop)
 
     def _groups(self) -> Iterator[slice]:
-        """Groups of consecutive sequences with first partitions of similar size. Costly padding is cut away."""
+        """Split the sequences where their first partitions differ so much in size that padding them would be costly."""
         start = wasted = 0
         for row, extent in enumerate(self.extents):
             wasted += min(self.whole, self.extents[start]) - min(self.whole, extent)
@@ -223,7 +224,7 @@ class _Cut:
         yield slice(start, len(self.extents))
 
     def tiles(self, rows: slice) -> Iterator[Tile]:
-        """The tiles of a row tile, from the first partition on. Fewer sequences reach the later ones."""
+        """The tiles of a row tile, from the first partition on. Fewer sequences reach the later partitions."""
         start, active = 0, int(rows.stop - rows.start)
         while active:
             stop = self._stop(rows.start, active)
@@ -233,11 +234,14 @@ class _Cut:
                 active -= 1
 
     def _end(self, row: int) -> int:
-        """Partitions of a sequence."""
+        """The number of partitions of a sequence."""
         return _ceil(self.extents[row], self.whole)
 
     def _stop(self, first: int, active: int) -> int:
-        """The end of a rectangle of ``active`` sequences: the shortest one's end, or later if padding is cheaper."""
+        """The last partition of a rectangle of ``active`` sequences, exclusive.
+
+        It is the end of the shortest of these sequences, or later if padding is cheaper than another tile.
+        """
         stop, wasted = self._end(first + active - 1), 0
         for row in range(active - 2, -1, -1):
             end = self._end(first + row)
@@ -248,7 +252,10 @@ class _Cut:
         return stop
 
     def _rectangle(self, first: int, rows: int, start: int, stop: int) -> Iterator[Tile]:
-        """Tiles of even size for partitions ``start`` to ``stop``; the last partition apart where a trim saves work."""
+        """Tiles of about equal size for partitions ``start`` to ``stop``.
+
+        The last partition becomes a tile of its own if trimming its pages saves work.
+        """
         last = min(self.whole, self.extents[first] - (stop - 1) * self.whole)  # pages
         trimmed = last < self.whole and (stop - start == 1 or rows * (self.whole - last) > self.spare)
         end = stop - trimmed
@@ -272,9 +279,9 @@ class _Cut:
 
 
 def partitions_reached(longest: int, partition: int, window: int | None) -> int:
-    """The most partitions with a token that a query attends, of sequences of up to ``longest`` tokens.
+    """The largest number of partitions that a query attends to, in a sequence of up to ``longest`` tokens.
 
-    A window of W tokens ends anywhere in a partition, so that it reaches over ceil((W - 1) / partition) + 1 of them.
+    A window of W tokens may end anywhere in a partition, so it lies in up to ceil((W - 1) / partition) + 1 partitions.
     """
     every = _ceil(longest, partition)
     return every if window is None else min(every, _ceil(window - 1, partition) + 1)
@@ -285,11 +292,11 @@ def _ceil(total: int, step: int) -> int:
 
 
 def _step(total: int, most: int) -> int:
-    """The size of even pieces of ``total``: as few pieces as pieces of ``most`` would be."""
+    """The size of the pieces if ``total`` is split evenly into as few pieces of at most ``most`` as possible."""
     return _ceil(total, _ceil(total, most))
 
 
 def _even(total: int, most: int) -> Iterator[slice]:
-    """Consecutive slices of even size, at most ``most``, that cover ``total``."""
+    """Split 0 ... ``total`` evenly into as few consecutive slices of at most ``most`` as possible."""
     step = _step(total, most) if total else 1
     return (slice(start, min(start + step, total)) for start in range(0, total, step))

@@ -1,8 +1,8 @@
 """Calls with a sliding window: the work on each sequence starts at its window's first partition.
 
-A window of W tokens is the last W, the current one included: key k is attended by query q if q - k < W. It reaches over
-at most ceil((W - 1) / partition) + 1 partitions. Every sequence is cut into this many. They count from its own first
-partition, which is found on the device. The work is proportional to the window, and the host reads nothing.
+A window of W tokens includes the current token: query q attends to key k if q - k < W. A window lies in at most
+ceil((W - 1) / partition) + 1 partitions, and this is the number of partitions processed for each sequence. The first
+one is computed on the device. So the work is proportional to the window, and the host reads no lengths.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from .tiling import Budget, Tile, Tiling, partitions_reached
 
 
 class WindowRows(Rows):
-    """The sequences of a call, in their order.
+    """The sequences of a call, in the order of the call.
 
-    starts: [seqs, 1] int32, the first position of each window. firsts: [seqs, 1] int32, the first partition that is
-    worked on.
+    starts: [seqs, 1] int32, the first position of each window. firsts: [seqs, 1] int32, the partition of that position.
     """
 
     def __init__(self, seq_lens: torch.Tensor, window: int, partition: int, latest: int) -> None:
@@ -38,9 +37,10 @@ def window_rows(call: Call, budget: Budget, partition: int, page: int, window: i
 
 
 def window_segment(call: Call, rows: WindowRows, first: int, tile: Tile, partition: int, page: int) -> Segment:
-    """The tokens and pages of ``tile``, which begins at sequence ``first``, as ``call.segment`` gives them.
+    """The segment of ``tile``, which begins at sequence ``first``. ``call.segment`` is for calls without windows.
 
-    Its partitions count from each sequence's first one. Pages before the window become page 0, as those past the end.
+    The partitions of the tile are numbered from the first one of each window. Pages before the window and pages past
+    the end of the sequence become page 0.
     """
     taken, whole = slice(first, first + tile.rows), partition // page
     start = tile.parts.start * partition
@@ -59,7 +59,7 @@ def window_segment(call: Call, rows: WindowRows, first: int, tile: Tile, partiti
 def write_window_scratch(
     call: Call, rows: WindowRows, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor
 ) -> None:
-    """max_logits = m, exp_sums = z and tmp_out = o / z of a tile's partitions, if there is a scratch.
+    """Store a tile's results in the scratch, if there is one: max_logits = m, exp_sums = z and tmp_out = o / z.
 
     m and z: [rows, parts, heads]; o: [rows, parts, heads, head size], not divided by z.
     """

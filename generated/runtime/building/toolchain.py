@@ -1,8 +1,8 @@
-"""The compilers that build a library from a package's CUDA sources: CoreX clang++, nvcc, or g++ for the CPU.
+"""Finds the GPU compilers, CoreX clang++ and nvcc, and makes their command lines.
 
-The command lines are of a form that is known to work on a BI-V100 (CoreX 3.2.3: clang++ with --cuda-gpu-arch=ivcore10;
-its nvcc is a script that prints a version, not a compiler). The sources use plain C and CUDA, so they need no torch
-header and no C++ ABI.
+The command lines of CoreX are known to work on a BI-V100: CoreX 3.2.3 takes clang++ with --cuda-gpu-arch=ivcore10.
+The nvcc of CoreX is not a compiler, but a script that prints a version. The CUDA sources include no torch headers and
+export C functions, so a library fits every version of torch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ TOOLCHAINS = ("corex", "nvcc", "host")
 
 
 class CompilerMissingError(Exception):
-    """The compiler of a toolchain is missing. The message says where it was looked for, and what would work."""
+    """The compiler of a toolchain is missing. The message names the places that were searched, and what would work."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """One GPU compiler: how it compiles a source and links objects. ``warp_size``: of the cards of ``arch``."""
+    """One GPU compiler: how it compiles a source and links objects. warp_size: the one of cards of this ``arch``."""
 
     name: str
     compiler: str
@@ -48,7 +48,7 @@ class Toolchain:
 
 
 def corex(arch: str = "ivcore10") -> Toolchain:
-    """CoreX's clang++, below COREX_HOME or in its usual place. Raises CompilerMissingError if it is missing."""
+    """CoreX's clang++, in COREX_HOME or in its usual place. Raises CompilerMissingError if it is not found."""
     places = (os.environ["COREX_HOME"],) if os.environ.get("COREX_HOME") else COREX_PLACES
     home = next((place for place in places if Path(place, "bin", "clang++").exists()), None)
     if home is None:
@@ -61,7 +61,7 @@ def corex(arch: str = "ivcore10") -> Toolchain:
 
 
 def nvcc(arch: str) -> Toolchain:
-    """NVIDIA's nvcc, from CUDA_HOME or the path. Raises CompilerMissingError if it is missing."""
+    """NVIDIA's nvcc, in CUDA_HOME or on PATH. Raises CompilerMissingError if it is not found."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     compiler = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home, "bin")))
     if compiler is None:
@@ -71,13 +71,13 @@ def nvcc(arch: str) -> Toolchain:
 
 
 def version(compiler: str) -> str:
-    """The output of ``--version`` in one line. It becomes part of a library's record."""
+    """The output of a compiler's ``--version``, in one line. It becomes part of a library's record."""
     asked = [compiler, "--version"]
     done = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     return " ".join(done.stdout.split())
 
 
 def cuda_major(version: str) -> str:
-    """The major number of the CUDA release in nvcc's ``version``; empty if it has none."""
+    """The major number of the CUDA release in nvcc's ``version``. Empty if the text has no such number."""
     found = re.search(r"release (\d+)\.", version)
     return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""Registers operators with torch.library, so that graphs and compilers know them."""
+"""Registers operators with torch.library, so that torch.compile and torch.export treat each as one operation."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def register(
 
 
 def split_scale(scale: float | torch.Tensor) -> tuple[float, torch.Tensor | None]:
-    """A scale in the two arguments of the schema: a float and None, or 1.0 and a tensor."""
+    """Split a scale into the two arguments of the schema: (float, None), or (1.0, tensor)."""
     return (1.0, scale) if isinstance(scale, torch.Tensor) else (float(scale), None)
 
 
 def _without_data(*args: object) -> None:
-    """The operator for meta tensors. It does nothing. Raises ValueError for tensors on mixed devices."""
+    """The operator's implementation for meta tensors. It does nothing. Raises ValueError if tensors' devices differ."""
     devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}
     if devices != {"meta"}:
         raise ValueError(f"all tensors must be on one device, got {', '.join(sorted(devices))}")

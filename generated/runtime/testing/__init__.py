@@ -1,1 +1,1 @@
-"""What only tests need: inputs, the float64 reference, and the harnesses that run kernels."""
+"""Code that only tests use: their inputs, the float64 reference, and the harnesses that run kernels."""

@@ -1,4 +1,7 @@
-"""CUDA kernels under test, on a GPU if there is one, else on the CPU, which also checks and counts accesses."""
+"""Harnesses that test CUDA kernels: on a GPU if there is one, else on the CPU.
+
+A "machine" is a GPU, or the CPU with a warp size. On the CPU a checked build also checks and counts memory accesses.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .cases import Case, make
 from .harness import Harness, check_scratch
 from .oracle import attends, excess, window_start
 
-#: The CPU machines that run a CUDA kernel, by warp size. A checked build runs on them only.
+#: The CPU as a machine, with each warp size. Checked builds run only there.
 WARP_SIZES = {"warp64": 64, "warp32": 32}
 HOSTS = tuple(WARP_SIZES)
 
@@ -31,7 +34,7 @@ def machines() -> Sequence[str]:
 
 
 def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool) -> library.Library:
-    """The library of ``rows`` for a machine. The first call of a session builds it, all sources in parallel."""
+    """The loaded library of ``rows`` for a machine. The first call of a test session builds it."""
     key = (package.__name__, machine, checked)
     if key not in _libraries or not {row.symbol for row in rows} <= _libraries[key].kernels:
         kernels = library.kernels_of(rows, package.kernels.root)
@@ -42,7 +45,7 @@ def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool
 
 
 class CudaKernel(Harness):
-    """A CUDA kernel under test, on one machine."""
+    """A CUDA kernel that is tested on one machine."""
 
     backend = "cuda"
 
@@ -52,7 +55,7 @@ class CudaKernel(Harness):
         self.library = loaded(package, rows, machine, checked=False)
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a checked call; on the CPU, lanes and blocks in a random order."""
+        """Run the kernel on a checked call. On the CPU, lanes and blocks run in a random order."""
         if self.library.program is None:
             self.launch_on_gpu(call)
             return
@@ -70,16 +73,17 @@ class CudaKernel(Harness):
             here.copy_(there)
 
     def check_table(self, case: Case) -> None:
-        """The package's operator runs this kernel after its library is loaded."""
+        """Check that the package's operator runs this kernel after its library is loaded."""
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU; test_gpu.py of the project does that
         self.package.kernels.libraries[False] = self.library
         super().check_table(case)
 
     def check_long(self, case: Case) -> None:
-        """Run a long call on one KV head, and compare its first and its last query head with float64.
+        """Run a long call with one KV head, and compare its first and its last query head with float64.
 
-        If the call is block-sparse or modified, all heads are compared, because they attend different keys.
+        If the call is block-sparse or has a modification, all heads are compared, because they attend to different
+        keys.
         """
         call = make(case)
         done, count = self.run(call), call.query.shape[1]
@@ -92,7 +96,7 @@ class CudaKernel(Harness):
 
 
 class CheckedKernel(CudaKernel):
-    """A CUDA kernel in a checked build. Each launch fails on a finding, and leaves its counters in ``report``.
+    """A CUDA kernel in a checked build. A launch raises if it has findings, and stores its counters in ``report``.
 
     Only ``__syncthreads`` counts as a fence, because ``__syncwarp`` is not a fence on the BI-V100.
     """
@@ -105,7 +109,7 @@ class CheckedKernel(CudaKernel):
         self.library = loaded(package, rows, machine, checked=True)
 
     def launch(self, call: Call) -> None:
-        """Run the kernel with every buffer registered; raises for a finding."""
+        """Run the kernel with all its buffers registered. Raises FindingsError for a finding."""
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
 
@@ -127,10 +131,11 @@ class CheckedKernel(CudaKernel):
     def check_counters(
         self, *, seq_lens: Sequence[int], page_bytes: int, shared_bytes: int, blocks_per_group: int
     ) -> None:
-        """The loads of a call and the shared memory of its partial kernel match the plan.
+        """Check that the loads of a call and the shared memory of its partial kernel match the plan.
 
-        seq_lens: whole pages. page_bytes: bytes of K and V in a page of one KV head. shared_bytes: of a thread block.
-        blocks_per_group: thread blocks that share the query heads of a KV head; each loads the cache.
+        seq_lens: multiples of the page size. page_bytes: bytes of K and V in a page of one KV head. shared_bytes: bytes
+        of shared memory of a thread block. blocks_per_group: the number of thread blocks that share the query heads of
+        a KV head; each of them loads the cache.
         """
         call = make(self.case(seq_lens, poison=False, query_gap=0))
         self.run(call)
@@ -151,9 +156,9 @@ class CheckedKernel(CudaKernel):
         assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
 
     def check_far_strides(self, case: Case) -> None:
-        """The kernel is right if every stride exceeds 2^31 elements, and touches nothing between its inputs.
+        """Check that the kernel is right with strides over 2^31 elements, and accesses nothing between its inputs.
 
-        Skips if the system grants no address space beyond its memory.
+        Skips the test if the system does not grant more address space than it has memory.
         """
         try:
             call = cases.spread(make(case))
@@ -169,10 +174,11 @@ class CheckedKernel(CudaKernel):
         check_scratch(call, truth)
 
     def check_empty_work(self, *, seq_lens: Sequence[int], max_seq_len: int) -> None:
-        """A call with room for ``max_seq_len`` tokens does no more than one with room for few more than there are.
+        """Check that a large ``max_seq_len`` causes no work: thread blocks past a sequence's end only load its length.
 
-        Each warp loads its sequence's length once. All other loads, and the stores, are the same in both calls. Only
-        the caller's scratch is filled to its end, each element once.
+        The same sequences are run with a large and with a small ``max_seq_len``. Each warp loads its sequence's length
+        once. All other loads and stores are the same in both calls, except that the caller's scratch is filled to its
+        end, each element once.
         """
         least = max(*seq_lens, self.partition_size + 1)  # both calls have a reduction
         tight, roomy = (self._traffic(seq_lens, room) for room in (least, max_seq_len))
@@ -188,13 +194,13 @@ class CheckedKernel(CudaKernel):
             assert stored == 4 * rows * -(-max_seq_len // self.partition_size), f"{name} is stored once"
 
     def _traffic(self, seq_lens: Sequence[int], max_seq_len: int) -> dict[str, tuple[Traffic, Traffic]]:
-        """Buffer -> (loads, stores) of a call on one KV head."""
+        """The traffic (loads, stores) of each buffer, by name, in a call with one KV head."""
         self.run(make(self.case(seq_lens, max_seq_len=max_seq_len, kv_heads=1)))
         return {name: (buffer.loads, buffer.stores) for name, buffer in self.report.buffers.items()}
 
 
 def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:
-    """(name, tensor, whether a kernel writes it) of every tensor of a call."""
+    """All tensors of a call: (name, tensor, whether a kernel writes it)."""
     named: dict[str, Any] = {**call._asdict(), **(call.scratch._asdict() if call.scratch else {})}
     named |= {f"tensors[{place}]": tensor for place, tensor in enumerate(call.tensors)}
     written = {"out", "lse", *Scratch._fields}
@@ -202,13 +208,13 @@ def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """(address, bytes) from a tensor's first element to its last, gaps included."""
+    """The memory from a tensor's first element to its last, gaps included: (address, bytes)."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return tensor.data_ptr(), (last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
 def pages_read(call: Call) -> int:
-    """Pages that a kernel must load, over all KV heads: pages with a token that some query head attends."""
+    """The number of pages that a kernel must load, over all KV heads: a query head attends to a token in them."""
     kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
     group = call.query.shape[1] // kv_heads
     count = 0

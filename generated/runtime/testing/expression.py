@@ -1,7 +1,7 @@
-"""The oracle's evaluation of an attention modification: an expression for one element, in plain Python.
+"""Evaluates the expression of an attention modification for one element, in plain Python, for the float64 reference.
 
-Integers are Python's, and numbers are float64. This module has its own parser, so that its results are independent of
-the translations in the kernels.
+Integers are Python's, and other numbers are float64. This module has its own parser, so that its results are
+independent of the kernels' translations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Evaluate = Callable[[Names], Any]
 
 
 def _divide(a: float, b: float) -> float:
-    """a / b as floating-point hardware does it: a division by zero gives an infinity, or NaN for 0 / 0."""
+    """a / b by the rules of IEEE 754: division by zero gives an infinity, and 0 / 0 gives NaN."""
     if b == 0:
         return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
     return a / b
@@ -62,16 +62,16 @@ _COMPARE: Mapping[type, Callable[[Any, Any], bool]] = {
 
 
 def evaluator(text: str) -> Evaluate:
-    """A function from names to the value of ``text``.
+    """Parse the expression ``text``. Returns a function that takes the values of its names and returns its value.
 
-    Names are ``s``, ``q``, ``k``, ``h``, ``kvh``, ``len`` and parameter tensors, each as a sequence of floats. Raises
-    ValueError for anything that is not part of the language.
+    Names are ``s``, ``q``, ``k``, ``h``, ``kvh``, ``len``, and those of parameter tensors. The value of a parameter
+    tensor is a sequence of floats. Raises ValueError for anything that the language of modifications does not have.
     """
     return _build(ast.parse(text.strip(), mode="eval").body)
 
 
 def _build(node: ast.expr) -> Evaluate:
-    """A function that evaluates one node and its operands."""
+    """Make a function that evaluates a node of the syntax tree."""
     if isinstance(node, ast.Constant):
         value = node.value
         return lambda names: value
@@ -102,7 +102,7 @@ def _build(node: ast.expr) -> Evaluate:
 
 
 def _comparison(node: ast.Compare) -> Evaluate:
-    """A comparison, or a chain of them."""
+    """Make a function that evaluates a comparison, or a chain such as ``a < b < c``."""
     sides = [_build(side) for side in (node.left, *node.comparators)]
     operations = [_COMPARE[type(op)] for op in node.ops]
 

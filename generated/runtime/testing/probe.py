@@ -1,6 +1,6 @@
-"""Measures the costs of a call in PyTorch: the ATen calls that are not views, and the peak of allocated bytes.
+"""Measures the costs of PyTorch code: the number of ATen calls without views, and the peak of allocated bytes.
 
-Both are for a thread's first call. Later calls reuse the workspace and allocate less.
+Both are measured in a thread's first call. Later calls reuse the workspace and allocate less.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOST_READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "_unique2
 
 
 class CallCounter(TorchDispatchMode):
-    """Counts the ATen calls under it by name; ``counts`` leaves out views."""
+    """A context that counts the ATen calls made in it, by name. ``counts`` leaves out views."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -34,7 +34,7 @@ class CallCounter(TorchDispatchMode):
 
 
 def count_calls(run: Callable[[], Any]) -> Counter[str]:
-    """The ATen calls of ``run`` that are not views, by name."""
+    """Call ``run``, and count its ATen calls by name, without views."""
     counter = CallCounter()
     workspace.forget()
     with counter:
@@ -43,7 +43,7 @@ def count_calls(run: Callable[[], Any]) -> Counter[str]:
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
-    """The most bytes that ``run`` allocates at once on the CPU. A first run warms up."""
+    """The peak of the bytes that ``run`` allocates on the CPU. An earlier call warms up."""
     run()
     workspace.forget()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:

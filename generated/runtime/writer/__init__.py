@@ -1,1 +1,4 @@
-"""The cache writer: checks of its call, encodings, and helpers of its tests. The kernels themselves are generated."""
+"""The cache writer operator ``reshape_and_cache``: checks of its arguments, encodings, and helpers of its tests.
+
+Its kernels are generated.
+"""

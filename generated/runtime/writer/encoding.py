@@ -1,8 +1,8 @@
-"""From float32 to the codes of a compressed cache, with operations that every PyTorch and every card has.
+"""Encodes float32 values as the codes of a compressed cache, with operations that every PyTorch and every card has.
 
 fp8 (OCP E4M3 and E5M2) rounds to the nearest code, ties to the even one, saturates at the largest finite value, and
-keeps NaN. int8 rounds alike, clamps to -127..127, and stores NaN as 0, because it has no code for it. A card needs no
-fp8 arithmetic: a float32 drops its last bits where a power of two is added that is large enough, and rounds as it does.
+keeps NaN. int8 rounds in the same way, clamps to -127..127, and stores NaN as 0, because it has no code for NaN. The
+card needs no fp8 arithmetic: adding a large power of two to a float32 rounds away its last bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INT8_LARGEST = 127
 E4M3_LARGEST, E4M3_SMALLEST = 448.0, 2.0**-6
 E5M2_LARGEST, E5M2_SMALLEST = 57344.0, 2.0**-14
 
-#: Values of E4M3, divided by this, have their exponent and fraction where a float16 has its own.
+#: A value of E4M3, divided by this, has the same exponent and fraction bits as a float16.
 E4M3_DIVISOR = 2.0**8
 
 #: float32 as int32: the bits of its exponent, and the number of those of its fraction.
@@ -29,7 +29,7 @@ SIGN, MAGNITUDE, E4M3_NAN = -0x8000, 0x7FFF, 0x7F << 7
 
 
 class Fp8Space(NamedTuple):
-    """Buffers for encoding ``values``: contiguous, of the same shape. powers: float32. halves, spare: int16."""
+    """Buffers for an encoding: contiguous, of the shape of the values. powers: float32. halves, spare: int16."""
 
     powers: torch.Tensor
     halves: torch.Tensor
@@ -37,7 +37,7 @@ class Fp8Space(NamedTuple):
 
 
 def encode_int8(values: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor) -> None:
-    """Fill ``codes`` (int8) with values / scales, rounded and clamped. values: float32, overwritten."""
+    """Fill ``codes`` (int8) with values / scales, rounded and clamped. ``values`` (float32) are overwritten."""
     values.div_(scales).nan_to_num_(0.0).clamp_(-INT8_LARGEST, INT8_LARGEST)
     codes.copy_(values.round_())  # ties to even
 
@@ -53,9 +53,9 @@ def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 
 
 def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
-    """Fill ``codes`` (uint8) with values / scales in E4M3; arguments as of ``encode_e5m2``.
+    """Fill ``codes`` (uint8) with values / scales in E4M3. The arguments are those of ``encode_e5m2``.
 
-    The scales are those of the cache times ``E4M3_DIVISOR``, which is exact.
+    The caller has multiplied the cache's scales by ``E4M3_DIVISOR``, a power of two, so the product is exact.
     """
     largest = E4M3_LARGEST / E4M3_DIVISOR
     values.div_(scales).clamp_(-largest, largest)  # NaN stays
@@ -67,9 +67,9 @@ def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 
 
 def rounded_halves(values: torch.Tensor, fraction_bits: int, smallest: float, space: Fp8Space) -> torch.Tensor:
-    """float32 ``values`` rounded to a format with ``fraction_bits``, ties to even: ``space.halves``, float16 as int16.
+    """Round ``values`` (float32) to a format with ``fraction_bits``, ties to even. Returns float16 bits as int16.
 
-    Numbers below ``smallest`` are subnormal: they keep its exponent.
+    The result is ``space.halves``. Numbers below ``smallest`` are subnormal and are rounded with its exponent.
     """
     space.halves.view(torch.float16).copy_(values)
     signs = torch.bitwise_and(space.halves, SIGN, out=space.spare)

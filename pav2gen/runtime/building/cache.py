@@ -1,4 +1,4 @@
-"""The cache of compiled libraries: its folder, one builder at a time for a library, and builds that failed."""
+"""The cache of compiled libraries: its folder, a lock for each library, and a record of failed builds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FailedBeforeError(Exception):
 
 
 def cache_folder() -> Path:
-    """The folder of compiled libraries: PAV2_CACHE, or pav2 in the platform's cache folder.
+    """The folder of compiled libraries: the one that PAV2_CACHE names, else ``pav2`` in the user's cache folder.
 
     Raises simt.CacheError if this user has no home folder and PAV2_CACHE is not set.
     """
@@ -34,9 +34,9 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(library: Path) -> Iterator[None]:
-    """Lock a library, so that one process builds it at a time. The next process finds the library built.
+    """Lock a library, so that only one process builds it. A process that waited finds the library built.
 
-    The lock file is removed at the end. A link in its place is not followed, and nothing is written to it.
+    The lock file is removed at the end. It stays empty, and a symbolic link in its place is not followed.
     """
     path = library.with_suffix(".lock")
     while True:
@@ -55,7 +55,7 @@ def locked(library: Path) -> Iterator[None]:
 
 
 def _is_still(path: Path, handle: int) -> bool:
-    """Whether the file that is open is the one at ``path``."""
+    """Whether an open file is still the one at ``path``."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def _is_still(path: Path, handle: int) -> bool:
 
 
 class Failures:
-    """The known failed builds of a library. Its name is a hash of all that the build depends on."""
+    """Records that a library's build failed. Its file name contains a hash of everything that the build depends on."""
 
     def __init__(self, library: Path) -> None:
         self.library = library
@@ -77,7 +77,7 @@ class Failures:
             raise FailedBeforeError(said)
 
     def raise_new(self) -> None:
-        """Raise FailedBeforeError if another process tried and failed while this one waited."""
+        """Raise FailedBeforeError if another process's build failed while this process waited for the lock."""
         with contextlib.suppress(OSError):
             if self.path.stat().st_mtime >= self._asked:
                 self.raise_known()
@@ -90,7 +90,7 @@ class Failures:
                 write_note(self.path, {"error": str(error)})
 
     def forget(self) -> None:
-        """Forget failures: the library now exists."""
+        """Delete the record, because the library now exists."""
         _failed.pop(self.library, None)
         self.path.unlink(missing_ok=True)
 

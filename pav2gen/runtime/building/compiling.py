@@ -1,4 +1,4 @@
-"""Compiles CUDA sources into one library: in parallel, cached by content, and atomically."""
+"""Compiles CUDA sources in parallel into one library, writes it atomically, and caches it by its content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .cache import Failures, cache_folder, locked
 from .library_record import SECTION, Record, closure, source_digests
 from .toolchain import Toolchain
 
-#: Called after each command with the number of finished commands, the number of all commands, and the file made.
+#: A function that is called after each command: (finished commands, all commands, the file that was made).
 Progress = Callable[[int, int, Path], None]
 
 #: How many sources g++ compiles as one: reading the headers takes longer than compiling some kernels. Each
@@ -31,7 +31,7 @@ Kernels = Mapping[str, Path]
 
 
 class Plan(NamedTuple):
-    """How a library is built: the commands that compile, the one that links, and the library."""
+    """How a library is built: the commands that compile, the command that links, and the library's path."""
 
     compile: Sequence[simt.Command]
     link: Callable[[], simt.Command]
@@ -39,11 +39,11 @@ class Plan(NamedTuple):
 
 
 def quiet(done: int, total: int, made: Path) -> None:
-    """Progress that prints nothing."""
+    """A ``Progress`` that prints nothing."""
 
 
 def on_stderr(done: int, total: int, made: Path) -> None:
-    """Show progress as one line on stderr; each command overwrites it."""
+    """A ``Progress`` that prints one line on stderr, and overwrites it after each command."""
     end = "\n" if done == total else "\r"
     print(f"[{done:>3}/{total}] {made.name[:70]:<70}", end=end, file=sys.stderr, flush=True)
 
@@ -51,7 +51,7 @@ def on_stderr(done: int, total: int, made: Path) -> None:
 def build_gpu(
     kernels: Kernels, toolchain: Toolchain, jobs: int, progress: Progress = quiet, again: bool = True
 ) -> Path:
-    """The library of ``kernels`` for a GPU. ``again``: whether to repeat a build that failed before.
+    """Build the library of ``kernels`` for a GPU, and return its path. ``again``: whether to repeat a failed build.
 
     Raises simt.CompileError, with the compiler's output, if a command fails; FailedBeforeError if the build failed
     before and ``again`` is false.
@@ -70,7 +70,7 @@ def build_gpu(
 
 
 class HostBuild(NamedTuple):
-    """A kind of library for the CPU. ``quick`` ones compile in half the time and run slower: they are for tests."""
+    """Options of a library for the CPU. quick: compile in half the time; the kernels run slower. Tests use it."""
 
     warp_size: int = 64
     checked: bool = False
@@ -78,7 +78,7 @@ class HostBuild(NamedTuple):
 
 
 def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress = quiet, again: bool = True) -> Path:
-    """The library of ``kernels`` for the CPU, with the runtime that executes it. Errors as in build_gpu."""
+    """Build the library of ``kernels`` for the CPU, with the runtime that executes them. Errors as in build_gpu."""
     folder = toolchain_folder("host")
     version = simt.find_compiler(kind.checked).version
     record = Record("host", platform.machine(), kind.warp_size, kind.checked, version, source_digests(kernels))
@@ -91,10 +91,10 @@ def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress 
 
 
 def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
-    """Sources that include up to ``BATCH`` of ``sources`` each.
+    """Write source files that each ``#include`` up to ``BATCH`` of ``sources``, so that one compiler run does several.
 
-    The sources of a batch lie in one folder, so each spec has its own batches. They include headers from the same
-    folders.
+    A batch has sources of only one folder, so each spec has its own batches. All its sources include headers from the
+    same folders.
     """
 
     def folders(source: Path) -> list[str]:
@@ -110,14 +110,14 @@ def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
 
 
 def toolchain_folder(name: str) -> Path:
-    """The part of the cache for one toolchain. Raises simt.CacheError where it is not safe to use."""
+    """The cache folder of one toolchain. Raises simt.CacheError if it is not safe to use."""
     return simt.own_folder(simt.own_folder(cache_folder()) / name)
 
 
 def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
-    """Build the library unless the cache holds it intact. One process builds at a time; others wait and use the result.
+    """Build the library unless the cache has an intact one. One process builds; others wait and use the result.
 
-    A failure is remembered under the library's name, which changes with the sources, flags and compilers.
+    A failure is recorded under the library's name, which changes with the sources, flags and compilers.
     """
     failures = Failures(plan.out)
     if not again:
@@ -154,7 +154,7 @@ def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: P
 
 
 def write_index(folder: Path, record: Record) -> Path:
-    """A source with the library's description: its record, and the function ``pav2_kernels``.
+    """Write a C source that describes the library: its record, and the function ``pav2_kernels``.
 
     ``pav2_kernels()`` lists the kernels, one name a line.
     """
@@ -188,12 +188,12 @@ def quoted(text: str) -> str:
 
 
 def object_name(source: Path, toolchain: Toolchain, compiler: str) -> str:
-    """A name for an object, from everything that it depends on except headers: source, path, flags, compiler."""
+    """The name of an object file: a hash of its source, path, flags and compiler. Headers are checked separately."""
     return sha(
         os.path.abspath(source), source.read_text("utf-8", "surrogateescape"), compiler, *toolchain.compile_flags
     )
 
 
 def sha(*texts: str) -> str:
-    """A short name for some texts."""
+    """A short hash of some texts, for a file name."""
     return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:20]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: The section of the library that holds the record, and the version of the record's form.
+#: The name of the ELF section with the record, and the version of the record's format.
 SECTION = ".pav2"
 FORMAT = 1
 
@@ -36,16 +36,16 @@ _HEAD = re.compile(r"\A(?:[ \t]*(?://[^\n]*)?\n)*")
 
 
 class RecordError(ValueError):
-    """A file that is not a library of pav2 kernels, or has no readable record. The message does not name the path."""
+    """A file is not a library of pav2 kernels, or has no readable record. The message does not name the path."""
 
 
 class Record(NamedTuple):
-    """The description of a library.
+    """The description of a library, as the library itself stores it.
 
-    toolchain: corex, nvcc or host. arch: ivcore10, sm_75 and the like; for a host library, the machine. warp_size: the
-    one that the kernels were compiled for. checked: whether it is a checked build of the host toolchain. compiler: the
-    compiler's version text. kernels: the digest of each kernel's sources, by the name of its entry function.
-    machine: the processor of the host code, from the ELF header.
+    toolchain: corex, nvcc or host. arch: the GPU architecture, such as ivcore10 or sm_75; for a host library, the type
+    of CPU. warp_size: the warp size that the kernels were compiled for. checked: whether this is a checked build of the
+    host toolchain. compiler: the compiler's version text. kernels: the digest of each kernel's sources, by the name of
+    its entry function (its symbol). machine: the type of CPU of the host code, from the ELF header.
     """
 
     toolchain: str
@@ -58,7 +58,7 @@ class Record(NamedTuple):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the kernels run on a GPU; those of the host toolchain run on the CPU."""
+        """Whether the kernels run on a GPU. Kernels of the host toolchain run on the CPU."""
         return self.toolchain != "host"
 
     def __str__(self) -> str:
@@ -66,27 +66,27 @@ class Record(NamedTuple):
         return f"{self.toolchain}{kind}, {self.arch}, warp size {self.warp_size}, {len(self.kernels)} kernels"
 
     def text(self) -> str:
-        """The record as a library stores it."""
+        """The record as JSON text."""
         fields = {name: value for name, value in self._asdict().items() if name != "machine"}
         return json.dumps({"format": FORMAT, **fields})
 
     def differing(self, sources: Mapping[str, str]) -> list[str]:
-        """The kernels that were compiled from other sources than ``sources`` (symbol -> ``source_digest``), sorted.
+        """The symbols of kernels whose sources differ from ``sources`` (symbol -> ``source_digest``), sorted.
 
-        The list leaves out kernels that only one side has.
+        Kernels that only the record or only ``sources`` has are left out.
         """
         return sorted(symbol for symbol in self.kernels.keys() & sources if self.kernels[symbol] != sources[symbol])
 
     def lacking(self, sources: Mapping[str, str]) -> list[str]:
-        """The kernels of ``sources`` that the library does not have, sorted."""
+        """The symbols in ``sources`` that the library does not have, sorted."""
         return sorted(sources.keys() - self.kernels.keys())
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """The record of a library. No code of the library runs, and only a few of its bytes are read.
+    """Read a library's record, without running any code of the library.
 
-    Raises RecordError where ``path`` is not a regular file, not a whole ELF library, or has no record; OSError where it
-    can't be opened. A FIFO or a device is refused without reading from it.
+    Raises RecordError if ``path`` is not a regular file, is not a complete ELF library, or has no record. Raises
+    OSError if it can't be opened. A FIFO or a device is refused without reading from it.
     """
     handle = open_regular(path)
     with os.fdopen(handle, "rb") as file:
@@ -105,7 +105,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """A descriptor to read a regular file from. Raises RecordError for anything else, without waiting on a FIFO."""
+    """Open a regular file for reading. Raises RecordError for anything else, without waiting on a FIFO."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -116,9 +116,9 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 def source_digest(path: str, read: Callable[[str], bytes]) -> str:
     """The digest of a kernel's source and of all headers that it includes by a relative path.
 
-    ``read`` gives the bytes of a file; ``path`` is the source's, spelled as ``read`` takes it, with forward slashes.
-    Comments at the head of a file are left out: they name the spec and its digest, which code does not depend on.
-    Headers that ``read`` can't find (FileNotFoundError or KeyError) belong to the compiler and are left out too.
+    ``read`` returns the bytes of a file; it is called with ``path`` and with paths relative to it, with forward
+    slashes. The comments at the top of a file are left out: they name the spec and its digest, which do not affect the
+    code. Headers that ``read`` can't find (FileNotFoundError or KeyError) belong to the compiler and are left out too.
     """
     texts = {name: _HEAD.sub("", text, count=1) for name, text in closure(path, read).items()}
     headers = sorted((os.path.relpath(name, os.path.dirname(path)), text) for name, text in texts.items())
@@ -126,7 +126,7 @@ def source_digest(path: str, read: Callable[[str], bytes]) -> str:
 
 
 def closure(path: str, read: Callable[[str], bytes]) -> dict[str, str]:
-    """The texts of a source and of the headers that it includes by a relative path, by name. See ``source_digest``."""
+    """The bytes of a source and of the headers that it includes by a relative path, by name. See ``source_digest``."""
     texts: dict[str, str] = {}
     queue = [path]
     while queue:
@@ -145,7 +145,7 @@ def closure(path: str, read: Callable[[str], bytes]) -> dict[str, str]:
 
 
 def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
-    """The digest of each kernel's sources on the disk, by symbol. Raises OSError where a source can't be read."""
+    """The digest of each kernel's sources on the disk, by symbol. Raises OSError if a source can't be read."""
     known: dict[str, bytes] = {}
 
     def read(name: str) -> bytes:
@@ -157,9 +157,9 @@ def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
 
 
 def mismatch(record: Record, sources: Mapping[str, str]) -> str:
-    """Why a library does not fit a package with these ``sources`` (symbol -> ``source_digest``); empty if it does.
+    """Why a library does not fit a package with these ``sources`` (symbol -> ``source_digest``). Empty if it fits.
 
-    A library may lack kernels of the package, and may have others.
+    A library may lack some kernels of the package, and it may have kernels that the package lacks.
     """
     if not record.kernels.keys() & sources:
         return "it has none of the kernels of this package"
@@ -171,7 +171,7 @@ def mismatch(record: Record, sources: Mapping[str, str]) -> str:
 
 
 def _find_section(read: Callable[[int, int], bytes]) -> tuple[str, bytes]:
-    """(machine, content of the record's section) of an ELF file. ``read(offset, count)`` gives the file's bytes."""
+    """(type of CPU, content of the record's section) of an ELF file. ``read(offset, count)`` returns its bytes."""
     ident, machine, table, entry_bytes, entries, names_at = _HEADER.unpack(read(0, _HEADER.size))
     if ident[4:6] != b"\x02\x01":
         raise RecordError("it is not a 64-bit little-endian library")
@@ -189,7 +189,7 @@ def _find_section(read: Callable[[int, int], bytes]) -> tuple[str, bytes]:
 
 
 def _parse(content: bytes, machine: str) -> Record:
-    """The record in a section's bytes. Raises RecordError for any other form."""
+    """Parse the content of the record's section. Raises RecordError if its format is unknown."""
     try:
         fields: Any = json.loads(content.rstrip(b"\0").decode())
         if fields.pop("format") != FORMAT:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-#: The program of that process: the package's folder and the kernels are its arguments. It imports no torch.
+#: The program of that process. Its arguments are the package's folder and the symbols of kernels. It imports no torch.
 PROGRAM = """
 import importlib, sys, types
 from pathlib import Path
@@ -29,9 +29,9 @@ _running: list[subprocess.Popen[bytes]] = []
 
 
 def start(root: Path, symbols: Iterable[str]) -> None:
-    """Start to compile the kernels of the package at ``root``, once in a session; of several workers the first does it.
+    """Start to compile the kernels of the package at ``root``. With several pytest workers, only the first one does.
 
-    The tests still build their libraries: they wait for this process, and find the libraries built.
+    The tests call the same build. They wait for this process, and then find the libraries in the cache.
     """
     kernels = list(symbols)
     first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
@@ -42,7 +42,7 @@ def start(root: Path, symbols: Iterable[str]) -> None:
 
 
 def stop() -> None:
-    """End it, and its compilers, when the session ends."""
+    """End the process and its compilers, at the end of the test session."""
     while _running:
         process = _running.pop()
         if process.poll() is None:

@@ -1,1 +1,1 @@
-"""Code that all operators of a package share: it loads kernels, registers operators with torch, and merges states."""
+"""Loading of kernels and registration with torch, which all operators of a package share; and ``merge_states``."""

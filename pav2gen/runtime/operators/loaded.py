@@ -1,4 +1,4 @@
-"""Loads the kernels of one generated package, for every operator: PyTorch modules and CUDA libraries."""
+"""Loads the kernels of one generated package for its operators: PyTorch modules and CUDA libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..select import Row, logger
 
 
 class Kernels:
-    """Loads the kernels of a package. ``package`` is its import name. ``rows`` are the rows of all operators."""
+    """Loads the kernels of a package. package: its import name. rows: the dispatch rows of all its operators."""
 
     def __init__(self, package: str, rows: Iterable[Row]) -> None:
         self.package = package
@@ -26,10 +26,10 @@ class Kernels:
         self.root = Path(__file__).resolve().parents[2]
         self.libraries: dict[bool, Library] = {}  # whether a library is for a GPU -> the library
         self._modules: dict[str, ModuleType] = {}
-        self._told: set[str] = set()  # reasons that the log has given: why no library could be loaded
+        self._told: set[str] = set()  # reasons why no library could be loaded, each logged once
 
     def module(self, row: Row) -> ModuleType:
-        """The module of a PyTorch kernel. The first use imports it."""
+        """The module of a row's PyTorch kernel. The first use imports it."""
         if row.torch not in self._modules:
             self._modules[row.torch] = importlib.import_module(f"{self.package}.{row.torch}")
         return self._modules[row.torch]
@@ -42,10 +42,11 @@ class Kernels:
         return self.libraries[on_gpu]
 
     def backend(self, asked: str, rows: Iterable[Row], on_gpu: bool, operator: str = check.DECODE) -> str:
-        """The backend of a call that ``rows`` serve: ``asked`` if it is given, else PAV2_BACKEND, else the default.
+        """The backend of a call: ``asked`` if it is given, else the variable PAV2_BACKEND, else the default.
 
-        The default is cuda on a GPU if its library is loaded and a row has a CUDA kernel, else torch. Raises ValueError
-        for any other name. The message begins with ``operator``.
+        rows: the dispatch rows for the call. The default on a GPU is cuda if a library is loaded and a row has a CUDA
+        kernel. In all other cases the default is torch. Raises ValueError for an unknown name. The message begins with
+        ``operator``.
         """
         name = asked or os.environ.get("PAV2_BACKEND", "")
         if not name:
@@ -65,15 +66,15 @@ class Kernels:
     ) -> str | None:
         """Load the CUDA kernels, and return the path of their library. Compile it first if it is not in the cache.
 
-        toolchain: "corex", "nvcc" or "host" (the CPU, at ``warp_size``). checked: load the host library that takes only
-        memory registered with a session of ``runtime.simt``. library: the path of a compiled library. A library for the
-        other kind of device, or compiled from other sources, is refused; its own record tells. Raises LibraryError if
-        no library can be loaded.
+        toolchain: "corex", "nvcc" or "host" (the CPU, at ``warp_size``). checked: load the host library that accesses
+        only memory registered with a session of ``runtime.simt``. library: the path of a compiled library. A library
+        for another kind of device, or compiled from other sources, is refused. Raises LibraryError if no library can be
+        loaded.
 
-        Without toolchain and library, the library is the one that PAV2_LIBRARY names, or prebuilt/*.so in the package,
-        or else one compiled for this machine's GPU. Nothing is compiled, and None is returned, if there is no GPU or
-        no CUDA kernel in the package. The library is loaded only once. If that fails, None is returned, the reason is
-        logged once, and the PyTorch kernels serve. A build that failed is not tried again.
+        Without toolchain and library, the library is the one that PAV2_LIBRARY names, else prebuilt/*.so in the
+        package, else one that is compiled for this machine's GPU. If there is no GPU, or the package has no CUDA
+        kernel, nothing is compiled and None is returned. A second call returns the loaded library. If loading fails,
+        None is returned, the reason is logged once, and the PyTorch kernels serve. A failed build is not repeated.
         """
         by_default = toolchain is None and library is None
         if by_default and True in self.libraries:
@@ -98,9 +99,9 @@ class Kernels:
 
 
 def check_device(library: Library, asked: str | None) -> None:
-    """Check that a library is for ``asked`` (a toolchain, "the GPU", or None for any) and runs on this GPU.
+    """Check that a library was built for ``asked`` (a toolchain, "the GPU", or None for any) and runs on this GPU.
 
-    Raises LibraryError if it does not fit. Warns if the library's CUDA release differs from torch's.
+    Raises LibraryError if not. Logs a warning if the library's CUDA release differs from torch's.
     """
     record = library.record
     if asked not in (None, record.toolchain) and not (asked == "the GPU" and record.on_gpu):
@@ -119,6 +120,6 @@ def check_device(library: Library, asked: str | None) -> None:
 
 
 def compiled_library(root: Path) -> str | None:
-    """The path in PAV2_LIBRARY, else of the first prebuilt/*.so in the package, else None."""
+    """The path in PAV2_LIBRARY, else the first prebuilt/*.so in the package, else None."""
     prebuilt = sorted(str(path) for path in (root / "prebuilt").glob("*.so"))
     return os.environ.get("PAV2_LIBRARY") or next(iter(prebuilt), None)

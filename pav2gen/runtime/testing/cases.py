@@ -1,6 +1,7 @@
-"""The inputs of tests and benches: boundary lengths, block tables in random order, poison where no kernel may read.
+"""The inputs of tests and benches. A ``Case`` describes a call; ``make`` makes its tensors.
 
-They are made on the CPU, from a seed, in vLLM's layouts.
+The tensors are made on the CPU, from a seed, in vLLM's layouts. Block tables are in random order. "Poison" is NaN in
+all places that a kernel must not read.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..call import BlockSparse, Call, Scratch
 from ..select import Key, Modification
 from .oracle import nearest_codes
 
-#: The entry of a block table past a sequence's last page. A kernel that follows it gives a visible error.
+#: The entry of a block table past a sequence's last page. A kernel that uses it as a block number fails visibly.
 GARBAGE = 0x7FFF7FFF
 
 
@@ -36,14 +37,14 @@ Scale = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Case:
-    """One problem for a kernel. ``seq_lens`` gives the number of sequences; blocks are drawn at random without repeats.
+    """The description of a test input. There is one sequence for each of ``seq_lens``.
 
-    query_gap: elements between the rows of the query (it is a slice of a fused projection). block_gap: pages between
-    the blocks of the cache. spare_partitions: partitions of scratch beyond those needed. poison: NaN wherever no kernel
-    may read, garbage past the end of the block table. shared_blocks: if not 0, the cache has this many blocks, and the
-    pages are drawn from them with repetition (long contexts in little memory, without poison). score_size: a factor of
-    the scores. sinks: of each head in turn; their size is similar to scores of N(0, 1). modification: the definition of
-    the key's modification.
+    query_gap: elements between the rows of the query, as in a slice of a fused projection. block_gap: pages between the
+    blocks of the cache. spare_partitions: partitions of scratch beyond those needed. poison: write NaN to all places
+    that a kernel must not read, and garbage past the end of the block table. shared_blocks: if 0, every page has its
+    own block; else the cache has this many blocks, which pages share (long contexts in little memory, without poison).
+    score_size: a factor of the scores. sinks: the values that the heads take in turn; they are about as large as the
+    scores. modification: the definition of the key's modification.
     """
 
     key: Key
@@ -70,13 +71,13 @@ class Case:
         return max(self.seq_lens, default=0) if self.max_seq_len is None else self.max_seq_len
 
     def attended(self, s: int) -> range:
-        """The positions that sequence ``s`` attends. Its length is clamped to ``longest``."""
+        """The positions that sequence ``s`` attends to. Its length is clamped to ``longest``."""
         stop = max(0, min(self.seq_lens[s], self.longest))
         return range(max(0, stop - self.key.sliding_window) if self.key.sliding_window else 0, stop)
 
 
 def make(case: Case) -> Call:
-    """The call of a case, on the CPU: N(0, 1) query, keys and values; out and scratch full of NaN."""
+    """Make the call of a case, on the CPU. Query, keys and values are N(0, 1). out and scratch are filled with NaN."""
     generator = torch.Generator().manual_seed(case.seed)
     key, seqs = case.key, len(case.seq_lens)
     heads = case.kv_heads * key.gqa_ratio
@@ -121,13 +122,13 @@ def make(case: Case) -> Call:
 
 
 def pages_of(case: Case, s: int) -> range:
-    """The pages that hold the tokens that sequence ``s`` attends. Kernels follow no other entry of its block table."""
+    """The pages with the tokens that sequence ``s`` attends to. Kernels read no other entry of its block table."""
     tokens, page = case.attended(s), case.key.block_size
     return range(tokens.start // page, -(-tokens.stop // page)) if tokens else range(0)
 
 
 def block_tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, int]:
-    """Returns ([seqs, max blocks] int32, number of blocks). Every page has another block. Some blocks stay unused."""
+    """Make (block tables [seqs, max blocks] int32, number of blocks). Every page has its own block; some are unused."""
     page, seqs = case.key.block_size, len(case.seq_lens)
     if case.shared_blocks:
         shape = (seqs, -(-case.longest // page))
@@ -145,7 +146,7 @@ def block_tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, 
 
 
 def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """key_cache [blocks, kv heads, head size / x, block, x] and value_cache [blocks, kv heads, head size, block]."""
+    """Make key_cache [blocks, kv heads, head size / x, block, x], value_cache [blocks, kv heads, head size, block]."""
     key = case.key
     size = case.kv_heads * key.head_size * key.block_size
     rows = torch.randn(2, blocks, size + case.block_gap * key.head_size * key.block_size, generator=generator)
@@ -163,14 +164,14 @@ def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.T
 
 
 def scale_of(scale: Scale) -> float | torch.Tensor:
-    """A scale as a call takes it: a number, or float32 [kv heads]."""
+    """Convert a case's scale to that of a call: a number, or float32 [kv heads]."""
     return scale if isinstance(scale, float) else torch.tensor(scale, dtype=torch.float32)
 
 
 def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, tables: torch.Tensor) -> None:
-    """Write NaN to every slot without a token: the rest of each last page, and all blocks that no sequence owns.
+    """Write NaN to every slot without a token: the rest of each last page, and all unused blocks.
 
-    An int8 cache has no NaN, and gets its largest code there.
+    An int8 cache has no NaN. Its largest code is written instead.
     """
     page = case.key.block_size
     nan = float("nan") if case.key.kv_cache_dtype == "auto" else 0x7F  # a NaN in both fp8 formats, 127 in int8
@@ -188,7 +189,7 @@ def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, table
 
 
 def to(call: Call, device: torch.device) -> Call:
-    """The same call on another device; strides of the query are kept."""
+    """Copy a call to another device. The strides of the query are kept."""
 
     def move(value: object) -> object:
         if not isinstance(value, torch.Tensor):
@@ -203,7 +204,7 @@ def to(call: Call, device: torch.device) -> Call:
 
 
 def of_heads(call: Call, heads: Sequence[int]) -> Call:
-    """Some query heads of a call with one KV head."""
+    """The part of a call that computes some query heads. The call must have one KV head."""
     assert call.scratch is not None and call.key_cache.shape[1] == 1
     return call._replace(
         out=call.out[:, heads],
@@ -223,9 +224,9 @@ def copy_outputs(call: Call) -> Call:
 
 
 def spread(call: Call) -> Call:
-    """The same CPU call with far strides in its query, caches, block table and scratch.
+    """The same call on the CPU with strides over 2^31 elements in its query, caches, block table and scratch.
 
-    Raises OSError where the system grants no address space beyond its memory.
+    Raises OSError if the system does not grant more address space than it has memory.
     """
     assert call.scratch is not None
     scratch = Scratch(*(far_apart(tensor, axes=3) for tensor in call.scratch))
@@ -249,14 +250,14 @@ def far_apart(tensor: torch.Tensor, axes: int) -> torch.Tensor:
 
 
 def reserve(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """``count`` elements, all zero, which take memory only where they are touched. Raises OSError if refused."""
+    """A tensor of ``count`` zeros. It takes memory only where it is accessed. Raises OSError if the system refuses."""
     size = count * torch.empty((), dtype=dtype).element_size()
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     return torch.frombuffer(memory, dtype=dtype)
 
 
 def dense_pieces(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """The tensor. If its strides are far: its pieces between them, each with its indices, such as ``[2][0]``."""
+    """The parts of a tensor without strides over 2^31 elements, and the indices of each part, such as ``[2][0]``."""
     if all(stride < FAR for size, stride in zip(tensor.shape, tensor.stride()) if size > 1):
         return [("", tensor)]
     return [(f"[{i}]{indices}", piece) for i in range(tensor.shape[0]) for indices, piece in dense_pieces(tensor[i])]

@@ -1,4 +1,4 @@
-"""The steps of a generated test: make inputs, run the kernel, and compare with float64."""
+"""The steps of generated tests of a decode kernel: make inputs, run the kernel, and compare with float64."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from . import probe
 from .cases import Case, copy_outputs, make
 from .oracle import NOISE, Reference, decode, excess, reference
 
-#: The default pattern of a case: two local blocks of two pages, every fifth block, sliding with the head.
+#: The default block-sparse pattern of a case: two local blocks, every fifth block, an offset that grows with the head.
 LOCAL_BLOCKS, VERT_STRIDE, SPARSE_PAGES, SLIDING_STEP, TP_RANK = 2, 5, 2, 1, 1
 
 
 class Harness:
-    """A kernel under test, of any backend. Subclasses launch it.
+    """A decode kernel that is tested. Each backend has a subclass that launches it.
 
-    package: the loaded package. row: the kernel's row in its table.
+    package: the generated package. row: the kernel's row in the package's dispatch table.
     """
 
     backend = "torch"
@@ -41,7 +41,7 @@ class Harness:
         raise NotImplementedError
 
     def case(self, seq_lens: Sequence[int], **options: Any) -> Case:
-        """A case of this kernel's key. Options: fields of ``cases.Case``; scales and pattern have defaults."""
+        """A test case for this kernel. Options: fields of ``cases.Case``. Scales and sparse pattern have defaults."""
         if self.key.kv_cache_dtype != "auto":
             options = {"k_scale": 0.3, "v_scale": 0.7, **options}
         if self.key.blocksparse:
@@ -53,11 +53,11 @@ class Harness:
         return Case(self.key, self.partition_size, tuple(seq_lens), **options)
 
     def pattern(self, *fields: int) -> BlockSparse:
-        """A block-sparse pattern: local blocks, vertical stride, block size, head sliding step, rank."""
+        """The default pattern: (local blocks, vertical stride, block size, head sliding step, tp_rank)."""
         return BlockSparse(*fields)
 
     def run(self, call: Call) -> Call:
-        """Run the kernel directly, without the table, on copies of the outputs. Returns the call with these."""
+        """Run the kernel directly, without the dispatch table. Returns the call with copies of its outputs, filled."""
         call = copy_outputs(call)
         found = check.check(call, self.key.kv_cache_dtype)
         assert found == self.key, f"the inputs are of {found}, the kernel is of {self.key}"
@@ -71,7 +71,7 @@ class Harness:
     def check(self, case: Case, captured: bool = False) -> None:
         """Run a case and compare out, lse and scratch with float64. captured: without host reads, as in a CUDA graph.
 
-        Large scores have a float32 error that shows in their weights. The tolerance grows with the case's score_size.
+        The tolerance grows with the case's score_size, because float32 errors of large scores change their weights.
         """
         self.compare(
             make(case)._replace(read_lengths=not captured), largest=4 * case.score_size if case.score_size > 1 else 0.0
@@ -80,7 +80,7 @@ class Harness:
     def compare(self, call: Call, largest: float = 0.0) -> Call:
         """Run a call, compare out, lse and scratch with float64, and return the call with its outputs.
 
-        largest: the size of the scores. The tolerance grows with it.
+        largest: the largest magnitude of the scores. The tolerance grows with it.
         """
         truth = self.truth(call)
         done = self.run(call)
@@ -91,7 +91,7 @@ class Harness:
         return done
 
     def check_small_scratch(self, case: Case) -> None:
-        """If the scratch has too few partitions, it stays unchanged and the result is still right."""
+        """Check that a scratch with too few partitions stays unchanged, and that the result is right."""
         call = make(case)
         done = self.run(call)
         assert excess(done.out, self.truth(call).out) <= 1
@@ -100,7 +100,7 @@ class Harness:
             assert torch.equal(before.isnan(), after.isnan()) and before.isnan().all()
 
     def check_table(self, case: Case) -> None:
-        """The package's operator, called as in vLLM and in its BI-V100 fork, gives the same bits as this kernel."""
+        """Check that the package's operator, called as in vLLM and in its BI-V100 fork, gives this kernel's bits."""
         call = make(case)
         direct = self.run(call)
         mapping = torch.arange(case.kv_heads, dtype=torch.int32).repeat_interleave(self.key.gqa_ratio)
@@ -131,11 +131,11 @@ class Harness:
         return call
 
     def named_tensors(self, call: Call) -> dict[str, torch.Tensor]:
-        """The parameter tensors of a call by name."""
+        """The parameter tensors of a call's modification, by name."""
         return {name: tensor for (name, _), tensor in zip(getattr(self.row.modification, "tensors", ()), call.tensors)}
 
     def check_codes(self) -> None:
-        """Every finite code, in K and in V, is decoded to its value."""
+        """Check that every finite code of a compressed cache, in K and in V, is decoded to its value."""
         page, head_size = self.key.block_size, self.key.head_size
         call = make(self.case([-(-256 // page) * page], poison=False))
         codes = torch.arange(256, dtype=torch.uint8).view(call.key_cache.dtype)
@@ -146,14 +146,14 @@ class Harness:
         self.compare(call._replace(scale=1e-3 / head_size))
 
     def check_zero_slopes(self, case: Case) -> None:
-        """ALiBi slopes of zero leave the scores as they are."""
+        """Check that ALiBi slopes of zero do not change the result."""
         call = make(case)
         assert call.alibi_slopes is not None
         self.compare(call._replace(alibi_slopes=torch.zeros_like(call.alibi_slopes)))
 
 
 class TorchKernel(Harness):
-    """A PyTorch kernel under test."""
+    """A PyTorch kernel that is tested."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
@@ -164,7 +164,7 @@ class TorchKernel(Harness):
         self.module.paged_attention(call)
 
     def count_calls(self, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
-        """ATen calls of the kernel that are not views; fails if any reads a device value on the host."""
+        """The number of ATen calls of the kernel, without views. Fails if a call reads device values on the host."""
         case = self.case([1] * num_seqs, max_seq_len=max_seq_len, kv_heads=kv_heads)
         call = make(case)
         captured = call._replace(read_lengths=False, lse=None)
@@ -174,24 +174,24 @@ class TorchKernel(Harness):
         return sum(counts.values())
 
     def room_for(self, chunk_items: int, rows: int, parts: int, kv_heads: int = 2) -> dict[str, int]:
-        """The workspace for exactly this many items in a chunk, and this many rows and partitions in a tile."""
+        """The workspace bounds for exactly this many items in a chunk, and this many rows and partitions in a tile."""
         cpu: Budget = self.module.CPU
         pages = self.partition_size // self.key.block_size
         tile = rows * (parts * cpu.item(pages, kv_heads) + kv_heads * cpu.row)
         return {"chunk": chunk_items * kv_heads * pages * cpu.chunk_page, "segment": tile}
 
     def with_budget(self, monkeypatch: Any, chunk: int, segment: int) -> None:
-        """Give the kernel another workspace on the CPU for the duration of a test."""
+        """Change the kernel's workspace bounds on the CPU, for the duration of a test."""
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(chunk=chunk, segment=segment, padding=0))
 
 
 def score_noise(m: Any) -> Any:
-    """The relative error of the weight of a score of size ``m``. (ALiBi's scores are large far back.)"""
+    """The relative error of a weight exp(score) if the score has magnitude ``m``. (ALiBi makes early scores large.)"""
     return NOISE + 4e-7 * abs(m)
 
 
 def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """lse is the natural logarithm of the sum of exp(score), including the sink."""
+    """Check that lse is the natural logarithm of the sum of exp(score), the sink included."""
     if call.lse is None:
         return
     off = (call.lse.double() - truth.lse).abs() > 1e-5 + 4e-7 * truth.lse.abs().clamp_min(largest)
@@ -200,7 +200,7 @@ def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
 
 
 def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """The scratch holds m, z and the partition's output; -inf and 0 for a partition without tokens."""
+    """Check that the scratch holds m, z and the output of each partition; -inf and 0 for one without tokens."""
     assert call.scratch is not None
     exp_sums, max_logits, tmp_out = call.scratch
     m = torch.full_like(max_logits, -math.inf, dtype=torch.float64)

@@ -20,7 +20,7 @@ ROUNDINGS, NOISE = 1.25, 2e-6
 
 
 class Partition(NamedTuple):
-    """The state of one partition for one head of one sequence: m = max score, z = sum exp(s - m), o = its output."""
+    """The softmax state of a partition, for one head of one sequence: m = max score, z = sum exp(s - m), o = output."""
 
     m: float
     z: float
@@ -36,7 +36,7 @@ class Reference(NamedTuple):
 
 
 def fp8_value(code: int, kv_cache_dtype: str) -> float:
-    """The value of one code, by the definition of the format: sign, exponent, fraction; subnormals, NaN, infinity."""
+    """The value of one fp8 code, computed from its sign, exponent and fraction bits as the format defines."""
     exponent_bits, fraction_bits, bias = (4, 3, 7) if kv_cache_dtype == "fp8_e4m3" else (5, 2, 15)
     sign = -1.0 if code >> 7 else 1.0
     exponent = code >> fraction_bits & (1 << exponent_bits) - 1
@@ -51,9 +51,9 @@ def fp8_value(code: int, kv_cache_dtype: str) -> float:
 
 
 def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """The code of each of ``values`` (float64): the nearest finite code, ties to the even one, by search in a table.
+    """Encode ``values`` (float64): the nearest finite code, ties to the even one, found by search in a table.
 
-    Returns uint8, with NaN as a NaN of fp8, or int8 for an int8 cache, with NaN as 0.
+    Returns uint8 for fp8, where NaN becomes a code of NaN. Returns int8 for an int8 cache, where NaN becomes 0.
     """
     if kv_cache_dtype == "int8":
         magnitudes = torch.arange(128, dtype=torch.float64)
@@ -72,9 +72,9 @@ def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
 
 
 def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor) -> torch.Tensor:
-    """A piece of the cache in float64: its values for ``auto``, else the codes' values times ``scale``.
+    """Convert a part of the cache to float64: its values for ``auto``, else the values of its codes times ``scale``.
 
-    scale: a number, or one for each KV head, of a shape that broadcasts over the piece.
+    scale: a number, or one for each KV head, of a shape that broadcasts over the part.
     """
     if kv_cache_dtype in ("auto", "int8"):
         return cache.double() * (1.0 if kv_cache_dtype == "auto" else scale)
@@ -85,7 +85,7 @@ def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor
 def reference(
     call: Call, kv_cache_dtype: str, partition_size: int, modification: Modification | None = None
 ) -> Reference:
-    """The result of a call with its tensors on the CPU. Lengths are clamped as in the operator.
+    """Compute the float64 result of a call whose tensors are on the CPU. Lengths are clamped as in the operator.
 
     modification: the definition of ``call.modification``.
     """
@@ -112,7 +112,7 @@ def reference(
 
 
 def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one sequence, in order: [kv heads, tokens, head size] float64 each. Pages before ``start`` are 0.
+    """K and V of one sequence, [kv heads, tokens, head size] float64 each, in order. Pages before ``start`` are 0.
 
     start: a position, by default the first in the window of the last token.
     """
@@ -135,7 +135,7 @@ def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) ->
 
 
 def window_start(call: Call, tokens: int) -> int:
-    """The first position that the last of ``tokens`` tokens attends: with a window of W, q - k < W."""
+    """The first position in the window of the last of ``tokens`` tokens."""
     return 0 if call.sliding_window is None else max(0, tokens - call.sliding_window)
 
 
@@ -147,10 +147,10 @@ def score(
     modification: Modification | None = None,
     length: int | None = None,
 ) -> torch.Tensor:
-    """Scores of one head over the tokens up to that of the query, -inf where a key is not attended: [tokens] float64.
+    """The scores of one head for the tokens up to that of the query, [tokens] float64; -inf for a key that is masked.
 
-    The order is that of vLLM and ONNX: scale, softcap, bias, the modification's score, then every mask. length: of the
-    sequence, if tokens follow that of the query.
+    The order of operations is that of vLLM and ONNX: scale, softcap, bias, the modification's score, then all masks.
+    length: the length of the sequence, if tokens follow that of the query.
     """
     tokens = keys.shape[0]
     scores = keys @ call.query[s, h].double() * call.scale
@@ -177,10 +177,10 @@ def modified(
     length: int | None = None,
     position: int | None = None,
 ) -> torch.Tensor:
-    """The scores of one head as its modification makes them, element by element; -inf where its mask is false.
+    """Apply a modification to the scores of one head, element by element. The result is -inf where its mask is false.
 
-    scores: [tokens] float64, of the tokens from ``start`` on. length: of the whole sequence, if they are only a part.
-    position: of the query, by default the last of the sequence.
+    scores: [tokens] float64, for the tokens from position ``start`` on. length: the length of the whole sequence, if
+    ``scores`` are only a part of it. position: the position of the query, by default the last of the sequence.
     """
     length = len(scores) if length is None else length
     position = length - 1 if position is None else position
@@ -197,7 +197,7 @@ def modified(
 
 
 def attends(sparse: BlockSparse, call: Call, h: int, kv_head: int, position: int, tokens: int) -> bool:
-    """vLLM's block-sparse rule for one token (paged_attention_kernel, vLLM 0.6.3)."""
+    """Whether a head attends to the token at ``position``, by the block-sparse rule of vLLM 0.6.3."""
     heads, kv_heads = call.query.shape[1], call.key_cache.shape[1]
     if sparse.head_sliding_step >= 0:
         offset = (sparse.tp_rank * heads + h) * sparse.head_sliding_step + 1
@@ -208,7 +208,7 @@ def attends(sparse: BlockSparse, call: Call, h: int, kv_head: int, position: int
 
 
 def part(scores: torch.Tensor, values: torch.Tensor) -> Partition:
-    """The state of one partition: scores [tokens], values [tokens, head size]."""
+    """Compute the softmax state of one partition from its scores [tokens] and values [tokens, head size]."""
     m = float(scores.max())
     if m == -math.inf:
         return Partition(m, 0.0, torch.zeros(values.shape[1], dtype=torch.float64))
@@ -217,10 +217,10 @@ def part(scores: torch.Tensor, values: torch.Tensor) -> Partition:
 
 
 def excess(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> float:
-    """The largest error over all rows, as a multiple of the allowed error: right if at most 1. NaN counts as infinite.
+    """The largest error of a row, divided by the error that is allowed. ``out`` passes if this is at most 1.
 
-    out, truth: [..., head size]; truth float64. noise: one for all rows, or [...]. If the truth of a row is zero, its
-    out must be zero.
+    out, truth: [..., head size]; truth is float64. noise: the relative float32 error that is allowed, one number or
+    [...]. If a row of truth is zero, that row of out must be zero. NaN counts as an infinite error.
     """
     error = (out.double() - truth).norm(dim=-1)
     allowed = ROUNDINGS * (truth.to(out.dtype).double() - truth).norm(dim=-1) + noise * truth.norm(dim=-1)

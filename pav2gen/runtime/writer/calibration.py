@@ -1,4 +1,4 @@
-"""Scales of a compressed cache, from sample keys and values."""
+"""Computes the scales of a compressed cache from sample keys and values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ NAME = "kv_scales"
 
 
 def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(k_scale, v_scale) of a compressed cache, float32 [kv_heads] each, on the device of the samples.
+    """Compute (k_scale, v_scale) of a compressed cache: float32 [kv_heads] each, on the device of the samples.
 
-    Each head's scale maps the largest magnitude of its sample to the largest code. Larger values, which the sample
-    lacks, saturate: take a sample of many tokens, or multiply the scales. A head whose sample is all zeros gets 1.
+    Each head's scale maps the largest magnitude of its sample to the largest code. Larger values saturate when they are
+    written later, so take a sample of many tokens, or multiply the scales. If a head's sample has only zeros, its scale
+    is 1.
 
-    key, value: samples, [tokens, kv_heads, head size], of any floating-point dtype, as they are written to the cache:
-    keys after their rotation (RoPE). kv_cache_dtype: fp8 or fp8_e4m3, fp8_e5m2, int8. Raises ValueError for another
-    one, and for samples that are empty, not finite or of another shape.
+    key, value: samples of what is written to the cache, [tokens, kv_heads, head size], of any floating-point dtype.
+    Take the keys after their rotation (RoPE). kv_cache_dtype: fp8 or fp8_e4m3, fp8_e5m2, int8. Raises ValueError for
+    another kv_cache_dtype, and for samples that are empty, not finite or of another shape.
     """
     name = kv_dtype(kv_cache_dtype, NAME)
     if name not in LARGEST:

@@ -1,6 +1,6 @@
-"""The inputs of writer tests, and the expected content of the cache, token by token.
+"""The inputs of the cache writer's tests, and the expected content of the cache, computed token by token.
 
-Made on the CPU, from a seed, in vLLM's layouts.
+The inputs are made on the CPU, from a seed, in vLLM's layouts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..testing.cases import Scale, scale_of
 from ..testing.oracle import nearest_codes
 from .call import Write
 
-#: Numbers that an encoding can go wrong at: both zeros, ties, the ends of the subnormals and of each format, no number.
+#: Numbers that a faulty encoding gets wrong: both zeros, ties, the limits of the subnormals and of each format, NaN.
 ODD_NUMBERS = (
     *(0.0, -0.0, 1.0625, -1.1875, 2.0**-10, -(2.0**-10), 3 * 2.0**-10, 2.0**-17, 3 * 2.0**-17, 2.0**-6, 2.0**-14),
     *(447.0, 448.0, 463.9, 464.0, 480.0, -1e4, 57344.0, 61439.0, 61440.0, -65504.0, 0.5, 1.5, -2.5, 126.5, 127.49),
@@ -26,10 +26,11 @@ ODD_NUMBERS = (
 
 @dataclass(frozen=True)
 class WriteCase:
-    """One problem for a writer. ``slots`` gives the number of tokens.
+    """The description of one test input. The length of ``slots`` is the number of tokens.
 
-    blocks: of the cache. row_gap: elements between the rows of key and value (they are slices of a fused projection).
-    block_gap: pages between the blocks of the cache. scales: (K, V), each a float or one for each KV head.
+    blocks: the number of blocks of the cache. row_gap: elements between the rows of key and value, as in slices of a
+    fused projection. block_gap: pages between the blocks of the cache. scales: (K, V), each a float or one for each KV
+    head.
     """
 
     key: CacheKey
@@ -45,7 +46,7 @@ class WriteCase:
 
 
 def make(case: WriteCase) -> Write:
-    """The write of a case, on the CPU: N(0, 1) keys and values, or odd numbers; caches full of random bytes."""
+    """Make the arguments of a case, on the CPU. Keys and values are N(0, 1) or odd numbers; caches are random bytes."""
     generator = torch.Generator().manual_seed(case.seed)
     key, tokens = case.key, len(case.slots)
     width, dtype = case.kv_heads * key.head_size, getattr(torch, key.dtype)
@@ -72,7 +73,7 @@ def make(case: WriteCase) -> Write:
 
 
 def own_caches(write: Write) -> Write:
-    """The same write into copies of its caches, including gaps."""
+    """The same write with copies of its caches, gaps included."""
     copies = {}
     for name in ("key_cache", "value_cache"):
         cache = getattr(write, name)
@@ -98,7 +99,7 @@ def expected(write: Write, kv_cache_dtype: str) -> Write:
 
 
 def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """The expected content of a cache for ``rows`` [tokens, kv heads, head size]: the rows for ``auto``, else codes."""
+    """What a cache must hold for ``rows`` [tokens, kv heads, head size]: the rows for ``auto``, else their codes."""
     if kv_cache_dtype == "auto":
         return rows
     divided = rows.float() / torch.as_tensor(scale, dtype=torch.float32).view(-1, 1)
@@ -106,5 +107,5 @@ def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: s
 
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two caches, gaps between their blocks included, hold the same bytes."""
+    """Whether two caches hold the same bytes, also in the gaps between their blocks."""
     return bytes(a.untyped_storage()) == bytes(b.untyped_storage())

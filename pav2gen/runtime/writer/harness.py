@@ -1,4 +1,4 @@
-"""The steps of a generated test of a cache writer: make inputs, write, and compare each byte of the cache."""
+"""The steps of generated tests of a cache writer: make inputs, write, and compare each byte of the cache."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SCALES = (0.3, 0.7)
 
 
 class WriterHarness:
-    """A writer under test, of any backend. Subclasses launch it.
+    """A cache writer that is tested. Each backend has a subclass that launches it.
 
-    package: the loaded package. row: the writer's row in its table.
+    package: the generated package. row: the writer's row in the package's dispatch table.
     """
 
     backend = "torch"
@@ -42,17 +42,17 @@ class WriterHarness:
         raise NotImplementedError
 
     def case(self, slots: Sequence[int], **options: Any) -> WriteCase:
-        """A case of this writer's key. Options: fields of ``cases.WriteCase``; a compressed cache has scales."""
+        """A test case for this writer. Options: fields of ``cases.WriteCase``, with default scales if compressed."""
         if self.key.kv_cache_dtype != "auto":
             options = {"scales": SCALES, **options}
         return WriteCase(self.key, tuple(slots), **options)
 
     def case_of_int32(self, slots: Sequence[int], **options: Any) -> WriteCase:
-        """A case with int32 slots, as the BI-V100 fork gives them."""
+        """A test case with int32 slots, which the BI-V100 fork passes."""
         return self.case(slots, slot_dtype=torch.int32, **options)
 
     def run(self, write: Write) -> Write:
-        """Run the writer directly, without the table, on copies of the caches. Returns the write with these."""
+        """Run the writer directly, without the dispatch table. Returns the write with copies of the caches, filled."""
         write = own_caches(write)
         found = check.check(write, self.key.kv_cache_dtype)
         assert found == self.key, f"the inputs are of {found}, the writer is of {self.key}"
@@ -69,7 +69,7 @@ class WriterHarness:
         return done
 
     def without_nan(self, cache: torch.Tensor) -> torch.Tensor:
-        """All bytes of a cache, its gaps included, with one code for every NaN of an fp8 cache."""
+        """All bytes of a cache, its gaps included. In an fp8 cache, all codes of NaN are replaced by one of them."""
         whole = torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage())
         values = [oracle.fp8_value(code, self.key.kv_cache_dtype) for code in range(256)] if self.is_fp8 else []
         nan = torch.tensor([code for code, value in enumerate(values) if value != value], dtype=torch.uint8)
@@ -81,7 +81,7 @@ class WriterHarness:
         return self.key.kv_cache_dtype.startswith("fp8")
 
     def check_table(self, case: WriteCase) -> None:
-        """The package's operator, called as vLLM calls it, gives this writer's bytes; scales on the device too."""
+        """Check that the package's operator, called as by vLLM, writes the same bytes. Scales may be on the device."""
         write = make(case)
         direct = self.run(write)
         scales = {name: torch.as_tensor(getattr(write, name)).float() for name in ("k_scale", "v_scale")}
@@ -95,7 +95,7 @@ class WriterHarness:
             assert same_bytes(done.key_cache, direct.key_cache) and same_bytes(done.value_cache, direct.value_cache)
 
     def check_round_trip(self, lengths: Sequence[int]) -> None:
-        """A decode kernel of the package reads the values that this writer quantized, exactly."""
+        """Check that a decode kernel of the package reads exactly the values that this writer has written."""
         row = next(row for row in self.package.operator.table.rows if self.is_read_by(row))
         kernel = TorchKernel(self.package, row)
         call = decode_cases.make(kernel.case(lengths))
@@ -118,7 +118,7 @@ class WriterHarness:
         kernel.compare(call)
 
     def is_read_by(self, row: Row) -> bool:
-        """Whether a PyTorch decode kernel reads the caches of this writer."""
+        """Whether a PyTorch decode kernel can read the caches of this writer."""
         same = all(getattr(row.key, axis) == value for axis, value in self.key._asdict().items())
         return same and bool(row.torch)
 
@@ -135,12 +135,12 @@ class TorchWriter(WriterHarness):
         self.module.reshape_and_cache(write)
 
     def in_chunks_of(self, tokens: int, monkeypatch: Any, kv_heads: int = 2) -> None:
-        """Give the writer the workspace for exactly ``tokens`` tokens on the CPU, for the duration of a test."""
+        """Limit the writer's workspace on the CPU to exactly ``tokens`` tokens, for the duration of a test."""
         room = (tokens + 1) * (self.module.TOKEN_BYTES + kv_heads * self.module.HEAD_BYTES)
         monkeypatch.setattr(self.module, "CPU_BYTES", room)
 
     def count_calls(self, case: WriteCase) -> int:
-        """ATen calls of the writer that are not views; fails if any reads a device value on the host."""
+        """The number of ATen calls of the writer, without views. Fails if a call reads device values on the host."""
         write = make(case)
         counts = probe.count_calls(lambda: self.module.reshape_and_cache(write))
         reads = [name for name in probe.HOST_READS if counts[name]]
@@ -148,14 +148,14 @@ class TorchWriter(WriterHarness):
         return sum(counts.values())
 
     def check_workspace(self, case: WriteCase) -> None:
-        """A write allocates at most as many bytes as the module says."""
+        """Check that a write allocates at most the bytes that the kernel's module states."""
         write = make(case)
         held = probe.peak_bytes(lambda: self.module.reshape_and_cache(write))
         assert held <= self.module.CPU_BYTES, f"the writer holds {held} bytes"
 
 
 class CudaWriter(WriterHarness):
-    """A CUDA writer under test, on one machine."""
+    """A CUDA writer that is tested on one machine: a GPU, or the CPU with a warp size."""
 
     backend = "cuda"
     checked = False
@@ -166,7 +166,7 @@ class CudaWriter(WriterHarness):
         self.library = loaded(package, rows, machine, checked=self.checked)
 
     def launch(self, write: Write) -> None:
-        """Run the writer on a checked write; on the CPU, lanes and blocks in a random order."""
+        """Run the writer on a checked write. On the CPU, lanes and blocks run in a random order."""
         if self.library.program is None:
             self.launch_on_gpu(write)
             return
@@ -186,7 +186,7 @@ class CudaWriter(WriterHarness):
             getattr(write, name).untyped_storage().copy_(cache.untyped_storage())
 
     def check_table(self, case: WriteCase) -> None:
-        """The package's operator runs this writer after its library is loaded."""
+        """Check that the package's operator runs this writer after its library is loaded."""
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU
         self.package.kernels.libraries[False] = self.library
@@ -194,13 +194,13 @@ class CudaWriter(WriterHarness):
 
 
 class CheckedWriter(CudaWriter):
-    """A CUDA writer in a checked build: each launch must be free of findings, and leaves its counters in ``report``."""
+    """A CUDA writer in a checked build. A launch raises if it has findings, and stores its counters in ``report``."""
 
     checked = True
     report: Report
 
     def launch(self, write: Write) -> None:
-        """Run the writer with every buffer registered; raises for a finding."""
+        """Run the writer with all its buffers registered. Raises FindingsError for a finding."""
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
             for name, tensor in write._asdict().items():
@@ -215,9 +215,9 @@ class CheckedWriter(CudaWriter):
                 self.report.raise_for_findings()
 
     def check_counters(self, pages: int, row_bytes: int, shared_bytes: int) -> None:
-        """A prompt of whole pages reads each byte of its rows once, and writes whole sectors of the cache.
+        """Check that a prompt of whole pages reads each byte of its rows once, and writes whole sectors of the cache.
 
-        row_bytes: of a token's key, or value, in one KV head, as it is stored.
+        row_bytes: the bytes of a token's key, or value, in one KV head of the cache.
         """
         case = self.case(range(pages * self.key.block_size), blocks=pages)
         write = self.run(make(case))

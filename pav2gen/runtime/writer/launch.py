@@ -15,7 +15,7 @@ VERSION = 1
 
 
 class WriteArgs(ctypes.Structure):
-    """``Pav2WriteArgs`` of runtime/cuda/pav2_write.h, field by field."""
+    """The C struct ``Pav2WriteArgs`` of runtime/cuda/pav2_write.h, with the same fields in the same order."""
 
     _fields_ = (
         *((name, c_int32) for name in ("version", "size")),
@@ -30,9 +30,9 @@ class WriteArgs(ctypes.Structure):
 
 
 def launch(function: Callable[..., int], write: Write, explain: Callable[[int], str]) -> None:
-    """Run an entry function on a checked write, on the current stream of the key's device.
+    """Run a writer's entry function on a checked write, on the current stream of the key's device.
 
-    ``explain`` makes a sentence of an error code. Raises RuntimeError with it if the launch fails.
+    ``explain`` turns an error code into a sentence. Raises RuntimeError with that sentence if the launch fails.
     """
     args = arguments(write)
     with device_of(write.key) as stream:

@@ -49,7 +49,7 @@ class Arguments(NamedTuple):
 
 
 class Writer:
-    """The cache writers of one generated package as one operator. ``files`` are the specs' files, by name."""
+    """The operator of one generated package that writes caches. files: each spec's file, by the spec's name."""
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
         self.kernels = kernels
@@ -59,7 +59,7 @@ class Writer:
 
     @torch.no_grad()
     def run(self, *args: object) -> None:
-        """The operator behind the dispatcher: check, choose, launch."""
+        """What torch's dispatcher calls: check the arguments, choose a kernel, launch it."""
         arguments = Arguments(*args)  # type: ignore[arg-type]
         write = arguments.write()
         key = check.check(write, arguments.kv_cache_dtype)
