@@ -30,7 +30,7 @@ class _Reading(NamedTuple):
     lengths: tuple[int, ...]
 
 
-_last: dict[torch.device, _Reading] = {}
+_last: dict[tuple[torch.device, str], _Reading] = {}
 
 
 def may_read(device: torch.device, policy: str) -> bool:
@@ -46,19 +46,21 @@ def may_read(device: torch.device, policy: str) -> bool:
     return wanted == "auto" and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
 
 
-def host_lengths(seq_lens: torch.Tensor, worthwhile: bool) -> tuple[int, ...] | None:
+def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens") -> tuple[int, ...] | None:
     """The values of ``seq_lens``, or None if they are not read.
 
-    worthwhile: whether padding all sequences to the longest costs more than a read of device memory.
+    worthwhile: whether padding all sequences to the longest costs more than a read of device memory. name: the argument
+    that the tensor is; the last values of each are kept.
     """
     if seq_lens.device.type == "cpu":
         return tuple(seq_lens.tolist())
     if not worthwhile or seq_lens.is_inference():  # an inference tensor has no version
         return None
-    last = _last.get(seq_lens.device)
+    key = seq_lens.device, name
+    last = _last.get(key)
     if last is None or last.tensor() is not seq_lens or last.version != seq_lens._version:
         last = _Reading(weakref.ref(seq_lens), seq_lens._version, tuple(seq_lens.tolist()))
-        _last[seq_lens.device] = last
+        _last[key] = last
     return last.lengths
 
 

@@ -133,13 +133,24 @@ class Budget(NamedTuple):
     page: int
     row: int
 
-    def fit(self, lengths: Sequence[int], kv_heads: int, partition_size: int, page: int, *, known: bool) -> Tiling:
+    def fit(
+        self,
+        lengths: Sequence[int],
+        kv_heads: int,
+        partition_size: int,
+        page: int,
+        *,
+        known: bool,
+        attended: Sequence[int] | None = None,
+    ) -> Tiling:
         """The tiling of a call with sequences of ``lengths`` tokens.
 
         known: whether ``lengths`` are the real lengths. If not, they are upper bounds and must be positive. If one item
-        alone exceeds the budget, each tile has one item.
+        alone exceeds the budget, each tile has one item. attended: the first tokens of each sequence that need no mask,
+        if not all of them. The sequences must then be given longest first.
         """
-        return _fit(self, tuple(lengths), kv_heads, partition_size, page, known)
+        exempt = None if attended is None else tuple(attended)
+        return _fit(self, tuple(lengths), exempt, kv_heads, partition_size, page, known)
 
     def item(self, pages: int, kv_heads: int) -> int:
         """The bytes of an item of ``pages`` pages in a tile."""
@@ -164,7 +175,13 @@ class Budget(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _fit(
-    budget: Budget, lengths: tuple[int, ...], kv_heads: int, partition_size: int, page: int, known: bool
+    budget: Budget,
+    lengths: tuple[int, ...],
+    attended: tuple[int, ...] | None,
+    kv_heads: int,
+    partition_size: int,
+    page: int,
+    known: bool,
 ) -> Tiling:
     extents = [max(1, _ceil(length, page)) for length in lengths]
     longest = max(extents)
@@ -174,7 +191,8 @@ def _fit(
         extents.sort(reverse=True)
     else:
         extents = [longest] * len(extents)
-    cut = _Cut(budget, lengths, extents, kv_heads, partition_size // page, page, known)
+    exempt = lengths if attended is None else attended
+    cut = _Cut(budget, exempt, extents, kv_heads, partition_size // page, page, known)
     row_tiles = tuple(RowTile(rows, tuple(cut.tiles(rows))) for rows in cut.row_tiles())
     shapes = {tile.shape: tile for row_tile in row_tiles for tile in row_tile.tiles}
     return Tiling(row_tiles, ordered, _covered(row_tiles[-1]), tuple(shapes.values()))
@@ -189,20 +207,21 @@ def _covered(shortest: RowTile) -> int:
 class _Cut:
     """Makes the tiles for sequences of ``extents`` pages, which are sorted, longest first.
 
-    whole: pages of a partition. spare: how many pages of padding are cheaper than one more tile.
+    attended: the first tokens of each sequence that need no mask. whole: pages of a partition. spare: how many pages of
+    padding are cheaper than one more tile.
     """
 
     def __init__(
         self,
         budget: Budget,
-        lengths: Sequence[int],
+        attended: Sequence[int],
         extents: Sequence[int],
         kv_heads: int,
         whole: int,
         page: int,
         known: bool,
     ) -> None:
-        self.budget, self.lengths, self.extents = budget, lengths, extents
+        self.budget, self.attended, self.extents = budget, attended, extents
         self.kv_heads, self.whole, self.page, self.known = kv_heads, whole, page, known
         self.spare = budget.spare_pages(kv_heads)
 
@@ -266,7 +285,7 @@ class _Cut:
 
     def _tile(self, first: int, rows: int, parts: slice, pages: int) -> Tile:
         end = (parts.stop - 1) * self.whole + pages
-        shortest = min(self.lengths[first : first + rows])
+        shortest = min(self.attended[first : first + rows])
         items = rows * (parts.stop - parts.start)
         return Tile(
             rows=rows,

@@ -72,14 +72,17 @@ class Workspace:
         """The size of the block in bytes."""
         return self._block.shape[0]
 
-    def space(self, space: Callable[..., S], sizes: Mapping[str, int]) -> S:
-        """Call ``space`` with a buffer for each name in ``sizes`` (in bytes). All results share the same memory."""
-        key = space, *sizes.values()
+    def space(self, space: Callable[..., S], sizes: Mapping[str, int], start: int = 0) -> S:
+        """Call ``space`` with a buffer for each name in ``sizes`` (in bytes). All results share the same memory.
+
+        start: the byte where the buffers begin, a multiple of the alignment.
+        """
+        key = space, start, *sizes.values()
         found = self._spaces.get(key)
         if found is None:
             if len(self._spaces) >= MOST_SPACES:
                 self._spaces.clear()
-            found = self._spaces[key] = space(**carve(self._block, sizes))
+            found = self._spaces[key] = space(**carve(self._block[start:], sizes))
         return cast(S, found)
 
 

@@ -5,44 +5,108 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from pav2gen.family.variant import ExtendVariant
-from pav2gen.plan.torch_hooks import TorchHooks
+from pav2gen.family.variant import ITEM_BYTES, ExtendVariant
+from pav2gen.plan.torch_figures import TorchFigures
+from pav2gen.runtime.extend.tiles import ExtendBudget
+from pav2gen.runtime.select import MIB
 
-#: Query tokens of a tile. On a CPU the scores of a tile must stay in the caches. On a GPU a tile must fill the card.
-CPU_TILE, GPU_TILE = 16, 128
+#: Query tokens of a tile, at most. The reads of K and V are then a small part of the work, next to the products.
+CPU_TILE, GPU_TILE = 128, 128
+
+#: Tokens of a partition, rounded down to whole pages.
+KEYS = 512
+
+#: Shares of the workspace. On a CPU a chunk, and the scores of a tile, must stay in the last-level cache. On a GPU they
+#: must fill the card, and cost launches.
+CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 20 * MIB
+GPU_CHUNK_SHARE = 1 / 2
+
+#: Padding that takes as long as one more tile: bytes of a chunk, and floating-point operations. A tile costs 40 to 50
+#: calls: about 150 us on a CPU, about 1 ms of launches on a GPU.
+CPU_PADDING_BYTES, GPU_PADDING_BYTES = 1 * MIB, 256 * MIB
+CPU_PADDING_OPERATIONS, GPU_PADDING_OPERATIONS = 30 * 10**6, 10**10
 
 
 @dataclass(frozen=True)
-class ExtendTorchPlan:
-    """Figures of the PyTorch kernel."""
+class ExtendTorchPlan(TorchFigures):
+    """Figures of the PyTorch kernel. Bytes are of one KV head, and of one query token if they depend on the query."""
 
     variant: ExtendVariant
-    workspace_bytes: int
 
     @property
-    def fp8(self) -> bool:
-        """Whether the cache holds 8-bit floating-point codes, which a table decodes."""
-        return self.variant.kv_cache_dtype.startswith("fp8")
-
-    @property
-    def scaled(self) -> bool:
-        """Whether the cache holds codes: values divided by a scale."""
-        return self.variant.kv_cache_dtype != "auto"
+    def keys(self) -> int:
+        """Tokens of a partition."""
+        page = self.variant.block_size
+        return max(1, KEYS // page) * page
 
     @property
     def cpu_tile(self) -> int:
-        """Query tokens of a tile on a CPU."""
+        """Query tokens of a tile on a CPU, at most."""
         return CPU_TILE
 
     @property
     def gpu_tile(self) -> int:
-        """Query tokens of a tile on a GPU."""
+        """Query tokens of a tile on a GPU, at most."""
         return GPU_TILE
 
+    @property
+    def group_row_bytes(self) -> int:
+        """Bytes of one group's query, or output, as the call holds it."""
+        return self.group_bytes // 4 * ITEM_BYTES[self.variant.dtype]
+
+    @property
+    def value_row_bytes(self) -> int:
+        """Bytes of one element of the head for all slots of a page of V."""
+        return self.variant.block_size * self.variant.cache_item_bytes
+
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of the mask of a page of V, for any number of KV heads."""
+        return self.value_row_bytes
+
+    @property
+    def mask_words(self) -> int:
+        """8-byte words of the mask of a page of V."""
+        return self.mask_bytes // 8
+
     @cached_property
-    def hooks(self) -> TorchHooks:
-        """What the kernel does to a score between the product and the softmax."""
-        return TorchHooks(self.variant)
+    def cpu(self) -> ExtendBudget:
+        """The workspace on a CPU: small enough for its caches."""
+        chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
+        segment = min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk)
+        return self._budget(self.cpu_tile, chunk, segment, CPU_PADDING_BYTES, CPU_PADDING_OPERATIONS)
+
+    @cached_property
+    def gpu(self) -> ExtendBudget:
+        """The workspace on a GPU: all that the spec allows."""
+        chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
+        segment = self.workspace_bytes - chunk
+        return self._budget(self.gpu_tile, chunk, segment, GPU_PADDING_BYTES, GPU_PADDING_OPERATIONS)
+
+    def _budget(self, width: int, chunk: int, segment: int, padding: int, operations: int) -> ExtendBudget:
+        v, scalars, window = self.variant, self.variant.gqa_ratio * 4, bool(self.variant.sliding_window)
+        return ExtendBudget(
+            width=width,
+            chunk=chunk,
+            segment=segment,
+            padding=padding,
+            row_padding=max(1, operations // (4 * v.gqa_ratio * self.page_values)),
+            chunk_page=2 * self.page_bytes + self.page_floats * (self.converts + self.fp8),
+            # positions as int and float, tokens that are not read; block numbers
+            page=self.mask_bytes + v.block_size * (13 + 4 * window) + 16 * (1 + window),
+            # keys that a row does not attend; temporaries of hooks
+            row_page=v.block_size * (1 + window + 4 * self.hooks.token_values),
+            segment_page=(1 + self.hooks.slots) * self.score_bytes,
+            segment_item=2 * self.group_bytes + 2 * scalars,  # query and sums; maxima and sums of weights
+            # query and sums; rows as the call holds them, three times more where they are written
+            row=2 * self.group_bytes + max(self.group_bytes, 4 * self.group_row_bytes) + 12 * scalars + 64,
+        )
+
+    def smallest_workspace(self, kv_heads: int) -> int:
+        """Bytes of workspace that hold one partition of one query token of all ``kv_heads`` KV heads."""
+        budget, pages = self.gpu, self.keys // self.variant.block_size
+        each = pages * (budget.chunk_page + budget.segment_page) + budget.segment_item + budget.row
+        return kv_heads * each + pages * (budget.page + budget.row_page)
 
     def figures(self) -> dict[str, int | float | str | None]:
         """The figures of the PyTorch kernel that ``pav2gen list`` shows."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from pav2gen.family.modifications.builtin import SLOPES, entries
 from pav2gen.family.modifications.modification import Modification
-from pav2gen.family.modifications.torch_text import TorchText, hidden_text, score_text
+from pav2gen.family.modifications.torch_text import (
+    DIMENSIONS,
+    EXTEND_DIMENSIONS,
+    TorchText,
+    hidden_text,
+    score_text,
+)
+from pav2gen.family.modifications.tree import Expression
 from pav2gen.family.variant import AttentionVariant
 
-#: The text of each name in a hook: tensors that broadcast to the scores [rows, parts, kv_heads, group, tokens].
+#: The text of each name in a hook: tensors that broadcast to the scores [rows, parts, kv_heads, group, tokens]. Scores
+#: of extend have another axis, the query tokens of a tile, after the KV heads.
 NAMES = {"s": "scores", "q": "q", "k": "k", "h": "h", "kvh": "kvh", "len": "length"}
 SLOT = "space.term{}"
 
@@ -42,29 +50,44 @@ class TorchHooks:
     def _names(self) -> Mapping[str, str]:
         return {**NAMES, SLOPES: "slopes", **{name: f"{name}_" for name in self._own}}
 
+    @property
+    def _extends(self) -> bool:
+        return self.variant.operator == "extend"
+
+    @property
+    def _dimensions(self) -> tuple[str, ...]:
+        return EXTEND_DIMENSIONS if self._extends else DIMENSIONS
+
     def _axes(self, entry: Modification) -> Mapping[str, str]:
         """The axis of each tensor. With a window, ``k`` has another axis: the positions of keys differ by sequence."""
-        return {**entry.tensors, "k": "k by row"} if self.variant.sliding_window else entry.tensors
+        axes = {**entry.tensors}
+        if self.variant.sliding_window:
+            axes["k"] = "k by row"
+        return {**axes, "s": "s by query", "q": "q by query"} if self._extends else axes
 
     @cached_property
     def scores(self) -> tuple[Step, ...]:
         """The steps that change the scores in place."""
         trees = ((e, e.score_tree) for e in self._entries)
-        return tuple(Step(e.name, score_text(x, self._names, self._axes(e), SLOT)) for e, x in trees if x)
+        return tuple(Step(e.name, self._text(score_text, e, x)) for e, x in trees if x)
 
     @cached_property
     def masks(self) -> tuple[Step, ...]:
         """The steps that mask keys. Each result is True where a key is not attended."""
         trees = ((e, e.mask_tree) for e in self._entries)
-        return tuple(Step(e.name, hidden_text(x, self._names, self._axes(e), SLOT)) for e, x in trees if x)
+        return tuple(Step(e.name, self._text(hidden_text, e, x)) for e, x in trees if x)
+
+    def _text(self, translate: Callable[..., TorchText], entry: Modification, tree: Expression) -> TorchText:
+        return translate(tree, self._names, self._axes(entry), SLOT, self._dimensions)
 
     def inputs(self, steps: tuple[Step, ...]) -> dict[str, str]:
         """The parameter tensors that ``steps`` read: the name of each, and the text of a view of the call's tensor."""
         read = frozenset().union(*(step.text.names for step in steps))
         pointers = {SLOPES: ("slopes", "call.alibi_slopes", "heads")}
         pointers |= {n: (f"{n}_", f"call.tensors[{i}]", axis) for i, (n, axis) in enumerate(self._own.items())}
+        shape = "1, 1, -1, 1" if self._extends else "1, 1, -1"
         return {
-            name: f"{pointer}.view(1, 1, -1, {self.variant.gqa_ratio if axis == 'heads' else 1}, 1)"
+            name: f"{pointer}.view({shape}, {self.variant.gqa_ratio if axis == 'heads' else 1}, 1)"
             for tensor, (name, pointer, axis) in pointers.items()
             if tensor in read
         }
@@ -84,8 +107,9 @@ class TorchHooks:
         return max((sum(step.text.token_values for step in steps) for steps in (self.scores, self.masks)), default=0)
 
     def _calls_of(self, steps: tuple[Step, ...]) -> int:
-        inputs = ("q", "h", "kvh")
-        made = sum(self.reads(steps, name) for name in inputs) + self.clamps(steps)
+        inputs = ("h", "kvh") if self._extends else ("q", "h", "kvh")
+        clamped = [self.reads(steps, name) for name in ("len", "q")] if self._extends else [self.clamps(steps)]
+        made = sum(self.reads(steps, name) for name in inputs) + sum(clamped) * self.clamps(steps)
         return made + sum(step.text.calls for step in steps)
 
     def clamps(self, steps: tuple[Step, ...]) -> bool:

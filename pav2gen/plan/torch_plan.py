@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pav2gen.family.variant import Variant
-from pav2gen.plan.torch_hooks import TorchHooks
+from pav2gen.plan.torch_figures import TorchFigures
 from pav2gen.runtime.select import MIB
 from pav2gen.runtime.tiling import Budget, Tiling, partitions_reached
 
@@ -24,61 +24,10 @@ MASK_SPAN_BYTES = 128
 
 
 @dataclass(frozen=True)
-class TorchPlan:
+class TorchPlan(TorchFigures):
     """Figures of the PyTorch kernel. Bytes are of one item (a partition of a sequence) and one KV head."""
 
     variant: Variant
-    workspace_bytes: int
-
-    @property
-    def fp8(self) -> bool:
-        """Whether the cache holds 8-bit floating-point codes, which a table decodes."""
-        return self.variant.kv_cache_dtype.startswith("fp8")
-
-    @property
-    def scaled(self) -> bool:
-        """Whether the cache holds codes: values divided by a scale."""
-        return self.variant.kv_cache_dtype != "auto"
-
-    @property
-    def storage(self) -> str:
-        """The dtype of the cache's tensors."""
-        return self.variant.storage
-
-    @property
-    def converts(self) -> bool:
-        """Whether the cache's type is not float32."""
-        return self.storage != "float32"
-
-    @property
-    def key_grains(self) -> int:
-        """16-byte grains of a key."""
-        return self.variant.head_size // self.variant.grain
-
-    @property
-    def page_values(self) -> int:
-        """Elements of K, or of V, in a page."""
-        return self.variant.block_size * self.variant.head_size
-
-    @property
-    def page_floats(self) -> int:
-        """Bytes of K, or of V, in a page, in float32."""
-        return self.page_values * 4
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of K, or of V, in a page, as the cache holds it."""
-        return self.page_values * self.variant.cache_item_bytes
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of one group's query, or output, in float32."""
-        return self.variant.gqa_ratio * self.variant.head_size * 4
-
-    @property
-    def score_bytes(self) -> int:
-        """Bytes of the scores of a group over a page, in float32."""
-        return self.variant.gqa_ratio * self.variant.block_size * 4
 
     @property
     def work_bytes(self) -> int:
@@ -108,11 +57,6 @@ class TorchPlan:
     def mask_bytes(self) -> int:
         """Bytes of the mask of a page, for any number of KV heads."""
         return self.mask_words * 8
-
-    @cached_property
-    def hooks(self) -> TorchHooks:
-        """What the kernel does to a score between the product and the softmax."""
-        return TorchHooks(self.variant)
 
     @property
     def token_bytes(self) -> int:

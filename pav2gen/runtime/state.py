@@ -64,15 +64,41 @@ def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
 
     A sink adds to the divisor, only here. ``state`` is overwritten.
     """
-    z = state.z
-    if call.sinks is not None or call.lse is not None:
-        base = state.m if call.sinks is None else torch.maximum(state.m, call.sinks)
-        base = base.clamp_min(LOWEST)  # [rows, heads]; finite where no token is attended
-        rescale = torch.sub(state.m, base).exp_()
-        z = torch.mul(z, rescale)
-        if call.sinks is not None:
-            z.add_(torch.sub(call.sinks, base).exp_())
-            state.o.mul_(rescale.unsqueeze(-1))
-        if call.lse is not None:
-            rows.put(call.lse, taken, torch.log(z).add_(base))
+    z, lse = with_sink(state, call.sinks, call.lse is not None)
+    if call.lse is not None and lse is not None:
+        rows.put(call.lse, taken, lse)
     rows.put_quotient(call.out, taken, state.o, z.clamp_min(SMALLEST))
+
+
+def with_sink(state: State, sinks: torch.Tensor | None, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The divisor of o, and the natural logarithm of the whole denominator if ``lse`` asks for it.
+
+    A sink is part of both. sinks: a tensor that broadcasts to m, or None. May change o in place.
+    """
+    if sinks is None and not lse:
+        return state.z, None
+    base = state.m if sinks is None else torch.maximum(state.m, sinks)
+    base = base.clamp_min(LOWEST)  # finite where no token is attended
+    rescale = torch.sub(state.m, base).exp_()
+    z = torch.mul(state.z, rescale)
+    if sinks is not None:
+        z.add_(torch.sub(sinks, base).exp_())
+        state.o.mul_(rescale.unsqueeze(-1))
+    return z, torch.log(z).add_(base) if lse else None
+
+
+def weigh(state: State, scores: torch.Tensor) -> torch.Tensor:
+    """Turn ``scores`` into weights exp(score - m) in place, where m is the maximum of all tokens so far.
+
+    state: m and z [rows, ...]; o [rows, ..., head size]. It is changed in place: m and z then count the tokens of the
+    scores too, and o is rescaled to that m. scores: [rows, parts, ..., tokens of a part].
+    """
+    m = scores.amax(-1).amax(1)
+    torch.maximum(m, state.m, out=m)
+    floor = m.clamp_min(LOWEST)
+    rescale = torch.sub(state.m, floor).exp_()
+    state.m.copy_(m)
+    state.o.mul_(rescale.unsqueeze(-1))
+    weights = scores.sub_(floor.unsqueeze(1).unsqueeze(-1)).exp_()
+    state.z.mul_(rescale).add_(weights.sum(-1).sum(1))
+    return weights

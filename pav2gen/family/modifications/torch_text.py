@@ -18,11 +18,17 @@ DTYPES = {INTEGER: "int32", NUMBER: "float32", CONDITION: "bool"}
 #: The dimensions of the scores: sequences, partitions, KV heads, query heads of a KV head, tokens of a partition.
 DIMENSIONS = ("row", "part", "kv_head", "head", "token")
 
+#: The dimensions of the scores of several query tokens: ``query`` is the token, ``row`` a run of tokens of a sequence.
+EXTEND_DIMENSIONS = ("row", "part", "kv_head", "query", "head", "token")
+
 #: The dimensions over which each name varies. Those of a parameter tensor follow from its axis. ``k by row`` is k in
-#: a kernel with a window: the first partition of each sequence then begins at another position.
+#: a kernel with a window: the first partition of each sequence then begins at another position. ``by query`` are names
+#: in a kernel of several query tokens.
 REACH: Mapping[str, frozenset[str]] = {
     "s": frozenset(DIMENSIONS),
+    "s by query": frozenset(EXTEND_DIMENSIONS),
     "q": frozenset(("row",)),
+    "q by query": frozenset(("row", "query")),
     "k": frozenset(("part", "token")),
     "k by row": frozenset(("row", "part", "token")),
     "len": frozenset(("row",)),
@@ -53,23 +59,35 @@ class TorchText:
     names: frozenset[str]
 
 
-def score_text(x: Expression, names: Mapping[str, str], tensors: Mapping[str, str], slots: str) -> TorchText:
+def score_text(
+    x: Expression,
+    names: Mapping[str, str],
+    tensors: Mapping[str, str],
+    slots: str,
+    dimensions: Sequence[str] = DIMENSIONS,
+) -> TorchText:
     """Statements that replace the scores, in place.
 
     names: the text of each name and tensor; ``s`` is the tensor of the scores, and all others broadcast to it.
     tensors: the axis of each parameter tensor; also the key of ``REACH`` of each name that has a different key there.
-    slots: the text of a workspace slot (a buffer), with {} for its number.
+    slots: the text of a workspace slot (a buffer), with {} for its number. dimensions: those of the scores.
     """
-    writer = _Writer(_normal(x), names, tensors, slots, scores=names["s"])
+    writer = _Writer(_normal(x), names, tensors, slots, names["s"], dimensions)
     result = writer.text(writer.root)
     if result != names["s"]:
         writer.emit(f"{names['s']}.{'fill_' if x.is_literal else 'copy_'}({result})")
     return writer.finish(names["s"])
 
 
-def hidden_text(mask: Expression, names: Mapping[str, str], tensors: Mapping[str, str], slots: str) -> TorchText:
+def hidden_text(
+    mask: Expression,
+    names: Mapping[str, str],
+    tensors: Mapping[str, str],
+    slots: str,
+    dimensions: Sequence[str] = DIMENSIONS,
+) -> TorchText:
     """Statements that compute a bool tensor, true where a key is not attended. It broadcasts to the scores."""
-    writer = _Writer(_normal(opposite(mask)), names, tensors, slots, scores="scores")
+    writer = _Writer(_normal(opposite(mask)), names, tensors, slots, "scores", dimensions)
     return writer.finish(writer.text(writer.root))
 
 
@@ -109,13 +127,20 @@ class _Writer:
     """Writes the statements of one tree. A subtree that occurs twice is calculated once."""
 
     def __init__(
-        self, root: Expression, names: Mapping[str, str], tensors: Mapping[str, str], slots: str, scores: str
+        self,
+        root: Expression,
+        names: Mapping[str, str],
+        tensors: Mapping[str, str],
+        slots: str,
+        scores: str,
+        dimensions: Sequence[str],
     ) -> None:
         self.root = root
         self.names = names
         self.tensors = tensors
         self.slots = slots
         self.scores = scores
+        self.dimensions = dimensions
         self.lines: list[str] = []
         self.calls = self.slot_count = self.token_values = self.temporaries = 0
         self.values: dict[Expression, _Value] = {}
@@ -277,7 +302,7 @@ class _Writer:
         """Storage for the value of ``x``."""
         reach = reach_of(x, self.tensors)
         large = "token" in reach and "kv_head" in reach
-        if -1 in self.free and x.type == NUMBER and len(reach) == len(DIMENSIONS):
+        if -1 in self.free and x.type == NUMBER and len(reach) == len(self.dimensions):
             self.free.remove(-1)
             return _Value(self.scores, slot=-1, owned=True)
         name = f"t{self.temporaries}"
@@ -289,8 +314,8 @@ class _Writer:
         slot = min(slots, default=self.slot_count)
         self.slot_count = max(self.slot_count, slot + 1)
         self.free = [other for other in self.free if other != slot]
-        sizes = (f"{self.scores}.shape[{i}]" if name in reach else "1" for i, name in enumerate(DIMENSIONS))
-        shape = f"*{self.scores}.shape" if len(reach) == len(DIMENSIONS) else ", ".join(sizes)
+        sizes = (f"{self.scores}.shape[{i}]" if name in reach else "1" for i, name in enumerate(self.dimensions))
+        shape = f"*{self.scores}.shape" if len(reach) == len(self.dimensions) else ", ".join(sizes)
         self.emit(f"{name} = {self.slots.format(slot)}.view(torch.{DTYPES[x.type]}, {shape})", calls=0)
         return _Value(name, slot=slot, owned=True)
 

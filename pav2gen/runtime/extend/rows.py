@@ -1,0 +1,223 @@
+"""The query tiles of a call on the device: which rows they have, which tokens and pages these attend, where results go.
+
+A query tile with fewer rows than its group is wide repeats its last row. Its results then hold several copies of that
+row. One of them is written for all, so that the order of the writes does not matter. Where the host does not know the
+lengths, the last query tiles of a group may have no row at all. For them the last row of the last query tile that has
+some is written again. If there is none, ``out`` is written as it was.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..lengths import host_lengths
+from ..state import SMALLEST, State, with_sink
+from ..tiling import Tile
+from .call import ExtendCall
+from .tiles import ExtendBudget, Group, Shape
+
+
+class Taken(NamedTuple):
+    """The query tiles of a row tile.
+
+    sequences: [query tiles] int64. rows: [query tiles, width] int64, the rows of the query.
+    places: [query tiles * width] int64: which result each place holds when it is written; None if each holds its own.
+    some: [1] bool, whether any query tile has a row; None if all have.
+    queries: [query tiles, width] int32, the positions of the rows. seq_lens: [query tiles] int32, whole lengths.
+    ends: [query tiles, 1] int32, the tokens up to the last row; 0 without a row.
+    starts: [query tiles, 1] int32, where the first row's window starts; None without a window.
+    """
+
+    sequences: torch.Tensor
+    rows: torch.Tensor
+    places: torch.Tensor | None
+    some: torch.Tensor | None
+    queries: torch.Tensor
+    seq_lens: torch.Tensor
+    ends: torch.Tensor
+    starts: torch.Tensor | None
+
+    def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        """Write ``values`` [query tiles * width, ...] to the rows of ``target``, both of one dtype."""
+        rows = self.rows.flatten()
+        if self.places is not None:
+            values = torch.index_select(values, 0, self.places)
+        if self.some is not None:
+            some = self.some.view(-1, *(1,) * (target.dim() - 1))
+            values = torch.where(some, values, torch.index_select(target, 0, rows))
+        target.index_copy_(0, rows, values)
+
+
+class Part(NamedTuple):
+    """The tokens of a tile: some query tiles by some partitions, which are flattened, query tile by query tile.
+
+    queries, seq_lens: as in ``Taken``. positions: [1 or query tiles, tokens] int32, of keys.
+    hidden: [query tiles, parts, 1, width, 1, tokens of a part] bool, True where a row does not attend a key; or None.
+    unread: [query tiles, tokens] bool, True where no row of a query tile attends a key; or None.
+    pages: [items, pages] int32, block numbers; 0 for a page that no row attends.
+    """
+
+    tile: Tile
+    queries: torch.Tensor
+    seq_lens: torch.Tensor
+    positions: torch.Tensor
+    hidden: torch.Tensor | None
+    unread: torch.Tensor | None
+    pages: torch.Tensor
+
+
+def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Group, ...]:
+    """The cut of a call: by its lengths if the host may read them, else by bounds."""
+    tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
+    bound = budget.bound(tokens, seqs, call.max_seq_len, shape, call.max_query_len)
+    if call.read_lengths:
+        pages = bound.number * -(-call.max_seq_len // shape.page)
+        worthwhile = pages > budget.of(bound.width).spare_pages(shape.kv_heads)
+        starts = host_lengths(call.query_start_loc, worthwhile, "query_start_loc")
+        seq_lens = host_lengths(call.seq_lens, worthwhile)
+        if starts is not None and seq_lens is not None:
+            starts = tuple(min(max(start, 0), tokens) for start in starts)
+            lengths = [min(max(length, 0), call.max_seq_len) for length in seq_lens]
+            return budget.fit(starts, lengths, shape, call.max_query_len)
+    return (bound,)
+
+
+class QueryRows:
+    """The query tiles of a group on the device.
+
+    All are [query tiles] int64: sequences; firsts, the first row in the query; counts, the number of rows; positions,
+    of the first row, -1 without a row. total: [1], the number of query tiles with rows; None if all have rows.
+    """
+
+    def __init__(self, call: ExtendCall, group: Group, shape: Shape) -> None:
+        self.call, self.group, self.shape = call, group, shape
+        self.seq_lens = call.seq_lens.clamp(0, call.max_seq_len)
+        self.total: torch.Tensor | None = None
+        if group.tiles is None:
+            self._find()
+        else:
+            table = torch.tensor(group.tiles, dtype=torch.int64).to(call.query.device)
+            self.sequences, self.firsts, self.counts, self.positions = table.unbind(1)
+
+    def _find(self) -> None:
+        """Find the query tiles on the device."""
+        call, width, tokens = self.call, self.group.width, self.call.query.shape[0]
+        starts = call.query_start_loc.long().clamp_(0, tokens)
+        rows = torch.sub(starts[1:], starts[:-1]).clamp_(0, call.max_query_len)  # [seqs], of each sequence
+        tiles = torch.div(rows + (width - 1), width, rounding_mode="floor")
+        ends = torch.cumsum(tiles, 0)  # [seqs]
+        self.total = ends[-1:]
+        number = torch.arange(self.group.number, device=starts.device)
+        self.sequences = torch.searchsorted(ends, number, right=True).clamp_max_(rows.shape[0] - 1)
+        before = torch.sub(number, torch.sub(ends, tiles).index_select(0, self.sequences)).mul_(width)
+        rows_here = rows.index_select(0, self.sequences)
+        self.counts = torch.sub(rows_here, before).clamp_(0, width)
+        self.firsts = starts[:-1].index_select(0, self.sequences).add_(before).clamp_max_(tokens - 1)
+        lengths = self.seq_lens.index_select(0, self.sequences)
+        self.positions = torch.sub(lengths, rows_here).add_(before).masked_fill_(self.counts == 0, -1)
+
+    def take(self, taken: slice) -> Taken:
+        """The query tiles ``taken``."""
+        width, window = self.group.width, self.shape.window
+        each = torch.arange(width, device=self.firsts.device)
+        offsets = torch.minimum(each, self.counts[taken].sub(1).clamp_min_(0).unsqueeze(1))  # [query tiles, width]
+        rows = torch.add(offsets, self.firsts[taken].unsqueeze(1))
+        positions = self.positions[taken].unsqueeze(1)
+        ends = torch.add(positions, self.counts[taken].unsqueeze(1)).clamp_min_(0).int()
+        starts = None if window is None else (positions + (1 - window)).clamp_min_(0).int()
+        places = some = None
+        if not self.group.full:
+            number = torch.arange(rows.shape[0], device=rows.device)
+            if self.total is not None:  # those without a row stand for the last one that has some
+                some = self.total > taken.start
+                number.clamp_max_(torch.sub(self.total, taken.start + 1).clamp_min_(0))
+                rows, offsets_there = rows.index_select(0, number), offsets.index_select(0, number)
+            else:
+                offsets_there = offsets
+            places = torch.add(offsets_there, number.mul(width).unsqueeze(1)).flatten()
+        return Taken(
+            sequences=self.sequences[taken],
+            rows=rows,
+            places=places,
+            some=some,
+            queries=torch.add(offsets, positions).int(),
+            seq_lens=self.seq_lens.index_select(0, self.sequences[taken]),
+            ends=ends,
+            starts=starts,
+        )
+
+    def part(self, held: Taken, tile: Tile) -> Part:
+        """The tokens and pages of ``tile`` of the query tiles ``held``. They count from position 0."""
+        table, page = self.call.block_tables, self.shape.page
+        start = tile.parts.start * self.shape.keys
+        stop = start + (tile.num_parts - 1) * self.shape.keys + tile.pages * page
+        positions = torch.arange(start, stop, dtype=torch.int32, device=table.device).unsqueeze(0)
+        pages = torch.index_select(table[:, start // page : stop // page], 0, held.sequences[: tile.rows])
+        if tile.padded:
+            pages = torch.constant_pad_nd(pages, (0, (stop - start) // page - pages.shape[1]))
+        hidden = unread = None
+        if tile.masked:
+            unread = positions >= held.ends[: tile.rows]
+            pages.masked_fill_(unread[:, ::page], 0)
+            hidden = self._by_part(positions, tile) > self._by_row(held, tile)
+        return self._part(held, tile, positions, hidden, unread, pages)
+
+    def window_part(self, held: Taken, tile: Tile) -> Part:
+        """The tokens and pages of ``tile`` of the query tiles ``held``.
+
+        They count from the partition where the window of a query tile's first row starts.
+        """
+        assert held.starts is not None and self.shape.window is not None
+        table, page, keys = self.call.block_tables, self.shape.page, self.shape.keys
+        start = tile.parts.start * keys
+        stop = start + (tile.num_parts - 1) * keys + tile.pages * page
+        starts, ends = held.starts[: tile.rows], held.ends[: tile.rows]
+        firsts = torch.div(starts, keys, rounding_mode="floor")
+        relative = torch.arange(start, stop, dtype=torch.int32, device=table.device)
+        positions = torch.add(relative, firsts, alpha=keys)  # [query tiles, tokens]
+        unread = torch.ge(positions, ends).logical_or_(positions < starts)
+        begins = positions[:, ::page]
+        away = torch.ge(begins, ends).logical_or_(begins <= starts - page)
+        columns = torch.div(begins, page, rounding_mode="floor").clamp_max_(table.shape[1] - 1)
+        pages = table[held.sequences[: tile.rows].unsqueeze(1), columns.long()].masked_fill_(away, 0)
+        by_part, by_row = self._by_part(positions, tile), self._by_row(held, tile)
+        hidden = torch.gt(by_part, by_row).logical_or_(by_part <= by_row - self.shape.window)
+        return self._part(held, tile, positions, hidden, unread, pages)
+
+    def _by_part(self, positions: torch.Tensor, tile: Tile) -> torch.Tensor:
+        """Positions of keys as [1 or query tiles, parts, 1, 1, 1, tokens of a part]."""
+        return positions.view(positions.shape[0], tile.num_parts, 1, 1, 1, tile.pages * self.shape.page)
+
+    def _by_row(self, held: Taken, tile: Tile) -> torch.Tensor:
+        """Positions of rows as [query tiles, 1, 1, width, 1, 1]."""
+        return held.queries[: tile.rows].view(-1, 1, 1, self.group.width, 1, 1)
+
+    def _part(
+        self,
+        held: Taken,
+        tile: Tile,
+        positions: torch.Tensor,
+        hidden: torch.Tensor | None,
+        unread: torch.Tensor | None,
+        pages: torch.Tensor,
+    ) -> Part:
+        rows = slice(0, tile.rows)
+        blocks = pages.view(-1, tile.pages)
+        return Part(tile, held.queries[rows], held.seq_lens[rows], positions, hidden, unread, blocks)
+
+
+def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor) -> None:
+    """Write the rows of ``held``: out = o / z, or zeros where no token was attended, and lse if the call asks for it.
+
+    state: m and z [query tiles, kv heads, width, group]; o [..., head size]. found: memory for the results,
+    [query tiles, width, kv heads, group, head size] in the dtype of out. Uses up ``state``.
+    """
+    sinks = None if call.sinks is None else call.sinks.view(state.m.shape[1], 1, -1)
+    z, lse = with_sink(state, sinks, call.lse is not None)
+    if call.lse is not None and lse is not None:
+        held.put(call.lse, lse.permute(0, 2, 1, 3).reshape(-1, call.lse.shape[1]))
+    state.o.div_(z.clamp_min_(SMALLEST).unsqueeze(-1))
+    found.copy_(state.o.permute(0, 2, 1, 3, 4))
+    held.put(call.out, found.view(-1, *call.out.shape[1:]))
