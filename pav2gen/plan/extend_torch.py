@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pav2gen.family.variant import ITEM_BYTES, ExtendVariant
-from pav2gen.plan.torch_figures import TorchFigures
+from pav2gen.plan.torch_plan import TorchFigures
 from pav2gen.runtime.extend.tiles import ExtendBudget
 from pav2gen.runtime.select import MIB
 
