@@ -25,7 +25,7 @@ MASK_SPAN_BYTES = 128
 
 @dataclass(frozen=True)
 class TorchFigures:
-    """Figures of a PyTorch kernel, of decode or extend. Bytes are of one KV head, and of one query token if they depend on the query."""
+    """Figures of a PyTorch kernel. Bytes are of one KV head, and of one query token where the query matters."""
 
     variant: AttentionVariant
     workspace_bytes: int
