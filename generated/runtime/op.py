@@ -102,7 +102,7 @@ class Operator:
         files: Mapping[str, str] | None = None,
     ) -> None:
         self.kernels = kernels
-        self.table = Table((row for row in kernels.rows if row.operator == "decode"), tuned, files)
+        self.table = Table(kernels.rows, tuned, files)
         self.check = check.Layouts(check.check, check.layout_of).check
         self._library, self.op = register(kernels.package, NAME, SCHEMA, self.run)
 

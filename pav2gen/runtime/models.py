@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from . import check
-from .select import KEYS, Key, NoKernelError, Table
+from .select import Key, NoKernelError, Table, own_key
 
 
 class Models:
@@ -87,8 +87,7 @@ class Models:
 
     def _serving(self, key: Key, operator: str) -> None:
         """Raise NoKernelError if no kernel of ``operator`` serves attention layers of ``key``."""
-        own = KEYS[operator]
-        self._tables[operator].serving(own(*(getattr(key, axis) for axis in own._fields)))
+        self._tables[operator].serving(own_key(key, operator))
 
     def prefer_v2(
         self,

@@ -188,7 +188,7 @@ class Table:
     """The dispatch rows of one operator of a package, by key, and the results of tuning.
 
     If two specs have the same key, only the rows of the first one by name are used. files: each spec's file, by the
-    spec's name, for messages.
+    spec's name, for messages. rows: of any operators; the table keeps those of ``operator``.
     """
 
     def __init__(
@@ -198,8 +198,11 @@ class Table:
         files: Mapping[str, str] | None = None,
         operator: str = "decode",
     ) -> None:
-        self.rows = tuple(rows)
+        every = tuple(rows)
         self.operator = operator
+        self.rows = tuple(row for row in every if row.operator == operator)
+        #: The keys that specs build for decode, as keys of this operator, and the spec of each.
+        self._decoded = {own_key(row.key, operator): row.spec for row in every if row.operator == "decode"}
         self._files = files or {}
         #: The definition of each modification by its name.
         self.modifications = {row.key.modification: row.modification for row in self.rows if row.modification}
@@ -220,6 +223,8 @@ class Table:
         """The rows of ``key``, sorted by partition size. Raises NoKernelError if there are none."""
         rows = self._by_key.get(key)
         if rows is None:
+            if spec := self._decoded.get(key):
+                raise NoKernelError(lacks_operator(key, self._files.get(spec, f"specs/{spec}.yaml"), self.operator))
             served = {key: rows[0].spec for key, rows in self._by_key.items()}
             raise NoKernelError(miss(key, served, self._files, self.operator))
         return rows
@@ -329,22 +334,35 @@ def reduction_cost(partitions: int) -> int:
     return REDUCTION_START + REDUCTION_ROUND * rounds if partitions > 1 else 0
 
 
+def own_key(key: Key, operator: str) -> AnyKey:
+    """The key of the kernel of ``operator`` that goes with a decode kernel of ``key``."""
+    kind = KEYS[operator]
+    return kind(*(getattr(key, axis) for axis in kind._fields))
+
+
+def lacks_operator(key: AnyKey, file: str, operator: str) -> str:
+    """Why no kernel of ``operator`` serves ``key``, which the spec in ``file`` builds for decode."""
+    remedy = f"add {operator} to its operators, then: pav2gen build {file}"
+    return f"no {operator} kernel for {key}: {file} builds this key for decode; {remedy}"
+
+
 def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str], operator: str = "decode") -> str:
     """A message that no kernel has ``key``: which values differ, the nearest key that is built, and how to add ``key``.
 
     specs: the built keys, and the spec of each. files: each spec's file, by the spec's name.
     """
+    kernel = "kernel" if operator == "decode" else f"{operator} kernel"
     if not specs:
         what = "pav2gen build specs/NAME.yaml makes some"
         if operator != "decode":
             what = f"write operators: [decode, {operator}] in a spec, then: pav2gen build specs/NAME.yaml"
-        return f"no kernel for {key}: the package holds none; {what}"
+        return f"no {kernel} for {key}: the package holds none; {what}"
     near = nearest(key, specs)
     spec = specs[near]
     axes = [axis for axis in key._fields if getattr(near, axis) != getattr(key, axis)]
     alike = [other for other in specs if other._replace(**{axis: getattr(key, axis) for axis in axes}) == key]
     reasons = "; ".join(f"{axis} {_yaml(getattr(key, axis))} (built: {_values(axis, alike)})" for axis in axes)
-    against = f"no kernel for {key}: against it stands {reasons}. Nearest: {near} of {spec}."
+    against = f"no {kernel} for {key}: against it stands {reasons}. Nearest: {near} of {spec}."
     bounded = [axis for axis in key._fields if axis in BUILDABLE]
     limits = [f"{axis} is {BUILDABLE[axis][1]}" for axis in bounded if getattr(key, axis) not in BUILDABLE[axis][0]]
     if limits:

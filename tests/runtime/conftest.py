@@ -1,10 +1,13 @@
 """The committed package, loaded by path under a private name, as its own tests load it."""
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+
+from pav2gen.commands.build import BuildOptions, build
 
 from .stand_in import CorexMachine
 
@@ -23,6 +26,33 @@ def load(root: Path, name: str):
 @pytest.fixture(scope="session")
 def package():
     return load(GENERATED, "pav2_of_the_runtime_tests")
+
+
+EXTEND_SPEC = """
+schema: 1
+name: small
+target: bi-v100
+model: {num_heads: 6, num_kv_heads: 2, max_seq_len: 131072}
+axes: {head_size: 64, gqa_ratio: 3, partition_size: 256, dtype: [float16, float32], kv_cache_dtype: [auto, fp8_e4m3]}
+features: {sliding_window: [null, 20]}
+exclude:
+  - when: {dtype: float32, kv_cache_dtype: fp8_e4m3}
+    because: a small package
+  - when: {sliding_window: 20, dtype: float16}
+    because: a small package
+operators: [decode, extend, cache]
+backends: [torch]
+"""
+
+
+@pytest.fixture(scope="session")
+def extending(tmp_path_factory):
+    """A small package with all operators in PyTorch."""
+    root = tmp_path_factory.mktemp("extending")
+    (root / "small.yaml").write_text(EXTEND_SPEC)
+    build([root / "small.yaml"], BuildOptions(root / "package"))
+    yield load(root / "package", "pav2_of_the_extend_tests")
+    shutil.rmtree(root)
 
 
 @pytest.fixture

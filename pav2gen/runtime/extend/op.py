@@ -81,8 +81,7 @@ class ExtendOperator:
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
         self.kernels = kernels
-        rows = (row for row in kernels.rows if row.operator == "extend")
-        self.table = Table(rows, files=files, operator="extend")
+        self.table = Table(kernels.rows, files=files, operator="extend")
         self.check = checks.Layouts(check.check, check.layout_of).check
         self._library, self.op = register(kernels.package, check.NAME, SCHEMA, self.run)
 

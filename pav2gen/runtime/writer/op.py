@@ -53,8 +53,7 @@ class Writer:
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
         self.kernels = kernels
-        rows = (row for row in kernels.rows if row.operator == "cache")
-        self.table = Table(rows, files=files, operator="cache")
+        self.table = Table(kernels.rows, files=files, operator="cache")
         self._library, self.op = register(kernels.package, check.NAME, SCHEMA, self.run)
 
     @torch.no_grad()
