@@ -8,9 +8,9 @@ from pav2gen.family.modifications.tree import INTEGER, walk
 from pav2gen.family.variant import AttentionVariant, ExtendVariant, Variant
 from pav2gen.plan.kernel import AnyKernel, Extender, Kernel
 
-#: Tokens of a long test. A test has up to twice as many if it needs them to reach ``LONG_PARTITIONS``.
-LONG_TOKENS = 33_000
-LONG_PARTITIONS = 130
+#: Partitions of a long test: the reduction merges 64 at a time, so it needs a second round. (A head of at most 32
+#: elements has rounds of 128.)
+LONG_PARTITIONS = 66
 
 
 #: Masks that name longer distances are tested on one side of them: a test should take a second.
@@ -80,9 +80,9 @@ def boundary_lengths(variant: Variant) -> list[int]:
 
 
 def long_length(variant: Variant) -> int:
-    """Tokens of a sequence with several hundred partitions (fewer if these are long). The last page is not full."""
-    tokens = min(max(LONG_TOKENS, LONG_PARTITIONS * variant.partition_size), 2 * LONG_TOKENS)
-    return tokens // variant.partition_size * variant.partition_size + variant.block_size + 3
+    """Tokens of a sequence that the reduction merges in two rounds. The last page is not full."""
+    partitions = LONG_PARTITIONS * (2 if variant.head_size <= 32 else 1)
+    return partitions * variant.partition_size + variant.block_size + 3
 
 
 def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
