@@ -97,7 +97,7 @@ def test_cuda_by_the_table(cuda):
 
 
 def test_cuda_many_partitions(long_cuda):
-    long_cuda.check_long(long_cuda.case([65555], seed=12, kv_heads=1, shared_blocks=32))
+    long_cuda.check_long(long_cuda.case([33811], seed=12, kv_heads=1, shared_blocks=32))
 
 
 def test_cuda_strides_beyond_32_bits(checked):

@@ -24,7 +24,7 @@ Progress = Callable[[int, int, Path], None]
 
 #: How many sources g++ compiles as one: reading the headers takes longer than compiling some kernels. Each
 #: source has its own namespace and defines no macros.
-BATCH = 6
+BATCH = 12
 
 #: The sources of a library by the names of their entry functions.
 Kernels = Mapping[str, Path]
@@ -93,13 +93,13 @@ def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress 
 def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
     """Write source files that each ``#include`` up to ``BATCH`` of ``sources``, so that one compiler run does several.
 
-    A batch has sources of only one folder, so each spec has its own batches. All its sources include headers from the
-    same folders.
+    A batch can hold kernels of several specs, because many specs have fewer kernels than fit. All its sources include
+    headers from the same folders.
     """
 
     def folders(source: Path) -> list[str]:
         files = closure(os.path.abspath(source), lambda name: Path(name).read_bytes())
-        return [os.path.dirname(os.path.abspath(source)), *sorted({os.path.dirname(name) for name in files})]
+        return sorted({os.path.dirname(name) for name in files if name != os.path.abspath(source)})
 
     keyed = sorted((folders(source), os.path.abspath(source)) for source in sources)
     for _, found in itertools.groupby(keyed, key=lambda pair: pair[0]):

@@ -27,6 +27,10 @@ FAR = 1 << 31
 #: The strides of the outer axes exceed FAR by these multiples of a unit. All differ, so no two elements coincide.
 EXCESS = (1, 101, 10_007)
 
+#: How many random numbers a cache of keys, or of values, consists of, again and again: drawing all would take longer
+#: than a kernel does. A prime: two pages, or two tokens, that a kernel could confuse then hold different numbers.
+POOL = 32_749
+
 #: Linux's flag of a mapping that reserves no memory. Python names it from 3.13 on.
 MAP_NORESERVE = 0x4000
 
@@ -149,18 +153,25 @@ def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.T
     """Make key_cache [blocks, kv heads, head size / x, block, x], value_cache [blocks, kv heads, head size, block]."""
     key = case.key
     size = case.kv_heads * key.head_size * key.block_size
-    rows = torch.randn(2, blocks, size + case.block_gap * key.head_size * key.block_size, generator=generator)
+    shape = (blocks, size + case.block_gap * key.head_size * key.block_size)
+    numbers = torch.randn(2, POOL, generator=generator)
     if key.kv_cache_dtype == "auto":
-        cache = rows.to(getattr(torch, key.dtype))
+        pools = numbers.to(getattr(torch, key.dtype))
     else:
         largest = torch.tensor([torch.as_tensor(scale).max() for scale in (case.k_scale, case.v_scale)])
-        cache = nearest_codes((rows / largest.view(2, 1, 1)).double(), key.kv_cache_dtype)
-    x = 16 // cache.element_size()
-    k, v = cache[:, :, :size]
+        pools = nearest_codes((numbers / largest.view(2, 1)).double(), key.kv_cache_dtype)
+    k, v = (tiled(pool, shape)[:, :size] for pool in pools)
+    x = 16 // k.element_size()
     return (
         k.unflatten(1, (case.kv_heads, key.head_size // x, key.block_size, x)),
         v.unflatten(1, (case.kv_heads, key.head_size, key.block_size)),
     )
+
+
+def tiled(pool: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """A tensor of this shape that repeats ``pool``, [POOL]."""
+    count = shape[0] * shape[1]
+    return pool.repeat(-(-count // POOL))[:count].view(shape)
 
 
 def scale_of(scale: Scale) -> float | torch.Tensor:

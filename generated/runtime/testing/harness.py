@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..select import Key, Row
 from ..tiling import Budget
 from . import probe
 from .cases import Case, copy_outputs, make
-from .oracle import NOISE, Reference, decode, excess, reference
+from .oracle import NOISE, Partition, Reference, decode, excess, excesses, reference
 
 #: The default block-sparse pattern of a case: two local blocks, every fifth block, an offset that grows with the head.
 LOCAL_BLOCKS, VERT_STRIDE, SPARSE_PAGES, SLIDING_STEP, TP_RANK = 2, 5, 2, 1, 1
@@ -73,16 +74,15 @@ class Harness:
 
         The tolerance grows with the case's score_size, because float32 errors of large scores change their weights.
         """
-        self.compare(
-            make(case)._replace(read_lengths=not captured), largest=4 * case.score_size if case.score_size > 1 else 0.0
-        )
+        call = make(case)._replace(read_lengths=not captured)
+        self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
 
-    def compare(self, call: Call, largest: float = 0.0) -> Call:
+    def compare(self, call: Call, largest: float = 0.0, truth: Reference | None = None) -> Call:
         """Run a call, compare out, lse and scratch with float64, and return the call with its outputs.
 
-        largest: the largest magnitude of the scores. The tolerance grows with it.
+        largest: the largest magnitude of the scores. The tolerance grows with it. truth: the float64 result, if known.
         """
-        truth = self.truth(call)
+        truth = truth or self.truth(call)
         done = self.run(call)
         worst = excess(done.out, truth.out, score_noise(largest))
         assert worst <= 1, f"out is off by {worst:.3g} times what is allowed"
@@ -185,6 +185,12 @@ class TorchKernel(Harness):
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(chunk=chunk, segment=segment, padding=0))
 
 
+@functools.lru_cache(maxsize=8)
+def truth_of(case: Case) -> Reference:
+    """The float64 result of a case. Tests that follow each other, and run the same case in several ways, share it."""
+    return reference(make(case), case.key.kv_cache_dtype, case.partition_size, case.modification)
+
+
 def score_noise(m: Any) -> Any:
     """The relative error of a weight exp(score) if the score has magnitude ``m``. (ALiBi makes early scores large.)"""
     return NOISE + 4e-7 * abs(m)
@@ -203,15 +209,26 @@ def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
     """Check that the scratch holds m, z and the output of each partition; -inf and 0 for one without tokens."""
     assert call.scratch is not None
     exp_sums, max_logits, tmp_out = call.scratch
+    parts = {(s, h, p): part for s, heads in enumerate(truth.partitions) for h, found in enumerate(heads)
+             for p, part in enumerate(found)}  # fmt: skip
     m = torch.full_like(max_logits, -math.inf, dtype=torch.float64)
     z = torch.zeros_like(exp_sums, dtype=torch.float64)
-    for s, heads in enumerate(truth.partitions):
-        for h, parts in enumerate(heads):
-            for p, part in enumerate(parts):
-                m[s, h, p], z[s, h, p] = part.m, part.z
-                worst = excess(tmp_out[s, h, p], part.o, score_noise(max(largest, abs(part.m)))) if part.z else 0.0
-                assert worst <= 1, f"tmp_out[{s}, {h}, {p}] is off by {worst:.3g} times what is allowed"
+    if parts:
+        places = torch.tensor(list(parts)).unbind(1)
+        m[places] = torch.tensor([part.m for part in parts.values()], dtype=torch.float64)
+        z[places] = torch.tensor([part.z for part in parts.values()], dtype=torch.float64)
+    check_tmp_out(tmp_out, {place: part for place, part in parts.items() if part.z}, largest)
     torch.testing.assert_close(max_logits.double(), m, rtol=1e-5, atol=1e-5 + 4e-7 * largest)
     size = torch.where(m.isinf(), torch.zeros_like(m), m).abs().clamp_min(largest)
     off = (exp_sums.double() - z).abs() > (1e-5 + score_noise(size)) * z
     assert not (off | exp_sums.isnan()).any(), f"exp_sums is off at {off.nonzero().tolist()[:5]}"
+
+
+def check_tmp_out(tmp_out: torch.Tensor, parts: Mapping[tuple[int, int, int], Partition], largest: float) -> None:
+    """tmp_out holds the output of each partition; parts: by sequence, head and partition."""
+    if parts:
+        found = tmp_out[torch.tensor(list(parts)).unbind(1)]
+        sizes = torch.tensor([part.m for part in parts.values()], dtype=torch.float64).abs().clamp_min(largest)
+        over = excesses(found, torch.stack([part.o for part in parts.values()]), score_noise(sizes))
+        worst = int(over.argmax())
+        assert over[worst] <= 1, f"tmp_out{[*parts][worst]} is off by {over[worst]:.3g} times what is allowed"

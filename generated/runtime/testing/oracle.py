@@ -217,7 +217,13 @@ def part(scores: torch.Tensor, values: torch.Tensor) -> Partition:
 
 
 def excess(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> float:
-    """The largest error of a row, divided by the error that is allowed. ``out`` passes if this is at most 1.
+    """The largest of the ``excesses`` of all rows. ``out`` passes if it is at most 1."""
+    over = excesses(out, truth, noise)
+    return float(over.max()) if over.numel() else 0.0
+
+
+def excesses(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> torch.Tensor:
+    """The error of each row, divided by the error that is allowed: [...] float64.
 
     out, truth: [..., head size]; truth is float64. noise: the relative float32 error that is allowed, one number or
     [...]. If a row of truth is zero, that row of out must be zero. NaN counts as an infinite error.
@@ -225,4 +231,4 @@ def excess(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor =
     error = (out.double() - truth).norm(dim=-1)
     allowed = ROUNDINGS * (truth.to(out.dtype).double() - truth).norm(dim=-1) + noise * truth.norm(dim=-1)
     ratio = torch.where(error == 0, torch.zeros_like(error), error / allowed)
-    return float(torch.nan_to_num(ratio, nan=math.inf, posinf=math.inf).max()) if ratio.numel() else 0.0
+    return torch.nan_to_num(ratio, nan=math.inf, posinf=math.inf)

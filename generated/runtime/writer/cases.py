@@ -108,4 +108,5 @@ def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: s
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two caches hold the same bytes, also in the gaps between their blocks."""
-    return bytes(a.untyped_storage()) == bytes(b.untyped_storage())
+    whole = [torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage()) for cache in (a, b)]
+    return torch.equal(*whole)

@@ -187,7 +187,7 @@ class TorchKernel(Harness):
 
 @functools.lru_cache(maxsize=8)
 def truth_of(case: Case) -> Reference:
-    """The float64 result of a case. Tests that differ only in how they run the kernel follow each other and share it."""
+    """The float64 result of a case. Tests that follow each other, and run the same case in several ways, share it."""
     return reference(make(case), case.key.kv_cache_dtype, case.partition_size, case.modification)
 
 
