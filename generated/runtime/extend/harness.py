@@ -185,6 +185,10 @@ class TorchExtend(ExtendHarness):
         """The PyTorch decode kernel of ``row``."""
         return decoding.TorchKernel(self.package, row)
 
+    def with_budget(self, monkeypatch: Any, **figures: int) -> None:
+        """Give the kernel other figures of its workspace on the CPU for the duration of a test."""
+        monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(padding=0, row_padding=1, **figures))
+
     def count_calls(self, case: ExtendCase) -> int:
         """ATen calls of the kernel that are not views, without lse; fails if any reads a device value on the host."""
         call = make(case)._replace(read_lengths=False, lse=None)
