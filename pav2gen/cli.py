@@ -1,6 +1,6 @@
-"""The command line: it parses, calls and prints. Each command's work lies in the module that the command calls.
+"""The command line: parses arguments, calls the module that does a command's work, and prints the result.
 
-A command imports its module only when it runs, so that ``--help`` answers at once.
+A command imports its module only when it runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-#: ``check`` prints at most this many lines for each kind of drift.
+#: ``check`` prints at most this many lines for each kind of difference.
 LINES = 20
 
 
 class Failure(click.ClickException):
-    """A user's mistake, shown as one line with exit code 2."""
+    """A user's mistake. It is shown as one line, and the exit code is 2."""
 
     exit_code = 2
 
@@ -54,7 +54,7 @@ class CompilerFailure(Failure):
 
 
 def _usage(error: click.UsageError) -> click.ClickException:
-    """Turn a mistake in a command's arguments into a Failure. The error that shows the help stays as it is."""
+    """Convert an error in a command's arguments to a Failure. The exception that shows the help is not converted."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2
         return error
     command = error.ctx.command_path if error.ctx else "pav2gen"
@@ -62,7 +62,7 @@ def _usage(error: click.UsageError) -> click.ClickException:
 
 
 class Commands(click.Group):
-    """The commands. Mistakes and system errors become one-line failures, and any text can be printed."""
+    """The group of all commands. It shows mistakes and system errors as one line, and prints text in any locale."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments before the command's name."""
@@ -213,11 +213,11 @@ def remove(spec: str, out: Path, dry_run: bool, force: bool, verbose: bool, quie
 @verbosity_options
 @click.pass_context
 def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool, quiet: bool) -> None:
-    """Compare the generated package with what its SPEC files, by default specs/*.yaml, render to.
+    """Compare the generated package with a new rendering of its SPEC files, by default specs/*.yaml.
 
-    Exits with 1 if anything differs, and prints the commands that repair it. Each file that differs is hand-edited,
-    changed (its spec now renders to another text), missing, or an orphan (it belongs to no spec). A build that was
-    interrupted is incomplete.
+    Exits with 1 if anything differs, and prints the commands that repair it. A file that differs is "hand-edited",
+    "changed" (its spec now renders to another text), "missing", or an "orphan" (it belongs to no spec). An interrupted
+    build is "incomplete".
 
     \b
     Example:
@@ -237,7 +237,7 @@ def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool,
 @specs_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(specs: tuple[Path, ...], as_json: bool) -> None:
-    """List the variants of SPEC files, by default specs/*.yaml, and what each costs.
+    """List the variants of SPEC files, by default specs/*.yaml, and the costs of each.
 
     \b
     Example:
@@ -439,7 +439,7 @@ def _files(number: int) -> str:
 
 
 def _print_report(report: DriftReport, most: int) -> None:
-    """Print the drift, at most ``most`` lines of each kind, then the commands that repair it."""
+    """Print the differences, at most ``most`` lines of each kind, then the commands that repair them."""
     if not report.drifts:
         click.echo(f"{report.shown}: all {report.files} files are current")
         return

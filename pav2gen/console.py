@@ -1,4 +1,4 @@
-"""The console that tables are printed on."""
+"""Prints tables on the console."""
 
 from __future__ import annotations
 

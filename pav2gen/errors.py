@@ -1,12 +1,13 @@
-"""The one exception for a user's mistake: a message and its place."""
+"""The exception for a user's mistake. It has a message and a place."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """What happened, where, and what would work, in one line; the command line prints it and exits with 2.
+    """A user's mistake. The message says what is wrong, where, and what would work, in one line.
 
-    ``where`` is ``file:line`` or ``file`` when the mistake has a place, else empty.
+    The command line prints the message and exits with 2. ``where`` is ``file:line`` or ``file``, or empty if the
+    mistake is not in a file.
     """
 
     def __init__(self, message: str, where: str = "") -> None:

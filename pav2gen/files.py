@@ -14,12 +14,12 @@ LEFTOVER_SUFFIXES = frozenset({".pyc", ".pyo", ".so", ".o"})
 
 
 def sha256(content: bytes) -> str:
-    """The sha256 of ``content`` in hexadecimal, as headers, manifests and the journal write it."""
+    """The sha256 of ``content`` in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def checked_path(path: str) -> str:
-    """``path``, if it stays below the folder that it is relative to: posix, with no empty, ``.`` or ``..`` part.
+    """Return ``path`` if it is a relative posix path without empty, ``.`` or ``..`` parts.
 
     Raises ValueError for any other path.
     """
@@ -35,7 +35,7 @@ def is_leftover(path: str) -> bool:
 
 
 def check_replaceable(path: Path, begins: bytes, what: str) -> None:
-    """Raise UserError unless ``path`` is absent, empty, or holds ``what``: a file that starts with ``begins``."""
+    """Raise UserError if ``path`` has content that does not start with ``begins``. ``what`` is the expected content."""
     if not path.is_file():
         return
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Checked reading of JSON that someone may have edited: parse it, then check each field.
+"""Reads JSON that someone may have edited: parses it, then checks each field.
 
 A reader is a function that checks one value and returns it. It raises ValueError with a message if the value has
 another form. Readers of objects and lists are built from the readers of their items. Their messages name the place:
@@ -38,7 +38,7 @@ def _no_number(name: str) -> None:
 
 
 def seen(value: Any) -> str:
-    """``value`` as messages show it: a scalar in quotes."""
+    """``value`` in quotes, for messages."""
     return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else quoted(value)
 
 
@@ -132,12 +132,12 @@ def scalar(value: Any) -> object:
 
 
 def optional(read: Reader) -> Reader:
-    """null, or a value that ``read`` accepts."""
+    """Make a reader of null or a value that ``read`` accepts."""
     return lambda value: None if value is None else read(value)
 
 
 def constant(expected: object) -> Reader:
-    """The value ``expected`` and no other."""
+    """Make a reader that accepts only the value ``expected``."""
 
     def read(value: Any) -> object:
         if type(value) is not type(expected) or value != expected:
@@ -148,7 +148,7 @@ def constant(expected: object) -> Reader:
 
 
 def items(read: Reader) -> Reader:
-    """A list, returned as a tuple. ``read`` checks each item."""
+    """Make a reader of a list. It returns a tuple. ``read`` checks each item."""
 
     def read_all(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -159,7 +159,7 @@ def items(read: Reader) -> Reader:
 
 
 def pair(first: Reader, second: Reader) -> Reader:
-    """A list of two, as a tuple."""
+    """Make a reader of a list of two. It returns a tuple."""
 
     def read(value: Any) -> tuple[Any, Any]:
         if not isinstance(value, list) or len(value) != 2:
@@ -170,7 +170,7 @@ def pair(first: Reader, second: Reader) -> Reader:
 
 
 def mapping(key: Reader, read: Reader) -> Reader:
-    """An object with any keys that ``key`` accepts."""
+    """Make a reader of an object with any keys that ``key`` accepts."""
 
     def read_all(value: Any) -> dict[Any, Any]:
         _check_object(value)
@@ -180,7 +180,7 @@ def mapping(key: Reader, read: Reader) -> Reader:
 
 
 def fields(readers: Mapping[str, Reader], extra: Reader | None = None) -> Reader:
-    """An object with all the fields of ``readers``. Other fields are allowed only if ``extra`` reads them."""
+    """Make a reader of an object with all fields of ``readers``. ``extra`` reads other fields, if given."""
 
     def read_all(value: Any) -> dict[str, Any]:
         _check_object(value)
@@ -200,7 +200,7 @@ def _check_object(value: Any) -> None:
 
 
 def _placed(place: str, read: Reader | None, value: Any) -> Any:
-    """``read`` applied to a value. An error message gets the place in front."""
+    """Call ``read`` with a value. The place is put in front of an error message."""
     assert read is not None
     try:
         return read(value)

@@ -21,7 +21,7 @@ def one_line(text: str) -> str:
 
 
 def spelled(value: object) -> str:
-    """``value`` as a spec spells it: ``true``, ``512``, ``float16``, ``null``."""
+    """``value`` as YAML text: ``true``, ``512``, ``float16``, ``null``."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -36,7 +36,7 @@ def flow_map(fields: Iterable[tuple[str, object]]) -> str:
 
 
 def one_of(choices: Iterable[object]) -> str:
-    """``8, 16 or 32``."""
+    """The choices in words: ``8, 16 or 32``."""
     *rest, last = map(spelled, choices)
     return f"{', '.join(rest)} or {last}" if rest else last
 

@@ -1,1 +1,1 @@
-"""Measure kernels side by side, tune the choice among them, and report."""
+"""Measures kernels side by side, tunes the choice of partition sizes, and writes reports."""

@@ -1,4 +1,4 @@
-"""The commands ``bench``, ``tune`` and ``report``: parse, call, print. ``cli`` registers them."""
+"""The commands ``bench``, ``tune`` and ``report``: their arguments and printed results. ``cli`` registers them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 #: Default lengths and batches of each command.
 BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
 TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
-#: Options of ``bench --quick``: problems of about a second each. After ``seconds`` no new problem begins.
+#: Options of ``bench --quick``: each problem takes about a second. After ``seconds`` seconds no new problem begins.
 QUICK: Mapping[str, Any] = {"seq_lens": (4096,), "num_seqs": (1,), "rounds": 3, "against": ("sdpa",), "seconds": 45.0}
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Positive whole numbers, with commas between them: ``8192,32768``."""
+    """An option's type: positive whole numbers with commas between them, such as ``8192,32768``."""
 
     name = "N,..."
 
@@ -45,7 +45,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 class Gibibytes(click.FloatRange):
-    """A number above a minimum. FloatRange by itself accepts nan."""
+    """An option's type: a number above a minimum. click's FloatRange alone would accept nan."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Turn the argument into a number."""
@@ -101,10 +101,10 @@ def bench(
 ) -> None:
     """Measure the kernels of SPEC against torch's attention, the plain algorithm and vLLM's operator.
 
-    Every contestant is checked against float64 first. A wrong one is not timed, and the command exits with 1 if it is
-    a kernel. All take turns, in a new order each round, over inputs larger than the processor's cache. Each table is
-    printed as soon as its problems are measured. Ctrl-C ends the measurement; the figures so far are printed and
-    kept in FILE.
+    The results of all contestants are compared with float64 first. A contestant with wrong results is not timed; if it
+    is a kernel, the command exits with 1. The contestants take turns, in a new order each round, over inputs larger
+    than the processor's cache. Each table is printed as soon as its problems are measured. Ctrl-C ends the measurement;
+    the figures so far are printed and kept in FILE.
 
     \b
     Example:
@@ -169,11 +169,11 @@ def tune(
 ) -> None:
     """Find the fastest partition sizes of SPEC on this device, and write specs/tuning/SPEC.DEVICE.yaml.
 
-    The next build reads that file into the dispatch table. On this device its rows override the cost model, for calls
-    of the measured sizes down to half of each. Wrong kernels are discarded, and the command exits with 1. Noisy figures
-    are marked and not used. A run that was interrupted continues where it stopped.
+    The next build copies that file into the dispatch table. On this device its rows override the cost model, for calls
+    of the measured sizes down to half of each. Kernels with wrong results are left out, and the command exits with 1.
+    Noisy figures are marked and not used. A run that was interrupted continues where it stopped.
 
-    With --layouts nothing is written. The layouts that the plans rank first are compiled into one library and timed in
+    With --layouts nothing is written. Some good layouts of the CUDA kernels are compiled into one library and timed in
     turn. The command prints their times, and the line of the spec that selects the best.
 
     \b

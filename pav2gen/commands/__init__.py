@@ -1,4 +1,4 @@
-"""The commands, one module each. A command only calls the layers below, in their order.
+"""The work of each command, one module each. ``cli`` parses the arguments and prints the results.
 
 May import: every other package except ``cli``.
 """

@@ -1,4 +1,4 @@
-"""``pav2gen build`` and ``remove``: from spec files to a generated package, written in one atomic step."""
+"""``pav2gen build`` and ``remove``: make a generated package from spec files, and write it in one atomic step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
 
 
 def _lock(options: BuildOptions, create: bool = False) -> AbstractContextManager[None]:
-    """The lock of the package. A dry run only reads, and takes a shared lock."""
+    """Lock the package. A dry run takes a shared lock, because it only reads."""
     if options.dry_run:
         return shared(options.out, options.on_wait)
     return locked(options.out, options.on_wait, create)

@@ -1,4 +1,7 @@
-"""``pav2gen check``: how a generated package differs from a rendering of its specs, and the commands to repair it."""
+"""``pav2gen check``: finds how a generated package differs from a rendering of its specs, and how to repair it.
+
+A difference is called "drift".
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ KINDS = ("incomplete", "hand-edited", "changed", "missing", "orphan")
 class Drift:
     """One difference between the package and its specs: its kind, its path, and a note.
 
-    ``owner`` names the spec (or ``SHARED``) to build for the repair; None if no build repairs it. ``blocked`` says that
-    the path is a link or a folder, which no build removes.
+    ``owner`` is the spec (or ``SHARED``) that must be built for the repair, or None if a build does not repair it.
+    ``blocked``: whether the path is a link or a folder, which a build does not remove.
     """
 
     kind: str
@@ -38,7 +41,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """All the drift of a package, sorted by kind and path, and the commands that repair it."""
+    """All differences of a package, sorted by kind and path, and the commands that repair them."""
 
     shown: str
     files: int
@@ -49,8 +52,8 @@ class DriftReport:
 def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftReport:
     """Compare ``options.out`` with what the specs at ``paths`` render to, byte by byte.
 
-    ``whole`` says that ``paths`` are all existing specs. Then any other spec in the package is an orphan. Raises
-    UserError for a bad spec and for a tree that cannot be read.
+    whole: whether ``paths`` are all existing specs. If so, any other spec in the package is an orphan. Raises UserError
+    for a bad spec and for a tree that cannot be read.
     """
     selections = load(paths)
     names = {chosen.spec.name for chosen in selections}
@@ -94,7 +97,7 @@ def _all_new(owner: str, changes: Iterable[FileChange]) -> int:
 
 
 def _drift(change: FileChange, found: Tree) -> Drift:
-    """The kind of drift that a build would repair by ``change``."""
+    """The difference that a build would repair by ``change``."""
     if change.old is None:
         if change.is_manifest:
             return Drift("incomplete", change.path, "without it the build is not complete", change.owner)
@@ -110,7 +113,7 @@ def _drift(change: FileChange, found: Tree) -> Drift:
 
 
 def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
-    """Files in the package that belong to no owner of ``package``."""
+    """Files on the disk that belong to none of the owners in ``package``."""
     strangers = set(found.specs) - package.files.keys()
     if whole:
         yield from (Drift("orphan", f"{name}/", "there is no such spec") for name in strangers)
@@ -122,7 +125,7 @@ def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _is_nobody_s(path: str) -> bool:
-    """Whether to ignore a file: it is a leftover of a run, or is hidden or in a hidden folder, such as .git."""
+    """Whether ``check`` ignores a file: a leftover of a run, a hidden file, or one in a hidden folder such as .git."""
     return is_leftover(path) or any(part.startswith(".") for part in path.split("/"))
 
 

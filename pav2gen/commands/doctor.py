@@ -33,7 +33,7 @@ COMPARED = ("multiprocessors", "warp_size", "max_threads_per_block", "shared_mem
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Where to look.
+    """The places to examine.
 
     python: the interpreter that runs vLLM. tree: a vLLM tree; None means the vLLM of that interpreter. generated: the
     folder of the generated package. specs: the folder of the specs.
@@ -49,8 +49,8 @@ class DoctorOptions:
 class Finding:
     """The result for one part of the machine.
 
-    found: whether the part is there and usable. text: its line on the screen. figures: the same for programs. more:
-    further lines.
+    found: whether the part exists and is usable. text: its line on the screen. figures: the same result for --json.
+    more: further lines on the screen.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Diagnosis:
 
 
 def examine(options: DoctorOptions) -> Diagnosis:
-    """Look at every part of the machine. A missing or broken part never stops it."""
+    """Examine all parts of the machine. A missing or broken part never raises an error."""
     python = _python(options)
     found = [_pav2gen(), python]
     found += [_torch(options), _card(options), *_compilers()]
@@ -103,7 +103,7 @@ def _pav2gen() -> Finding:
 
 
 def _python(options: DoctorOptions) -> Finding:
-    """The interpreter that runs vLLM."""
+    """Examine the Python interpreter that runs vLLM."""
     try:
         answer = ask(options.python, PYTHON)
     except NoAnswer as reason:
@@ -113,7 +113,7 @@ def _python(options: DoctorOptions) -> Finding:
 
 
 def _torch(options: DoctorOptions) -> Finding:
-    """torch, as the interpreter that runs vLLM imports it."""
+    """Examine the torch that the interpreter of vLLM imports."""
     try:
         answer = ask(options.python, TORCH)
     except NoAnswer as reason:
@@ -125,7 +125,7 @@ def _torch(options: DoctorOptions) -> Finding:
 
 
 def _card(options: DoctorOptions) -> Finding:
-    """The cards that the driver reports, and how the first differs from its target."""
+    """Examine the cards that the driver reports, and compare the first one with its target."""
     try:
         answer = ask(options.python, DRIVER)
     except NoAnswer as reason:
@@ -139,7 +139,7 @@ def _card(options: DoctorOptions) -> Finding:
 
 
 def _driver(version: object) -> str:
-    """The CUDA release of a driver, from its number: 12040 is 12.4."""
+    """The CUDA release of a driver in words. The number 12040 means release 12.4."""
     known = isinstance(version, int) and version > 0
     return f"driver for CUDA {version // 1000}.{version % 1000 // 10}" if known else "a driver of an unknown release"  # type: ignore[operator]
 
@@ -169,7 +169,7 @@ def target_of(card: Mapping[str, Any]) -> Target | None:
 
 
 def _compilers() -> Iterator[Finding]:
-    """The compilers for CUDA sources: CoreX for Iluvatar cards, nvcc for NVIDIA cards, g++ for the CPU."""
+    """Find the compilers for CUDA sources: CoreX for Iluvatar cards, nvcc for NVIDIA cards, g++ for the CPU."""
     ways: Sequence[tuple[str, Callable[[], tuple[str, str]]]] = (
         ("CoreX", lambda: _toolchain(toolchain.corex())),
         ("nvcc", lambda: _toolchain(toolchain.nvcc("sm_75"))),
@@ -198,7 +198,7 @@ def _host() -> tuple[str, str]:
 
 
 def _package(generated: Path) -> tuple[Finding, Tree | None]:
-    """The generated package: its specs, and the shapes that its kernels serve."""
+    """Examine the generated package: its specs, and the shapes that its kernels serve."""
     try:
         tree = read_tree(generated)
         manifests = tree.sound_manifests()
@@ -218,7 +218,7 @@ def _package(generated: Path) -> tuple[Finding, Tree | None]:
 
 
 def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
-    """The values of the keys on each axis. Features that no key has are left out."""
+    """The values of each axis in ``keys``, as text. Features that no key has are left out."""
     parts = []
     for name in KEY_AXES:
         values = list(dict.fromkeys(key[name] for key in keys if name in key))
@@ -228,7 +228,7 @@ def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, ...]]:
-    """The vLLM tree: its family, and what is installed in it."""
+    """Examine the vLLM tree: its version family, and the kernels that are installed in it."""
     if place is None:
         return Finding("vLLM", False, "not found by that Python; name a tree: pav2gen doctor TREE"), ()
     try:
@@ -249,7 +249,7 @@ def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, .
 
 
 def _installed(state: Status) -> str:
-    """One line on what is installed in a tree."""
+    """One line about the kernels that are installed in a tree."""
     if state.record is None:
         return "nothing of pav2gen is installed in it"
     specs = ", ".join(f"{name} ({entry['kernels']} kernels)" for name, entry in state.record.specs.items())

@@ -1,4 +1,7 @@
-"""``pav2gen explain``: the kernels that serve a key, or the obstacles, the nearest kernel, and edits that add it."""
+"""``pav2gen explain``: finds the kernels for some axis values, or says what prevents one and how to add it.
+
+A query is a choice of values for some axes. A kernel serves a query if it has these values.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Refusal:
-    """A rule that every kernel with the asked values breaks, and the message."""
+    """A rule that every kernel with the query's values breaks, and the message."""
 
     rule: AxisRule
     sentence: str
@@ -30,7 +33,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a spec does not serve a query: axes that lack its value, or else exclusions that cover it."""
+    """Why a spec has no kernel for a query: axes without the query's value, or exclusions that cover it."""
 
     spec: Spec
     lacking: tuple[str, ...]
@@ -49,7 +52,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class AxisEdit:
-    """An edit of a spec: ``line`` goes to ``where`` (``file:line`` before the edit) and gives axes new ``values``."""
+    """An edit of a spec: put ``line`` at ``where`` (``file:line`` in the present file), to give axes new ``values``."""
 
     values: Mapping[str, tuple[object, ...]]
     line: str
@@ -60,9 +63,9 @@ class AxisEdit:
 class Explanation:
     """The answer to a query: the kernels that serve it, or the obstacles and the edits that would add it.
 
-    ``obstacles`` has one entry for each spec, the easiest to overcome first. ``nearest`` is the variant that differs
-    from the query on the fewest axes, and least on those. ``edits`` belong to one spec, and ``command`` builds it. Both
-    are empty if a rule forbids the query, or if no spec can serve it.
+    ``obstacles`` has one entry for each spec. The first one needs the smallest change. ``nearest`` is the variant that
+    differs from the query on the fewest axes, and least on those. ``edits`` change one spec, and ``command`` builds it.
+    Both are empty if a rule forbids the query, or if no spec can be changed to serve it.
     """
 
     query: Mapping[str, object]
@@ -126,7 +129,7 @@ def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
 
 
 def read_query(words: Iterable[str]) -> dict[str, object]:
-    """The query from words ``axis=value``. Raises UserError for a word of another form, or an axis given twice."""
+    """Parse words ``axis=value``. Raises UserError for a word of another form, or an axis given twice."""
     query: dict[str, object] = {}
     for word in words:
         axis, equals, value = word.partition("=")
@@ -139,7 +142,7 @@ def read_query(words: Iterable[str]) -> dict[str, object]:
 
 
 def read_value(axis: str, value: object) -> object:
-    """``value`` of ``axis``, typed. Raises UserError for an unknown axis or a value of another type."""
+    """Convert ``value`` to the type of ``axis``. Raises UserError for an unknown axis or a value of another type."""
     if axis not in AXES:
         raise UserError(f"there is no axis {quoted(axis)}; {did_you_mean(axis, AXES)}")
     found = AXES[axis]
@@ -152,7 +155,7 @@ def differing_axes(query: Mapping[str, object], variant: Variant) -> tuple[str, 
 
 
 def _refusals(query: Mapping[str, object]) -> Iterator[Refusal]:
-    """The rules that ``query`` breaks for all values of its free axes."""
+    """The rules that ``query`` breaks whatever the values of the other axes are."""
     for rule in RULES:
         if isinstance(rule, AxisRule) and query.keys() >= set(rule.axes):
             sentence = rule.complaint(*(query[axis] for axis in rule.axes))
@@ -161,7 +164,7 @@ def _refusals(query: Mapping[str, object]) -> Iterator[Refusal]:
 
 
 def _obstacle(query: Mapping[str, object], spec: Spec) -> Obstacle:
-    """Why ``spec`` does not serve ``query``."""
+    """Find out why ``spec`` has no kernel for ``query``."""
     lacking = tuple(axis for axis, value in query.items() if value not in spec.axes[axis])
     if lacking:
         return Obstacle(spec, lacking, ())
@@ -171,7 +174,7 @@ def _obstacle(query: Mapping[str, object], spec: Spec) -> Obstacle:
 
 
 def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float]:
-    """A sort key, the size of the change: the number of axes to extend, then the distance from their values."""
+    """A sort key for obstacles, the size of the change: the number of axes to extend, then how far."""
     axes = obstacle.spec.axes
     nearest = (min(relative_difference(query[axis], has) for has in axes[axis]) for axis in obstacle.lacking)
     return len(obstacle.lacking), sum(nearest)
@@ -214,7 +217,7 @@ def _values(spec: Spec, key: str) -> str:
 
 
 def _in_braces(spec: Spec, section: str) -> bool:
-    """Whether a section is a mapping in braces. Then its first value is on the line of the section's key."""
+    """Whether a section is written in braces: its first value is then on the same line as the section's key."""
     return any(spec.places[f"{section}.{key}"] == spec.places[section] for key in _keys(spec, section))
 
 
@@ -247,7 +250,7 @@ def _file(spec: Spec) -> str:
 
 
 def _pairs(values: Mapping[str, object]) -> str:
-    """``head_size=80 gqa_ratio=6``."""
+    """Axes and values as text: ``head_size=80 gqa_ratio=6``."""
     return " ".join(f"{axis}={spelled(value)}" for axis, value in values.items())
 
 
@@ -260,7 +263,7 @@ def _named(lines: Iterable[str]) -> Iterator[str]:
 
 
 def axis_lines(specs: Sequence[Spec]) -> Iterator[str]:
-    """What can be explained: each axis, what it is, what a kernel can have there, and what the specs have."""
+    """The axes that a query may have, a line each: its meaning, the possible values, and the values in ``specs``."""
     yield "pav2gen explain AXIS=VALUE...  takes the axes below; those that are left out are free"
     width = max(map(len, AXES))
     for name, axis in AXES.items():

@@ -1,4 +1,4 @@
-"""``pav2gen init``: write a first spec for a model."""
+"""``pav2gen init``: writes a first spec for a model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def init(config: Path, out: Path | None = None, force: bool = False, schema: str
 
 
 def _schema_line(schema: str | None, folder: Path) -> str:
-    """The comment that tells the YAML language server its schema; empty without a schema."""
+    """The comment that tells the YAML language server the schema of the file. Empty without a schema."""
     if schema is None:
         return ""
     if not schema.strip() or not schema.isprintable():

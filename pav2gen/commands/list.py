@@ -1,4 +1,4 @@
-"""``pav2gen list``: every variant of some specs, and its costs."""
+"""``pav2gen list``: lists the kernels of some specs, and the costs of each."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def table(listed: Sequence[dict[str, Any]]) -> Table:
 
 
 def _cell(figure: object) -> str:
-    """A figure as the table shows it; empty if the figure is not known or the kernel does not have it."""
+    """A figure as text. Empty if the figure is not known or the kernel does not have it."""
     return "" if figure is None else spelled(figure)

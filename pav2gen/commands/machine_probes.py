@@ -1,7 +1,7 @@
-"""What ``doctor`` looks at in processes of its own: a Python, its torch, and the driver of a card.
+"""Probes for ``doctor``: short Python programs that examine an interpreter, its torch, or the driver of a card.
 
-Whatever is asked there may crash or hang: a broken torch, a driver that does not answer. A probe answers with JSON, or
-its last words say why not.
+Each probe runs in a separate process, because a broken torch or a driver may crash or hang. A probe prints its result
+as JSON. If it fails, the last line of its stderr is the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 #: Seconds that a probe may take. The first import of torch on a slow disk takes half a minute.
 SECONDS = 120
 
-#: The interpreter, and where its vLLM is. Nothing of vLLM is imported.
+#: The probe of an interpreter: its version, and the folder of its vLLM. It does not import vLLM.
 PYTHON = """
 import importlib.util, json, platform, sys
 def place(name):
@@ -27,7 +27,7 @@ print(json.dumps({"version": platform.python_version(), "executable": sys.execut
                   "platform": platform.platform(), "vllm": place("vllm"), "torch": place("torch")}))
 """
 
-#: torch, and the devices that it sees.
+#: The probe of torch: its version, and the devices that it sees.
 TORCH = """
 import json, torch
 found = {"version": torch.__version__, "cuda": torch.version.cuda or "", "available": torch.cuda.is_available()}
@@ -36,7 +36,7 @@ found["devices"] = [torch.cuda.get_device_name(index) for index in range(number)
 print(json.dumps(found))
 """
 
-#: The cards, as the CUDA driver tells them. CoreX has a driver of the same name and interface.
+#: The probe of the CUDA driver: the cards and their figures. CoreX has a driver of the same name and interface.
 DRIVER = """
 import ctypes, json, os
 homes = [os.environ.get("COREX_HOME", "/usr/local/corex"), "/usr/local/corex-3.2.3"]
@@ -76,11 +76,11 @@ print(json.dumps({"library": name, "version": version.value, "cards": cards}))
 
 
 class NoAnswer(Exception):
-    """A probe gave no answer; the message says why, in one line."""
+    """A probe failed. The message is the reason, in one line."""
 
 
 def ask(python: str, probe: str) -> Mapping[str, Any]:
-    """The answer of ``probe``, run by the interpreter ``python``. Raises NoAnswer."""
+    """Run ``probe`` with the interpreter ``python`` and return its result. Raises NoAnswer if it fails."""
     try:
         done = subprocess.run(
             [python, "-c", probe], capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS

@@ -1,4 +1,4 @@
-"""``pav2gen schema``: the JSON Schema of a spec, printed or written."""
+"""``pav2gen schema``: prints the JSON Schema of a spec, or writes it to a file."""
 
 from __future__ import annotations
 

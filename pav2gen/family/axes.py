@@ -1,4 +1,4 @@
-"""The one table of axes: the values of each axis, and how specs, messages and names write them.
+"""The table of all axes: the values of each axis, and how specs, messages and names write them.
 
 All code that handles axes uses this table: the spec and tuning readers, the rules, ``explain``, ``--filter``, kernel
 names, titles, the bench document, ``init`` and the JSON Schema. To add an axis, add an entry here, and a field in
@@ -23,7 +23,7 @@ PARTITION_SIZES = (64, 128, 256, 512, 1024, 2048)
 #: The two sections of a spec that hold axes.
 AXES_SECTION, FEATURES_SECTION = "axes", "features"
 
-#: Each type as messages call it.
+#: The name of each type in messages.
 TYPE_NAMES: Mapping[type, str] = {
     int: "a whole number from 0 to 999999999",
     float: "a number",
@@ -36,11 +36,11 @@ TYPE_NAMES: Mapping[type, str] = {
 class Axis:
     """One axis of a family.
 
-    ``kind`` is the type of its values; ``nullable`` says that None ("without the feature") is one too. ``allowed``
-    holds every value that a kernel can be generated for, empty if a rule decides instead, and ``works`` says the same
-    in words. ``default`` is the tuple of values for a spec that leaves the axis out, None if the axis is required.
+    ``kind`` is the type of its values. If ``nullable``, None ("without the feature") is a value too. ``allowed`` holds
+    all values that a kernel can be generated for; it is empty if a rule decides instead. ``works`` describes these
+    values in words. ``default`` has the values for a spec that leaves the axis out; it is None if the axis is required.
     ``aliases`` are other spellings of values. ``about`` is one sentence for the JSON Schema and ``explain``. ``tag``
-    makes a value's part of a kernel's name. ``title`` makes a value's part of a kernel's description, and may be empty.
+    returns a value's part of a kernel's name. ``title`` returns a value's part of a kernel's description, or "".
     """
 
     name: str
@@ -67,7 +67,7 @@ class Axis:
         return type(value) is self.kind or (self.kind is float and type(value) is int)
 
     def parse(self, text: str) -> object:
-        """The value that ``text`` spells, as on a command line. Raises UserError if ``text`` does not spell a value."""
+        """Parse a value from a command line. Raises UserError if ``text`` is not a value of this type."""
         text = text.strip()
         if self.nullable and text in ("null", "none", "~"):
             return None
@@ -88,7 +88,7 @@ def _number(prefix: str) -> Callable[[object], str]:
 
 
 def _name_part(value: object) -> str:
-    """A number as names spell it: ``50`` for 50.0, ``0p5`` for 0.5."""
+    """A number as a part of a kernel's name: ``50`` for 50.0, ``0p5`` for 0.5."""
     return str(value).removesuffix(".0").replace(".", "p")
 
 
@@ -221,10 +221,10 @@ _TABLE = (
     ),
 )
 
-#: Every axis by its name, in the order in which they name a kernel; the last one varies fastest.
+#: All axes by name, in the order of a kernel's name. In a list of kernels, the last axis varies fastest.
 AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
 
-#: The axes that the phrase "24/4 heads of 256" covers.
+#: The axes that a phrase such as "24/4 heads of 256" already states.
 HEADS = ("head_size", "gqa_ratio")
 
 #: The axes that must match between a call and a kernel.
@@ -235,7 +235,7 @@ if Key._fields != KEY_AXES:
 
 
 def slug(values: Mapping[str, object]) -> str:
-    """The name of a kernel within its spec, ``hd256_g6_b16_f16_p512``; ``values`` have the order of ``AXES``."""
+    """The name of a kernel within its spec: ``hd256_g6_b16_f16_p512``. ``values`` have the order of ``AXES``."""
     return "".join(AXES[name].tag(value) for name, value in values.items())
 
 

@@ -1,4 +1,4 @@
-"""A family of kernels as a spec describes it: the product of its axes without the excluded points."""
+"""A spec: it describes a family of kernels as all combinations of its axes' values, without the excluded ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pav2gen.family.variant import OPERATORS, Point, Variant, expand
 
 @dataclass(frozen=True)
 class RankShape:
-    """The attention heads of one tensor-parallel rank, as vLLM shards them."""
+    """The numbers of attention heads of one tensor-parallel rank, as vLLM shards them."""
 
     tensor_parallel: int
     num_heads: int
@@ -35,7 +35,7 @@ class Model:
     tensor_parallel: tuple[int, ...]
 
     def ranks(self) -> tuple[RankShape, ...]:
-        """The shape of a rank for each tensor-parallel size. Beyond the number of KV heads vLLM replicates them."""
+        """The heads of a rank for each tensor-parallel size. If there are more ranks than KV heads, they share them."""
         return tuple(
             RankShape(size, self.num_heads // size, max(1, self.num_kv_heads // size)) for size in self.tensor_parallel
         )
@@ -48,7 +48,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Points of the product that are left out, and why."""
+    """Combinations of values that the spec leaves out, and why."""
 
     when: Mapping[str, tuple[object, ...]]
     because: str
@@ -61,7 +61,9 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How calls are routed. Above ``min_seq_len`` tokens V2 serves. ``partition`` fixes the partition size unless None.
+    """How calls are routed. Decodes longer than ``min_seq_len`` tokens take the generated operator (V2).
+
+    partition: the partition size for all calls, or None if the operator chooses.
 
     host_lengths: whether a PyTorch kernel may read the lengths of a call on a GPU, ``auto`` or ``never``.
     """
@@ -81,7 +83,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Spec:
-    """A family of kernels. ``axes`` has the values of every axis of ``family.axes``.
+    """The content of a spec file. ``axes`` has the values of every axis of ``family.axes``.
 
     ``operators`` are those of ``variant.OPERATORS`` that are built. ``cuda`` holds the layout settings of CUDA kernels
     that the spec fixes (``cuda_plan.CHOICES``); the plan chooses the others. ``modifications`` maps the name of each
@@ -123,7 +125,7 @@ def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
 
 
 def variants(spec: Spec) -> tuple[Variant, ...]:
-    """Every decode kernel of ``spec`` in the order of its axes: the product of the axes without the excluded points."""
+    """All decode kernels of ``spec``: the combinations of its axes' values without the excluded ones, in order."""
     return tuple(
         replace(variant, own=spec.modifications.get(variant.modification or ""))
         for variant in expand(spec.name, {axis: spec.axes[axis] for axis in AXES})
@@ -132,6 +134,6 @@ def variants(spec: Spec) -> tuple[Variant, ...]:
 
 
 def points(spec: Spec) -> tuple[Point, ...]:
-    """Every kernel of ``spec``, operator by operator, in the order of its variants."""
+    """All kernels of ``spec``, operator by operator."""
     family = variants(spec)
     return tuple(point for operator in spec.operators for point in OPERATORS[operator](family))

@@ -1,4 +1,4 @@
-"""Hardware profiles: the figures that plans use. Each figure has its source or is marked unknown."""
+"""Hardware profiles of GPUs: the figures that plans use. Each figure names its source or is marked unknown."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pav2gen.wording import did_you_mean, one_of, quoted
 
 @dataclass(frozen=True)
 class Target:
-    """One card. A figure that is not known is None, and ``sources`` says so.
+    """One GPU. A figure that is not known is None. ``sources`` has the source of each figure.
 
-    ``bandwidth_gbps`` is the measured bandwidth of a copy. ``peak_bandwidth_gbps`` follows from the memory's clock and
-    width. ``shared_memory_bytes`` is the limit of a thread block without opting in to more. ``load_bytes`` is the width
-    in bytes of the load per thread that is believed to be fastest. ``latency_ns`` is the time of a load from memory,
-    from issue to use.
+    ``bandwidth_gbps`` is the measured bandwidth of a copy. ``peak_bandwidth_gbps`` is computed from the memory's clock
+    and width. ``shared_memory_bytes`` is the limit of a thread block without opting in to more. ``load_bytes`` is the
+    size of a thread's load that is believed to be fastest. ``latency_ns`` is the time from the issue of a load from
+    memory to the use of its value.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Target:
     latency_ns: float = 600.0
 
     def with_overrides(self, figures: Mapping[str, object]) -> Target:
-        """This card with some ``figures`` (names of ``FIGURES``) replaced, as a spec's ``target`` may ask.
+        """A copy of this target with some ``figures`` (names of ``FIGURES``) replaced, for a spec that overrides them.
 
         Raises UserError for a figure that does not exist, or a value of a wrong type or range.
         """
@@ -53,7 +53,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """The values to which a spec may set a figure: a number from ``low`` to ``high``, or one of ``choices``."""
+    """The values that a spec may give a figure: a number from ``low`` to ``high``, or one of ``choices``."""
 
     low: float = 0
     high: float = 0
@@ -105,7 +105,7 @@ def _nvidia(
     bandwidth_gbps: float,
     shared_kib: int,
 ) -> Target:
-    """An NVIDIA compute capability, with the figures that vary by card taken from ``card``'s data sheet."""
+    """The target for an NVIDIA compute capability. Figures that vary by card are from the data sheet of ``card``."""
     sheet = f"NVIDIA {card} data sheet"
     return Target(
         name=arch,
@@ -221,7 +221,7 @@ TARGETS: Mapping[str, Target] = {
 
 
 def find(name: str) -> Target:
-    """The profile called ``name``. Raises UserError, with the nearest name, when there is none."""
+    """The target called ``name``. Raises UserError, with the nearest name, if it does not exist."""
     if name not in TARGETS:
         raise UserError(f"unknown target {quoted(name)}; {did_you_mean(name, TARGETS)}")
     return TARGETS[name]

@@ -1,6 +1,6 @@
-"""A variant: one kernel of a family, for one operator, and all names that derive from its axes.
+"""Variants: a variant is one kernel of a family, for one operator. Its names are derived from its axes.
 
-No code parses a name back into axes. Code that needs an axis reads the field.
+No code parses a name back into axes. Code that needs the value of an axis reads the field.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pav2gen.runtime.select import FEATURES, CacheKey, Key
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
-#: No symbol and no file name has more characters, whatever the axes: file systems allow 255. Plain kernels have fewer
-#: than 100. Only a softcap of many digits beside a modification of a long name comes near.
+#: The most characters of a symbol or a file name. File systems allow 255. Names of plain kernels have fewer than 100.
+#: Only a softcap of many digits together with a long name of a modification comes near the limit.
 LONGEST_SYMBOL = 160
 
 
 class Point(ABC):
-    """One kernel of one spec, of any operator: the names and sizes that follow from its axes."""
+    """One kernel of one spec, for any operator. It has the names and sizes that are derived from the axes."""
 
     operator: ClassVar[str]
     spec: str
@@ -42,7 +42,7 @@ class Point(ABC):
 
     @property
     def symbol(self) -> str:
-        """A name unique over all specs: the C symbol, and the name of the test."""
+        """A name that is unique over all specs. It is the C symbol and the name of the test."""
         return f"pav2_{self.spec}_{self.slug}"
 
     @property
@@ -52,7 +52,7 @@ class Point(ABC):
 
     @property
     def storage(self) -> str:
-        """The dtype of the cache's tensors: codes are uint8 for fp8 and int8 for int8."""
+        """The dtype of the cache's tensors: uint8 for fp8, int8 for int8, else that of the query."""
         return {"auto": self.dtype, "int8": "int8"}.get(self.kv_cache_dtype, "uint8")
 
     @property
@@ -62,23 +62,23 @@ class Point(ABC):
 
     @property
     def torch_path(self) -> str:
-        """The PyTorch kernel, below the root of the generated package."""
+        """The path of the PyTorch kernel, relative to the generated package."""
         return f"{self.spec}/torch_kernels/{self.slug}.py"
 
     @property
     def cuda_path(self) -> str:
-        """The CUDA source, below the root of the generated package."""
+        """The path of the CUDA source, relative to the generated package."""
         return f"{self.spec}/cuda_kernels/{self.slug}.cu"
 
     @property
     def test_path(self) -> str:
-        """The test module, below the root of the generated package."""
+        """The path of the test module, relative to the generated package."""
         return f"{self.spec}/tests/test_{self.spec}_{self.slug}.py"
 
 
 @dataclass(frozen=True)
 class AttentionVariant(Point):
-    """An attention kernel, of decode or extend: the axes of its key."""
+    """An attention kernel for decode or extend. The fields are the axes of its key."""
 
     spec: str
     head_size: int
@@ -97,7 +97,7 @@ class AttentionVariant(Point):
 
     @property
     def key(self) -> Key:
-        """The key that a call is matched against."""
+        """The key that a call must have to use this kernel."""
         return Key(*(getattr(self, axis) for axis in Key._fields))
 
     @property
@@ -150,7 +150,7 @@ class ExtendVariant(AttentionVariant):
 
 @dataclass(frozen=True)
 class CacheVariant(Point):
-    """One cache writer. Its axes are those that it shares with the decode kernels that read its caches."""
+    """One cache writer. It has the axes that must match those of the decode kernels that read its caches."""
 
     operator: ClassVar[str] = "cache"
 
@@ -162,7 +162,7 @@ class CacheVariant(Point):
 
     @property
     def key(self) -> CacheKey:
-        """The key that a write is matched against."""
+        """The key that a call of ``reshape_and_cache`` must have to use this writer."""
         return CacheKey(*(getattr(self, axis) for axis in CacheKey._fields))
 
     @property
@@ -197,6 +197,6 @@ OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {
 
 
 def expand(name: str, axes: Mapping[str, Sequence[object]]) -> tuple[Variant, ...]:
-    """Every point of the product of ``axes``, in the order of ``AXES``. A missing axis has its default values."""
+    """All combinations of the values in ``axes``, in the order of ``AXES``. A missing axis has its default values."""
     values = itertools.product(*(axes.get(axis, known.default or ()) for axis, known in AXES.items()))
     return tuple(Variant(name, **dict(zip(AXES, point, strict=True))) for point in values)  # type: ignore[arg-type]

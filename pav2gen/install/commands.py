@@ -1,4 +1,7 @@
-"""The commands ``install``, ``status``, ``uninstall`` and ``wheel``: parse, call, print. ``cli`` registers them."""
+"""The commands ``install``, ``status``, ``uninstall`` and ``wheel``: arguments and printed results.
+
+``cli`` registers them.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +73,9 @@ def install(
 ) -> None:  # fmt: skip
     """Put the generated kernels into the vLLM at TREE. They serve paged_attention_v2; V2 is chosen where it is faster.
 
-    TREE is a source checkout, an installed vllm folder, or a prefix that holds one. The package goes to
-    vllm/attention/ops/pav2. Calls of it go into vLLM's files. An earlier install is replaced. Everything is tried
-    before the first write. If an error occurs later, every change is taken back.
+    TREE is a source checkout, an installed vllm folder, or a prefix that holds one. The package is copied to
+    vllm/attention/ops/pav2. Calls of it are inserted into vLLM's files. An earlier install is replaced. Everything is
+    checked before the first write. If an error occurs later, every change is undone.
 
     \b
     Example:

@@ -1,8 +1,8 @@
 """Writes a build in one step: either all of its changes take effect, or none.
 
-New files are first written to a folder beside the journal. Then each file is renamed to its place; a folder that is
-entirely new takes a single rename. A full disk is therefore noticed before the tree changes. An error or Ctrl-C undoes
-all changes. A build that is killed leaves its journal, which tells the next build which files are ours.
+New files are first written to a temporary folder beside the journal (the folder "aside"), so a full disk is noticed
+before the tree changes. Then each file is renamed to its place. A folder that is entirely new takes a single rename. An
+error or Ctrl-C undoes all changes. A build that is killed leaves its journal, which lists the files that it wrote.
 
 Only the journal is synced to the disk. Syncing every file would take longer than the rest of the build and gain little:
 after a power cut, `check` names the damaged files and `build --force` renders them again.
@@ -25,16 +25,16 @@ from pav2gen.output.transaction import Transaction, write_new
 from pav2gen.output.tree import Comparison, FileChange, Tree
 from pav2gen.render.manifest import SHARED
 
-#: Advice if a build failed and could not be undone.
+#: The end of the message if a build failed and could not be undone.
 REMEDY = "the package is incomplete; run the same build again"
 
 
 def commit(tree: Tree, comparison: Comparison, owners: Collection[str], unsettled: Collection[str]) -> None:
     """Apply the changes of a build of ``owners`` to the tree. Writes nothing if nothing differs.
 
-    The folder of the tree exists and is locked. ``unsettled`` are other owners with an interrupted build that this
-    build does not repair; the journal keeps them. Raises UserError, after undoing all changes, if the tree cannot be
-    written, or if someone changed a file after the comparison.
+    The folder of the tree must exist and be locked. unsettled: other owners with an interrupted build, which this build
+    does not repair. Their entries stay in the journal. Raises UserError, after undoing all changes, if the tree cannot
+    be written, or if someone changed a file after the comparison.
     """
     if comparison.changes or tree.incomplete:
         _Commit(tree, comparison.changes, owners, unsettled).run()
@@ -71,7 +71,7 @@ class _Commit:
             self._finish()
 
     def _shown(self, file: str) -> str:
-        """The name of a file in messages. A file in the folder aside has the name of its final place."""
+        """The name of a file in messages. A file in the temporary folder is called by the name of its final place."""
         path = file.removeprefix(os.fspath(self._root)).removeprefix(f"/{journal.ASIDE}")
         return self._tree.disk.shown + path
 
@@ -84,7 +84,7 @@ class _Commit:
         write_new(file, content, old)
 
     def _place(self, transaction: Transaction, path: str, content: bytes, old: OnDisk | None) -> None:
-        """Move a file, or the topmost folder above it that the tree lacks, from aside to its place."""
+        """Move a file from the temporary folder to its place, or the topmost folder above it that the tree lacks."""
         if path.startswith(tuple(self._moved)):
             return
         top = self._missing_folder(path) or path
@@ -116,7 +116,10 @@ class _Commit:
 
 
 def _order(change: FileChange) -> tuple[bool, bool, bool, str]:
-    """Order the changes: new files, removals, manifests, the shared manifest. No manifest is ahead of its files."""
+    """A sort key for the changes: new files, removals, manifests, the shared manifest.
+
+    A manifest on the disk then never lists a file that is not there yet.
+    """
     return (change.is_manifest, change.is_manifest and change.owner == SHARED, change.new is None, change.path)
 
 
@@ -146,7 +149,7 @@ def _tidy(disk: Disk, removed: Iterable[str]) -> None:
 
 
 def _is_own_folder(disk: Disk, folder: str) -> bool:
-    """Whether a folder of the tree exists, and no part of its path is a link. Files beyond a link are not ours."""
+    """Whether a folder of the tree exists, and no part of its path is a link. A build changes no files behind links."""
     with contextlib.suppress(UserError):
         return disk.has_folder(folder)
     return False

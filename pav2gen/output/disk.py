@@ -1,4 +1,4 @@
-"""Reads a generated package from the disk without following links, and names things that are not regular files."""
+"""Reads a generated package from the disk without following links, and describes things that are not regular files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class OnDisk:
-    """The thing at a path: bytes, mode bits and owner of a regular file, or the ``kind`` of anything else.
+    """What a path leads to: the bytes, mode bits and owner of a regular file, or the ``kind`` of anything else.
 
     ``owner`` has the numeric ids of the user and the group.
     """
@@ -30,7 +30,7 @@ class OnDisk:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file. Anything else is never ours."""
+        """Whether it is a regular file. A build never wrote anything else."""
         return self.kind == "a file"
 
     @property
@@ -48,10 +48,9 @@ class Disk:
         self._folders: dict[str, bool] = {}
 
     def at(self, path: str) -> OnDisk | None:
-        """The thing at ``path``; None if nothing is there.
+        """What is at ``path``. None if nothing is there.
 
-        Raises UserError if a folder on the way is a symbolic link or a file, or if the path cannot be read. Files
-        beyond a link are not ours.
+        Raises UserError if a folder of the path is a symbolic link or a file, or if the path cannot be read.
         """
         if not self.has_folder(path.rpartition("/")[0]):
             return None
@@ -111,7 +110,7 @@ class Disk:
 
 
 def look(file: str) -> OnDisk | None:
-    """The thing at the path ``file``; None if nothing is there. A link is not followed. Raises OSError."""
+    """What is at the path ``file``. None if nothing is there. A link is not followed. Raises OSError."""
     try:
         handle = os.open(file, READ)
     except FileNotFoundError:

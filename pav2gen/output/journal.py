@@ -1,7 +1,7 @@
-"""The journal of a running build. It is in the tree from before the first change until after the last.
+"""The journal of a running build: a file that exists from before the first change of the tree until after the last.
 
-A build that was killed leaves its journal. The journal has the hashes of the old and the new content of each file. The
-next build therefore recognizes both as its own, and repairs the tree without --force.
+A build that was killed leaves its journal. The journal has the hashes of the old and the new content of each file, so
+the next build recognizes both as written by builds, and repairs the tree without --force.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from pav2gen import json_data
 from pav2gen.output.transaction import write_all
 
-#: The journal, and the folder for new files of a build, both at the root of the generated package.
+#: The name of the journal, and that of the temporary folder for new files, both at the root of the generated package.
 NAME = ".pav2gen-build.json"
 ASIDE = ".pav2gen-build"
 
@@ -40,14 +40,14 @@ def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def begin(root: Path, entries: Entries) -> None:
-    """Write a journal, and make an empty folder for new files. Files that an earlier build left aside are removed."""
+    """Write a journal, and make an empty temporary folder. The temporary files of an earlier build are removed."""
     _remove_aside(root)
     os.mkdir(root / ASIDE)
     _write(root, entries)
 
 
 def end(root: Path, entries: Entries) -> None:
-    """Remove the folder aside, and replace the journal by ``entries``. Without entries, remove the journal."""
+    """Remove the temporary folder, and replace the journal by ``entries``. Without entries, remove the journal."""
     if entries:
         _write(root, entries)
     _remove_aside(root)
@@ -66,7 +66,7 @@ def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
 
 
 def _write(root: Path, entries: Entries) -> None:
-    """Replace the journal, and sync it to the disk: a power cut may interrupt the steps that follow."""
+    """Replace the journal, and sync it to the disk, because a power cut may interrupt the next steps."""
     data = {owner: {path: sorted(digests) for path, digests in files.items()} for owner, files in entries.items()}
     draft = root / ASIDE / NAME
     os.makedirs(draft.parent, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Locks a folder: one writer at a time. The lock is on the folder itself, so that no lock file stays behind.
+"""Locks a folder, so that only one command writes in it. The folder itself is locked; there is no lock file.
 
 Commands that only read share the lock. The system drops the lock of a process that dies.
 """
@@ -19,21 +19,21 @@ from pav2gen.errors import UserError
 #: Seconds that a command waits for another one, and seconds between two tries.
 PATIENCE, INTERVAL = 300.0, 0.05
 
-#: Called once before a command waits, with a description of the process that holds the folder.
+#: A function that is called once before a command waits, with a description of the process that has locked the folder.
 OnWait = Callable[[str], None]
 
 
 def no_wait(holder: str) -> None:
-    """Wait silently while another command holds the folder."""
+    """Wait without a message while another command has locked the folder."""
 
 
 @contextmanager
 def locked(folder: Path, on_wait: OnWait, create: bool = False) -> Iterator[None]:
-    """Lock ``folder`` exclusively, to write in it. ``on_wait`` is called once if another command holds it.
+    """Lock ``folder`` exclusively, to write in it. ``on_wait`` is called once if another command has locked it.
 
     ``create`` makes a missing folder and its parents. Those that are still empty at the end are removed. Without
     ``create``, a missing folder is not locked. Raises UserError if the folder cannot be made or locked, or if another
-    command holds it for longer than ``PATIENCE``.
+    command keeps the lock for longer than ``PATIENCE``.
     """
     path = os.path.realpath(folder)
     made = _make(path, os.fspath(folder)) if create else []
@@ -79,7 +79,7 @@ def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | N
 
 
 def _open(path: str, shown: str) -> int | None:
-    """The folder's descriptor; None if the path is not a folder. The reader of the tree reports that."""
+    """Open the folder. None if the path is not a folder; the code that reads the tree then reports that."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def _names(path: str, handle: int) -> bool:
 
 
 def holder(handle: int) -> str:
-    """The holder of a folder's lock, if the system tells: ``process 4711 (pav2gen build a.yaml)``."""
+    """The process that has locked a folder, if it can be found: ``process 4711 (pav2gen build a.yaml)``."""
     status = os.fstat(handle)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
@@ -162,7 +162,7 @@ def _make(path: str, shown: str) -> list[str]:
 
 
 def _remove_empty(folders: list[str]) -> None:
-    """Remove the empty ones of ``folders``, the last first."""
+    """Remove those of ``folders`` that are empty, beginning with the last one."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             if not os.listdir(folder):

@@ -1,8 +1,8 @@
-"""Transactions on the disk: all steps are taken, or all are undone. build, install and uninstall write with them.
+"""Transactions on files: all steps are done, or all are undone. build, install and uninstall write with them.
 
-Each step records how to undo it before it is taken. Undoing a step that was not taken is harmless. A file is read again
-right before it is replaced or removed, so that an edit saved in the meantime is not lost. Undoing does not touch such
-an edit either.
+The way to undo a step is recorded before the step is done. Undoing a step that was not done is harmless. A file is read
+again right before it is replaced or removed, so that an edit that someone saved in the meantime is not lost. Undoing
+keeps such an edit too.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class _Edited(Exception):
 
 
 class Transaction:
-    """Steps that are undone, last first, if the ``with`` block ends in an exception.
+    """A ``with`` block. If it ends in an exception, its steps are undone, the last one first.
 
-    An OSError, or a file that someone changed after the command read it, becomes a UserError. Its message says in which
+    An OSError, or a file that someone changed after the command read it, becomes a UserError. The message says in which
     state the files are.
     """
 
     def __init__(self, shown: Callable[[str], str], remedy: str, on_undone: Callable[[], None] = lambda: None) -> None:
         """``shown`` gives the name of a path in messages. It gets an empty path for the folder as a whole.
 
-        ``remedy`` ends the message if a step could not be undone. ``on_undone`` is called after all was undone.
+        ``remedy`` is the end of the message if a step could not be undone. ``on_undone`` is called after undoing.
         """
         self._shown = shown
         self._remedy = remedy
@@ -44,7 +44,7 @@ class Transaction:
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Transaction:
-        """Begin; nothing is done yet."""
+        """Begin a transaction without steps."""
         return self
 
     def __exit__(
@@ -133,7 +133,7 @@ def write_all(handle: int, content: bytes) -> None:
 
 
 def _checked(file: str, expected: str | None) -> OnDisk | None:
-    """The thing at ``file`` now. Raises _Edited if it is not a file with the sha256 ``expected``."""
+    """Read ``file`` again. Raises _Edited if it is not a file with the sha256 ``expected``."""
     there = look(file)
     if there and not there.is_file:
         raise _Edited(file)
@@ -143,7 +143,7 @@ def _checked(file: str, expected: str | None) -> OnDisk | None:
 
 
 def _put_back(file: str, aside: str, old: OnDisk | None, new: bytes | None) -> None:
-    """Restore the content of ``file`` from before ``new``. Raises _Edited if someone saved other content since."""
+    """Restore the old content of ``file``. Raises _Edited if its present content is not ``new``."""
     there = look(file)
     if there == old:
         return

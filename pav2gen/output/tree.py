@@ -21,9 +21,9 @@ DEFAULT_FOLDER = Path("generated")
 
 @dataclass(frozen=True)
 class FileChange:
-    """A file that a build changes. ``old`` is None for a new file; ``new`` is None for a removed file.
+    """A file that a build changes. ``old`` is None for a new file. ``new`` is None for a removed file.
 
-    ``digest`` is the sha256 of ``new``; empty without it. ``ours`` says whether a build wrote the old content; then a
+    ``digest`` is the sha256 of ``new``, or empty. ``ours``: whether a build wrote the old content, so that another
     build may replace it without --force.
     """
 
@@ -53,7 +53,7 @@ class Comparison:
     unchanged: int
 
     def refusal(self, shown: str, force: bool) -> UserError | None:
-        """The error if the build must not replace a file edited by hand (unless ``force``) or a link (always)."""
+        """The error if the build would replace a file that was edited by hand (unless ``force``), or a link."""
         taken = [change for change in self.changes if not change.ours]
         for change in taken:
             if change.old and not change.old.is_file:
@@ -69,7 +69,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Tree:
-    """A generated package. ``manifests`` and ``broken`` map owners to manifests, and to reasons not to trust them."""
+    """A generated package on the disk.
+
+    manifests: the manifest of each owner. broken: for each owner with a manifest that can't be trusted, the reason.
+    """
 
     disk: Disk
     manifests: Mapping[str, Manifest]
@@ -83,9 +86,9 @@ class Tree:
         return sorted({*self.manifests, *self.broken} - {SHARED})
 
     def sound_manifests(self, except_for: Collection[str] = ()) -> list[Manifest]:
-        """The manifests of the specs here, except those in ``except_for``, which are rebuilt or removed.
+        """The manifests of the specs in this tree, without those in ``except_for``, which are rebuilt or removed.
 
-        Raises UserError if a manifest is broken or of another version, because the dispatch table needs its rows.
+        Raises UserError if one is broken or of another version, because the dispatch table needs the rows of all.
         """
         for owner in sorted(self.broken.keys() - {SHARED, *except_for}):
             place = f"{self.disk.shown}/{manifest.path_of(owner)}"
@@ -97,7 +100,7 @@ class Tree:
         return [entry for owner, entry in sorted(self.manifests.items()) if owner not in (SHARED, *except_for)]
 
     def compare(self, package: Mapping[str, FileSet]) -> Comparison:
-        """Compare with ``package``, the new files of each owner. Every byte is compared.
+        """Compare the tree with ``package``, which has the new files of each owner. Every byte is compared.
 
         Raises UserError as ``Disk.at`` does.
         """

@@ -1,4 +1,4 @@
-"""Plans: every number that a template, a message or a report shows for a kernel, computed once.
+"""The plan of a kernel: all numbers about it that templates, messages and reports show. Each is computed once.
 
 May import: ``family`` and what that may import.
 """

@@ -1,4 +1,4 @@
-"""What the plans of decode and extend kernels share: the words of a source's head, and the figures of a rank."""
+"""Properties that the plans of decode and extend kernels share: texts for a source's header, and figures of a rank."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class AttentionPlan:
 
     @property
     def title(self) -> str:
-        """The key in words, for the head of a source."""
+        """The key in words, for the comment at the top of a source."""
         return title(self.variant.key._asdict())
 
     @property
     def formula(self) -> str:
-        """The argument of the softmax as a formula, for the head of a source."""
+        """The argument of the softmax as a formula, for the comment at the top of a source."""
         v, text = self.variant, "scale * q[s] K[s]^T"
         if v.softcap is not None:
             text = f"softcap({text})"
@@ -48,7 +48,7 @@ class AttentionPlan:
         return 2 * self.variant.head_size * self.variant.cache_item_bytes * self.rank.num_kv_heads
 
     def base_row(self, partition_size: int) -> Row:
-        """The kernel's row of the dispatch table, without the figures of a CUDA kernel."""
+        """The kernel's row of the dispatch table, without the figures of its CUDA kernel."""
         v, dispatch, target = self.variant, self.spec.dispatch, self.spec.target
         return Row(
             symbol=v.symbol,

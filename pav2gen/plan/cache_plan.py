@@ -1,4 +1,4 @@
-"""The costs of a cache writer: its buffers and calls in PyTorch, its thread blocks in CUDA."""
+"""The plan of a cache writer: buffers and ATen calls of its PyTorch code, thread blocks of its CUDA kernel."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pav2gen.family.variant import CacheVariant
 from pav2gen.plan.cuda_plan import SCALARS
 from pav2gen.runtime.select import MIB, Row
 
-#: Bytes of workspace. On a CPU a chunk should stay in the caches; on a GPU each chunk costs launches.
+#: Bytes of workspace: small on a CPU, so that a chunk stays in its caches, and large on a GPU, to save launches.
 CPU_BYTES, GPU_BYTES = 8 * MIB, 14 * MIB
 
 #: Bytes of a token in addition to its elements: slot, row and block as int64, and the temporaries that compute them.
 TOKEN_BYTES = 96
 
-#: Threads of a CUDA block. Bytes of a page's row that tokens in neighbouring slots fill together: a sector.
+#: Threads of a CUDA block; and bytes of a row of a page that tokens in neighbouring slots fill together: one sector.
 THREADS, SECTOR = 256, 32
 
-#: Padding in elements between rows of shared memory. Lanes that read down a column then find each row in another bank.
+#: Padding between rows of shared memory, in elements. Lanes that read a column then access different banks.
 PADDING = 4
 
-#: Unsigned types by their bytes, which copy elements bit by bit; and the encoders of runtime/cuda/pav2_encode.cuh.
+#: Unsigned types by their size in bytes, for copies of elements; and the encoders of runtime/cuda/pav2_encode.cuh.
 BITS = {2: "uint16_t", 4: "uint32_t"}
 ENCODERS = {"fp8_e4m3": "ToE4M3", "fp8_e5m2": "ToE5M2", "int8": "ToInt8"}
 
@@ -47,7 +47,7 @@ class TorchCachePlan:
 
     @property
     def key_grains(self) -> int:
-        """16-byte grains of a key."""
+        """The number of 16-byte grains in a key."""
         return self.variant.head_size // self.variant.grain
 
     @property
@@ -72,7 +72,7 @@ class TorchCachePlan:
         return self.variant.head_size * (of_k_and_v[self.variant.kv_cache_dtype] + 3 * self.variant.cache_item_bytes)
 
     def calls(self, chunks: int) -> int:
-        """ATen calls of the writer that are not views, for a call of ``chunks`` chunks.
+        """The number of ATen calls, without views, that the writer makes for a call of ``chunks`` chunks.
 
         The numbers follow templates/torch/cache.py.j2 and runtime/writer; the generated tests count the calls.
         """
@@ -104,7 +104,7 @@ class CudaCachePlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a thread block. In neighbouring slots they fill a sector of each row of V, or a whole row."""
+        """Tokens of a thread block. Tokens in neighbouring slots fill a sector of each row of V, or all of it."""
         return min(self.variant.block_size, SECTOR // self.variant.cache_item_bytes)
 
     @property
@@ -139,12 +139,12 @@ class CachePlan:
 
     @property
     def title(self) -> str:
-        """The key in words, for the head of a source."""
+        """The key in words, for the comment at the top of a source."""
         return title(self.variant.key._asdict())
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """What ``pav2gen list`` shows of a writer."""
+        """The figures of a writer that ``pav2gen list`` shows."""
         shared = {"shared_kib": round(self.cuda.shared_bytes / 1024, 1)} if "cuda" in self.spec.backends else {}
         return {"workspace_mib": self.torch.gpu_bytes // MIB, "torch_calls": self.torch.calls(1), **shared}
 
@@ -167,5 +167,5 @@ class CachePlan:
 
 
 def plan_cache(variant: CacheVariant, spec: Spec) -> CachePlan:
-    """The figures of a writer under the limits of ``spec``."""
+    """Make the plan of a writer, under the limits of ``spec``."""
     return CachePlan(variant, spec, TorchCachePlan(variant, spec.limits.workspace_mib * MIB))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Lanes of the widest warp. Layouts keep whole warps of 64 lanes busy, and so of 32.
+#: Lanes of the widest warp. A layout that keeps warps of 64 lanes busy also keeps warps of 32 lanes busy.
 WIDEST_WARP = 64
 
 
@@ -13,9 +13,9 @@ class Geometry:
     """How the threads of a block share the work.
 
     threads: threads of a block.
-    heads: query heads of a block.
-    step: tokens that have their scores in shared memory together.
-    runs: runs of tokens that a warp scores together.
+    heads: query heads that a block computes.
+    step: tokens that a block processes between two barriers; their scores are in shared memory together.
+    runs: runs of consecutive tokens that a warp scores together.
     key_words: 32-bit words of a load of keys.
     value_words: 32-bit words of a load of values.
     row_lanes: threads side by side in a row of values. A row is one element of the head over the tokens of a page.

@@ -1,4 +1,4 @@
-"""The text of a CUDA kernel's two hooks: they change or mask a score between the product and the softmax."""
+"""Makes the text of a CUDA kernel's two hooks. One changes a score before the softmax, the other one masks keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.modifications.tree import Expression, uses
 from pav2gen.family.variant import AttentionVariant
 
-#: The text of each name in a hook. ``h`` is the query head among all heads; ``head`` is its index in the thread block.
+#: The CUDA text of each name in an expression. ``h`` is the query head among all heads, ``head`` its index in the
+#: block.
 NAMES = {"s": "s", "q": "q", "k": "k", "h": "h", "kvh": "at.kv_head", "len": "at.length"}
 
 
@@ -28,7 +29,7 @@ class Line(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter tensor: its array in shared memory, the pointer to its values, and the index there."""
+    """A parameter tensor: its array in shared memory, the pointer that it is loaded from, and the index to load."""
 
     array: str
     pointer: str
@@ -64,12 +65,12 @@ class CudaHooks:
 
     @cached_property
     def scores(self) -> tuple[Line, ...]:
-        """Each step gives the score ``s`` a new value."""
+        """The steps of the score. Each one assigns a new value to ``s``."""
         return tuple(Line(cuda_text(e.score_tree, self._names), e.name) for e in self._entries if e.score_tree)
 
     @cached_property
     def masks(self) -> tuple[Line, ...]:
-        """A key is attended if all these conditions hold."""
+        """The steps of the mask. A query attends to a key if all these conditions are true."""
         found = [Line(cuda_text(e.mask_tree, self._names), e.name) for e in self._entries if e.mask_tree]
         if self.variant.blocksparse:
             found.append(Line("attends(a, h, at.kv_head, k, at.length)", "block-sparse"))

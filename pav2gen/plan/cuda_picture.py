@@ -1,4 +1,4 @@
-"""A picture of a CUDA layout: which thread loads which part of a page. It is at the head of each CUDA source."""
+"""Draws which thread loads which part of a page, as text. The picture is in the comment at the top of a CUDA source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_geometry import WIDEST_WARP, Geometry
 
-#: A table shows the first two of its rows and columns and the last one. It shows all if they are at most this many.
+#: A table with at most this many rows, or columns, shows all of them. Others show the first two and the last one.
 ROWS, COLUMNS = 3, 4
 
 #: The text in place of the rows or columns that a table leaves out.
@@ -15,7 +15,7 @@ ELLIPSIS = "..."
 
 
 def picture(v: Variant, g: Geometry) -> list[str]:
-    """Lines of text, at most 100 characters wide: one load of keys by a warp, then one load of values by a block."""
+    """The lines of the picture: one load of keys by a warp, then one load of values by a block. At most 100 wide."""
     return [*_keys(v, g), "", *_values(v, g)]
 
 
@@ -55,7 +55,7 @@ def _values(v: Variant, g: Geometry) -> list[str]:
 
 
 def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int], str]) -> list[str]:
-    """A table with a head line. An ellipsis replaces rows and columns in the middle."""
+    """A table with a header line. An ellipsis replaces rows and columns in the middle."""
     across, down = _shown(len(columns), COLUMNS), _shown(len(rows), ROWS)
     lines = [["", *(ELLIPSIS if j is None else columns[j] for j in across)]]
     for i in down:

@@ -14,13 +14,13 @@ from pav2gen.plan.cuda_hooks import CudaHooks
 from pav2gen.plan.cuda_picture import picture
 from pav2gen.plan.occupancy import Occupancy, accumulators, bytes_needed, occupancy
 
-#: Most shared memory of a thread block. The limit of a BI-V100 is not established; 48 KiB is a bound of this design.
+#: The most shared memory of a thread block. The limit of a BI-V100 is not known; 48 KiB is this project's own limit.
 SHARED_LIMIT = 48 << 10
 
 #: Threads that should be resident on a multiprocessor to hide latency: 8 warps of 32 lanes, or 4 of 64.
 RESIDENT_THREADS = 256
 
-#: Most accumulators (float32) of a thread that fit without spilling. ptxas for sm_75 reports 252 registers at 142.
+#: The most float32 accumulators of a thread without spilling. ptxas for sm_75 reports 252 registers at 142 of them.
 MOST_ACCUMULATORS = 120
 
 #: Bytes in flight to plan for on a multiprocessor if the target's bandwidth is not known.
@@ -30,13 +30,13 @@ ASSUMED_BYTES = 24 << 10
 #: ptxas for sm_75 reports 106 at 48 accumulators; the compiler reuses some where accumulators are many.
 OTHER_REGISTERS = 96
 
-#: Most runs of tokens that a warp scores together. A warp issues a load of keys for each run before it uses the first.
+#: The most runs of tokens that a warp scores together. It issues a load of keys for each run before it uses the first.
 MOST_RUNS = 4
 
-#: Most accumulators of scores in a thread: runs of tokens times query heads.
+#: The most score accumulators of a thread: runs of tokens times query heads.
 MOST_SCORES = 32
 
-#: Most floats that a thread unpacks together.
+#: The most floats that a thread unpacks together.
 UNPACKED_FLOATS = 32
 
 #: Bytes of a sector of memory, on every target. A load of values reads whole sectors of each row.
@@ -48,7 +48,7 @@ TOKENS_PER_RUN = 16
 #: A step of fewer tokens is planned only if no longer step fits, because each step costs the block four barriers.
 SHORT_STEP = 256
 
-#: Grades of bytes in flight for each factor of 2. Plans of one grade, which differ by less than a quarter, rank equal.
+#: Plans are graded by their bytes in flight, with this many grades for each factor of 2. Plans of one grade rank equal.
 GRADES = 3
 
 #: The settings of a spec's ``cuda`` and the values that each may have. ``tokens`` sets ``Geometry.runs``.
@@ -58,7 +58,8 @@ CHOICES: Mapping[str, tuple[int, ...]] = {
     "tokens": (1, 2, 4),
 }
 
-#: Registers of a multiprocessor: NVIDIA's, compute capability 7.0 to 9.0. Tests hold ptxas to it.
+#: Registers of a multiprocessor of NVIDIA's cards, compute capability 7.0 to 9.0. Tests check plans against it by
+#: ptxas.
 REGISTER_FILE = 64 << 10
 
 #: Dtype -> the struct of runtime/cuda/pav2_device.cuh that decodes it, and the type of query and out.
@@ -114,13 +115,13 @@ class CudaPlan:
 
     @property
     def lanes_without_grain(self) -> bool:
-        """Whether a key has fewer grains than a warp of 64 lanes takes together."""
+        """Whether a key has fewer grains than a warp of 64 lanes loads at once, so that some lanes are idle."""
         lanes = WIDEST_WARP * self.geometry.key_words // 4
         return lanes // min(self.variant.block_size, lanes) > self.variant.head_size // self.variant.grain
 
     @property
     def rows_may_end(self) -> bool:
-        """Whether some threads have no row in the last round of a tile."""
+        """Whether some threads have no row of values in the last round of a tile, and so are idle."""
         return self.variant.head_size * self.geometry.row_lanes % self.geometry.threads != 0
 
     @property
@@ -135,17 +136,17 @@ class CudaPlan:
 
     @cached_property
     def occupancy(self) -> Occupancy:
-        """Resident blocks of a multiprocessor, and the bytes that they keep in flight, by the estimated registers."""
+        """The occupancy of a multiprocessor, computed with the estimated number of registers."""
         return occupancy(self.variant, self.geometry, self.shared_bytes, self.target)
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """The hooks: the changes of a score between the product and the softmax."""
+        """The hooks, which change or mask a score between the product and the softmax."""
         return CudaHooks(self.variant)
 
     @property
     def picture(self) -> list[str]:
-        """Lines that show how the threads of a block lie over a page of K and of V, for the head of a source."""
+        """Lines that show which thread loads which part of a page of K and of V, for the top of a source."""
         return picture(self.variant, self.geometry)
 
     @property
@@ -155,7 +156,7 @@ class CudaPlan:
 
     @property
     def max_registers(self) -> int:
-        """Most registers of a thread that let ``RESIDENT_THREADS`` be resident."""
+        """The most registers that a thread may have if ``RESIDENT_THREADS`` are to be resident."""
         return min(255, REGISTER_FILE // max(self.geometry.threads, RESIDENT_THREADS))
 
     def kv_bytes(self, pages: int, kv_heads: int) -> int:
@@ -193,19 +194,19 @@ def page_bytes(v: Variant) -> int:
 
 
 def shared_bytes(v: Variant, heads: int, step: int) -> int:
-    """Bytes of shared memory: query and weights in float32, page numbers, and the numbers that each head has."""
+    """Bytes of shared memory of a block: query and weights in float32, page numbers, and a few numbers of each head."""
     scalars = 1 + (step < v.partition_size) + v.sinks + len(CudaHooks(v).parameters)
     floats = heads * (v.head_size + step + scalars) + v.pages_per_partition
     return -(-floats * 4 // 16) * 16
 
 
 def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPlan:
-    """The geometry of a variant: the whole group in one block if it fits, else in the fewest blocks.
+    """Choose the layout of a variant's CUDA kernel.
 
-    Each further block of a group reads the cache again. Among the geometries with that many blocks, the plan takes the
-    first that keeps enough bytes in flight, else the one that keeps the most. ``choices`` sets some of ``CHOICES``:
-    threads of a block; step, limited to the partition; tokens (runs), halved until their accumulators fit.
-    Raises ValueError if a step is shorter than a page.
+    The query heads of a KV head (a group) are split over as few thread blocks as possible, because each block reads the
+    cache. Among the layouts with that number of blocks, the plan takes the first that keeps enough bytes in flight,
+    else the one that keeps the most. ``choices`` sets some of ``CHOICES``: threads of a block; step, limited to the
+    partition; tokens (runs), halved until their accumulators fit. Raises ValueError if a step is shorter than a page.
     """
     for blocks in range(1, v.gqa_ratio + 1):
         heads = -(-v.gqa_ratio // blocks)
@@ -215,11 +216,11 @@ def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPla
 
 
 def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> list[CudaPlan]:
-    """Plans with ``heads`` query heads in a block, the best first.
+    """The layouts with ``heads`` query heads in a block, the best first.
 
-    Loads as wide as the target's come before wider ones, and steps of ``SHORT_STEP`` or more before shorter ones. Then
-    those that keep enough bytes in flight come before those with fewer. Equal plans are ordered by longer steps, then
-    by fewer threads.
+    Layouts with loads as wide as the target's come before those with wider loads. Then steps of ``SHORT_STEP`` or more
+    come before shorter steps, and then enough bytes in flight before fewer. Equal layouts are ordered by longer steps,
+    then by fewer threads.
     """
     plans = [CudaPlan(v, g, target) for g in dict.fromkeys(_candidates(v, target, heads, choices))]
     plans = [p for p in plans if p.shared_bytes <= min(SHARED_LIMIT, target.shared_memory_bytes)]
@@ -234,12 +235,12 @@ def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) 
 
 
 def _grade(in_flight: int, needed: int) -> int:
-    """The grade of a plan by its bytes in flight: 0 if they are enough, and GRADES lower for each halving."""
+    """The grade of a plan for its bytes in flight: 0 if they are enough, and lower by GRADES for each halving."""
     return round(GRADES * math.log2(min(1.0, max(in_flight, 1) / needed)))
 
 
 def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> Iterator[Geometry]:
-    """Geometries with accumulators that fit: the longest step first, then the fewest threads, then whole pages."""
+    """The geometries in which all accumulators fit, ordered by longer steps, then fewer threads, then wider loads."""
     key_words = _key_words(v, target.load_bytes)
     for step in _steps(v, choices.get("step")):
         for threads in _threads(v, target, choices.get("threads")):
@@ -252,7 +253,7 @@ def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, in
 
 
 def most_accumulators(threads: int) -> int:
-    """Most accumulators of a thread that stay in registers, in a block of ``threads``."""
+    """The most accumulators of a thread that fit in registers, in a block of ``threads``."""
     return min(MOST_ACCUMULATORS, REGISTER_FILE // threads - OTHER_REGISTERS)
 
 
@@ -283,17 +284,17 @@ def _steps(v: Variant, chosen: int | None) -> list[int]:
 
 
 def _key_words(v: Variant, load_bytes: int) -> int:
-    """32-bit words of a load of keys: the widest that keeps all lanes of a warp of 64 busy, else the widest."""
+    """32-bit words of a load of keys: the widest load that keeps all lanes of a warp of 64 busy, else the widest."""
     widths = [width for width in (16, 8, 4) if width <= load_bytes]
     whole = [width for width in widths if page_bytes(v) // width % WIDEST_WARP == 0]
     return (whole or widths)[0] // 4
 
 
 def _rows(v: Variant, threads: int, load_bytes: int) -> list[tuple[int, int]]:
-    """Pairs of (32-bit words of a load of values, threads side by side in a row), the best first.
+    """Possible pairs (32-bit words of a load of values, threads that read a row side by side), the best first.
 
-    The target's load width comes before a wider one, and layouts that keep every thread busy come before others.
-    Threads side by side read all of a row, or whole sectors.
+    The target's load width comes before a wider one, and pairs that keep all threads busy come before others. The
+    threads of a row read all of it, or whole sectors.
     """
     row = v.block_size * v.cache_item_bytes
     widths = [w for w in (16, 8, 4) if w <= min(load_bytes, row)] + [w for w in (16,) if load_bytes < w <= row]

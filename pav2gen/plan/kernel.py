@@ -1,4 +1,4 @@
-"""The plan of a variant: every derived number of a kernel. Each number is computed once, here.
+"""Makes the plan of each kernel: all numbers that are derived from its axes. Each number is computed once.
 
 Templates write these numbers as literals, `pav2gen list` shows them, and tests check the kernels against them.
 """
@@ -34,7 +34,7 @@ class Plan(AttentionPlan):
         return plan_cuda(self.variant, self.spec.target, self.spec.cuda)
 
     def torch_calls(self, num_seqs: int, max_seq_len: int, budget: Budget, *, known: bool = False) -> int:
-        """ATen calls that are not views, for the rank's KV heads and sequences of ``max_seq_len`` tokens each.
+        """The number of ATen calls without views, for the rank's KV heads and sequences of ``max_seq_len`` tokens each.
 
         known: whether the host reads the lengths.
         """
@@ -45,7 +45,7 @@ class Plan(AttentionPlan):
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures that ``pav2gen list`` shows, for one sequence of the model's full length. None: not known."""
+        """The figures that ``pav2gen list`` shows, for one sequence of the model's full length. None means unknown."""
         tokens = self.spec.model.max_seq_len
         bandwidth = self.spec.target.bandwidth_gbps
         kv_bytes = self.kv_bytes_per_token * tokens
@@ -73,26 +73,26 @@ class Plan(AttentionPlan):
 
 
 def plan(variant: Variant, spec: Spec) -> Plan:
-    """The figures of ``variant`` under the limits and the target of ``spec``."""
+    """Make the plan of ``variant``, under the limits and for the target of ``spec``."""
     return Plan(variant, spec, TorchPlan(variant, spec.limits.workspace_mib * MIB))
 
 
 class Kernel(NamedTuple):
-    """A decode kernel and its plan: ``v`` and ``p`` in its templates."""
+    """A decode kernel and its plan. Templates call them ``v`` and ``p``."""
 
     v: Variant
     p: Plan
 
 
 class Extender(NamedTuple):
-    """An extend kernel and its plan: ``v`` and ``p`` in its templates."""
+    """An extend kernel and its plan. Templates call them ``v`` and ``p``."""
 
     v: ExtendVariant
     p: ExtendPlan
 
 
 class Writer(NamedTuple):
-    """A cache writer and its plan: ``v`` and ``p`` in its templates."""
+    """A cache writer and its plan. Templates call them ``v`` and ``p``."""
 
     v: CacheVariant
     p: CachePlan
@@ -114,5 +114,5 @@ def kernel(point: Point, spec: Spec) -> AnyKernel:
 
 
 def kernels(spec: Spec, points: Iterable[Point]) -> tuple[AnyKernel, ...]:
-    """Each point with its plan, in the order of ``points``. All files are rendered from this tuple."""
+    """The kernels of ``points``, with their plans, in the same order. All files are rendered from this tuple."""
     return tuple(kernel(point, spec) for point in points)

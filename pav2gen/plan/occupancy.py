@@ -1,6 +1,6 @@
-"""Occupancy of a multiprocessor: its resident blocks, and the bytes of the KV cache that their loads keep in flight.
+"""Estimates the occupancy of a multiprocessor: its resident blocks, and how many bytes their loads keep in flight.
 
-Little's law: a bandwidth is reached only with bandwidth times latency bytes in flight.
+By Little's law, full bandwidth needs (bandwidth × latency) bytes in flight.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pav2gen.family.target import Target
 from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_geometry import Geometry
 
-#: Registers of a thread: a base, and one for each accumulator. The first accumulators count twice, because a compiler
-#: overlaps more of the work while there are few. ptxas for sm_75 differs by at most 40 for each kernel of the
-#: committed specs; a test checks that.
+#: The estimate of a thread's registers: a base, and one for each accumulator. The first accumulators count twice,
+#: because with few accumulators a compiler overlaps more work. A test checks that ptxas for sm_75 differs by at most 40
+#: for each kernel of the committed specs.
 BASE_REGISTERS, MOST_OVERLAPPED = 56, 40
 
 #: Most registers of a thread that a compiler assigns.
@@ -28,7 +28,7 @@ class Occupancy:
     """Resident blocks of a multiprocessor, and the bytes that they keep in flight.
 
     blocks: resident blocks. limited_by: the resource that limits them. key_bytes, value_bytes: bytes in flight while
-    keys, or values, are read. needed: bytes that the target's bandwidth and latency ask for; None if its bandwidth is
+    keys, or values, are read. needed: bytes in flight that the target's full bandwidth needs; None if its bandwidth is
     not known.
     """
 
@@ -50,7 +50,7 @@ class Occupancy:
 
 
 def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, registers: int | None = None) -> Occupancy:
-    """The occupancy of a kernel. registers: of a thread, as a compiler reports; by default the estimate."""
+    """Compute the occupancy of a kernel. registers: those of a thread, from a compiler; by default the estimate."""
     per_thread = estimated_registers(v, g) if registers is None else registers
     limits = {
         "registers": (target.registers_per_multiprocessor or ASSUMED_REGISTERS) // (per_thread * g.threads),
@@ -72,7 +72,7 @@ def bytes_needed(target: Target) -> int | None:
 
 
 def rows_per_thread(v: Variant, g: Geometry) -> int:
-    """Rows of a tile of values that a thread loads together."""
+    """The number of rows of V that a thread loads together."""
     return -(-v.head_size * g.row_lanes // g.threads)
 
 

@@ -1,4 +1,4 @@
-"""The statements of a PyTorch kernel's hooks, which change or mask the scores between the product and the softmax."""
+"""Makes the PyTorch statements of a kernel's two hooks. One changes the scores before the softmax, one masks keys."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pav2gen.family.modifications.torch_text import (
 from pav2gen.family.modifications.tree import Expression
 from pav2gen.family.variant import AttentionVariant
 
-#: The text of each name in a hook: tensors that broadcast to the scores [rows, parts, kv_heads, group, tokens]. Scores
-#: of extend have another axis, the query tokens of a tile, after the KV heads.
+#: The text of each name in an expression: a tensor that broadcasts to the scores [rows, parts, kv_heads, group,
+#: tokens]. Scores of extend kernels have one more axis after the KV heads: the query tokens of a tile.
 NAMES = {"s": "scores", "q": "q", "k": "k", "h": "h", "kvh": "kvh", "len": "length"}
 SLOT = "space.term{}"
 
@@ -59,7 +59,7 @@ class TorchHooks:
         return EXTEND_DIMENSIONS if self._extends else DIMENSIONS
 
     def _axes(self, entry: Modification) -> Mapping[str, str]:
-        """The axis of each tensor. With a window, ``k`` has another axis: the positions of keys differ by sequence."""
+        """The axis of each tensor. With a window, ``k`` has an axis too: the positions of keys differ by sequence."""
         axes = {**entry.tensors}
         if self.variant.sliding_window:
             axes["k"] = "k by row"
@@ -73,7 +73,7 @@ class TorchHooks:
 
     @cached_property
     def masks(self) -> tuple[Step, ...]:
-        """The steps that mask keys. Each result is True where a key is not attended."""
+        """The steps that mask keys. Each result is True for a key that the query does not attend to."""
         trees = ((e, e.mask_tree) for e in self._entries)
         return tuple(Step(e.name, self._text(hidden_text, e, x)) for e, x in trees if x)
 
@@ -81,7 +81,7 @@ class TorchHooks:
         return translate(tree, self._names, self._axes(entry), SLOT, self._dimensions)
 
     def inputs(self, steps: tuple[Step, ...]) -> dict[str, str]:
-        """The parameter tensors that ``steps`` read: the name of each, and the text of a view of the call's tensor."""
+        """The parameter tensors that ``steps`` read: (name, text of a view of the call's tensor)."""
         read = frozenset().union(*(step.text.names for step in steps))
         pointers = {SLOPES: ("slopes", "call.alibi_slopes", "heads")}
         pointers |= {n: (f"{n}_", f"call.tensors[{i}]", axis) for i, (n, axis) in enumerate(self._own.items())}
@@ -98,12 +98,12 @@ class TorchHooks:
 
     @property
     def slots(self) -> int:
-        """Workspace slots of the size of the scores."""
+        """The number of workspace slots, each of the size of the scores, that the hooks need."""
         return max((step.text.slots for step in (*self.scores, *self.masks)), default=0)
 
     @property
     def token_values(self) -> int:
-        """The most tensors over tokens alone that a hook allocates. Hooks run one after the other."""
+        """The most tensors with only a dimension of tokens that a hook allocates. Hooks run one after the other."""
         return max((sum(step.text.token_values for step in steps) for steps in (self.scores, self.masks)), default=0)
 
     def _calls_of(self, steps: tuple[Step, ...]) -> int:
@@ -113,10 +113,10 @@ class TorchHooks:
         return made + sum(step.text.calls for step in steps)
 
     def clamps(self, steps: tuple[Step, ...]) -> bool:
-        """Whether lengths of 0 count as 1: an expression may divide by a length."""
+        """Whether the kernel replaces lengths of 0 by 1, because an expression divides by a length."""
         return bool(self.variant.own) and (self.reads(steps, "len") or self.reads(steps, "q"))
 
     @property
     def calls(self) -> int:
-        """ATen calls of both hooks for a tile."""
+        """The number of ATen calls of both hooks for a tile."""
         return self._calls_of(self.scores) + self._calls_of(self.masks) + len(self.masks)

@@ -1,4 +1,4 @@
-"""The costs of a PyTorch kernel: its buffers, its workspace, its calls."""
+"""The plan of a PyTorch kernel: the sizes of its buffers and workspace, and its number of ATen calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MASK_SPAN_BYTES = 128
 
 @dataclass(frozen=True)
 class TorchFigures:
-    """Figures of a PyTorch kernel. Bytes are of one KV head, and of one query token where the query matters."""
+    """Figures of a PyTorch kernel. All bytes are for one KV head, and for one query token where they depend on it."""
 
     variant: AttentionVariant
     workspace_bytes: int
@@ -52,7 +52,7 @@ class TorchFigures:
 
     @property
     def key_grains(self) -> int:
-        """16-byte grains of a key."""
+        """The number of 16-byte grains in a key."""
         return self.variant.head_size // self.variant.grain
 
     @property
@@ -67,7 +67,7 @@ class TorchFigures:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K, or of V, in a page, as the cache holds it."""
+        """Bytes of K, or of V, in a page, in the dtype of the cache."""
         return self.page_values * self.variant.cache_item_bytes
 
     @property
@@ -127,7 +127,7 @@ class TorchPlan(TorchFigures):
         return 13 + 4 * self.hooks.token_values + 4 * bool(self.variant.sliding_window)
 
     def lengths(self, num_seqs: int, longest: int) -> tuple[int, ...]:
-        """The tokens to cut for sequences of up to ``longest`` tokens. With a window, only those that it reaches."""
+        """The lengths to tile for ``num_seqs`` sequences of ``longest`` tokens. A window makes them shorter."""
         partition = self.variant.partition_size
         reached = partition * partitions_reached(longest, partition, self.variant.sliding_window)
         return (min(longest, reached),) * num_seqs
@@ -161,15 +161,15 @@ class TorchPlan(TorchFigures):
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
-        """Bytes of workspace that hold one partition of all ``kv_heads`` KV heads, in chunk and segment alike."""
+        """The smallest workspace in bytes. It has room for one partition of all ``kv_heads`` KV heads."""
         budget, pages = self.gpu, self.variant.pages_per_partition
         return kv_heads * (pages * budget.chunk_page + budget.row) + budget.item(pages, kv_heads)
 
     def calls(self, tiling: Tiling) -> int:
-        """ATen calls of the kernel that are not views, for a call that is cut into ``tiling`` and has a scratch.
+        """The number of ATen calls, without views, for a call that has the tiles ``tiling`` and a scratch.
 
         The numbers follow templates/torch/kernel.py.j2 and runtime/{call,rows,state,sparse}.py; generated tests count
-        the calls. Tiles write ``tiling.covered`` partitions. If the call has more, two calls clear the others.
+        the calls. Tiles write ``tiling.covered`` partitions. If the call has more, two ATen calls clear the others.
         """
         v, counts = self.variant, tiling.counts()
         ordered, rounds = tiling.ordered, tiling.ordered and v.dtype != "float32"

@@ -48,7 +48,7 @@ def spec_schema() -> JsonSchema:
 
 
 def _mapping(section: str) -> JsonSchema:
-    """The schema of a mapping with the keys that ``KEYS`` gives it."""
+    """The schema of a section of a spec: a mapping with the keys that ``KEYS`` lists for it."""
     required, optional = KEYS[section]
     properties = {key: _property(f"{section}.{key}".lstrip(".")) for key in (*required, *optional)}
     return {
@@ -74,7 +74,7 @@ def _property(path: str) -> JsonSchema:
 
 
 def _axis(axis: Axis) -> JsonSchema:
-    """One value of an axis, or a list of distinct values."""
+    """The schema of an axis: one value, or a list of distinct values."""
     works = f" Values: {axis.works}." if axis.works else ""
     return {"description": axis.about + works, **_one_or_many(_value(axis))}
 
@@ -91,7 +91,7 @@ def _value(axis: Axis) -> JsonSchema:
 
 
 def _one_or_many(value: JsonSchema) -> JsonSchema:
-    """A value, or a list of one or more distinct values."""
+    """The schema of a value, or of a list of one or more distinct values."""
     return {"anyOf": [value, {"type": "array", "items": value, "minItems": 1, "uniqueItems": True}]}
 
 
@@ -106,7 +106,7 @@ def _figure(figure: Figure) -> JsonSchema:
 
 
 def _target() -> JsonSchema:
-    """A card: its name, or the name of a base card and the figures that differ."""
+    """The schema of a target: its name, or the name of a base target and the figures that differ."""
     name: JsonSchema = {"enum": list(TARGETS)}
     figures = {figure: _figure(FIGURES[figure]) for figure in FIGURES}
     changed = {
@@ -119,7 +119,7 @@ def _target() -> JsonSchema:
 
 
 def _exclusions() -> JsonSchema:
-    """A list of exclusions: values of axes, and the reason to leave out their combination."""
+    """The schema of the exclusions. Each has the values of some axes, and the reason to leave out their combination."""
     when = {axis.name: _one_or_many(_value(axis)) for axis in AXES.values()}
     exclusion = {
         "type": "object",
@@ -134,7 +134,7 @@ def _exclusions() -> JsonSchema:
 
 
 def _modifications() -> JsonSchema:
-    """Expressions by the name of the modification, and the axis of each parameter tensor."""
+    """The schema of the modifications: for each name, its expressions and the axis of each parameter tensor."""
     expression: JsonSchema = {"type": "string", "maxLength": LONGEST}
     axes: JsonSchema = {"type": "array", "items": {"enum": list(INDEX)}, "minItems": 1, "maxItems": 1}
     tensors = {"type": "object", "additionalProperties": axes, "minProperties": 1, "maxProperties": MOST_TENSORS}
@@ -148,7 +148,7 @@ def _modifications() -> JsonSchema:
     return {"type": "object", "propertyNames": name, "additionalProperties": one}
 
 
-#: What each section of a spec is about.
+#: The description of each section of a spec.
 SECTIONS: Mapping[str, str] = {
     "model": "The sizes of the model that the kernels serve.",
     "axes": "The values of each axis; the family is their product.",

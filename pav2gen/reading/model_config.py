@@ -1,4 +1,4 @@
-"""Reads the attention of a model from its config.json, as Hugging Face publishes it.
+"""Reads the attention of a model from its config.json in the format of Hugging Face.
 
 The reading follows vLLM (``ModelConfig.get_total_num_kv_heads``, ``_get_and_verify_max_len``), so that both agree.
 """
@@ -29,9 +29,9 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "deberta", "albert")
 class Attention:
     """A model's attention, from its config.json.
 
-    windows: the distinct numbers of tokens that layers look back; None for all tokens. scale: the factor of the
-    scores, None if it is ``head_size ** -0.5``. features: a sentence for each feature that kernels are built with.
-    uncovered: a sentence for each feature that no kernel has. notes: other remarks, a sentence each.
+    windows: the window sizes of the layers, each once; None means attention to all tokens. scale: the factor of the
+    scores, or None if it is ``head_size ** -0.5``. features: a sentence for each feature that kernels support.
+    uncovered: a sentence for each feature that no kernel supports. notes: other remarks, a sentence each.
     """
 
     title: str
@@ -98,7 +98,7 @@ def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
-    """A sentence for each feature of the attention that no kernel has."""
+    """A sentence for each feature of the attention that no kernel supports."""
     yield from uncovered_layers(fields, length)
     if fields.get("is_encoder_decoder") or fields.get("cross_attention_layers"):
         yield "cross attention to an encoder's output: kernels serve only the decoder's self-attention"
@@ -111,7 +111,7 @@ def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
 
 
 def _features(fields: Fields, length: int) -> Iterator[str]:
-    """A sentence for each feature of the attention that kernels are built with."""
+    """A sentence for each feature of the attention that kernels support."""
     yield from window_sentences(fields, length)
     if cap := scores.softcap(fields):
         yield f"a softcap of {cap:g} on the logits"
@@ -120,7 +120,7 @@ def _features(fields: Fields, length: int) -> Iterator[str]:
 
 
 def _scale_note(fields: Fields, size: int) -> Iterator[str]:
-    """A note on the factor of the scores. A call passes that factor to the kernel."""
+    """A note on the factor of the scores if it is unusual. Calls pass the factor to the kernel."""
     if (scale := scores.scale(fields, size)) is not None:
         yield f"the model scales its scores by {scale:.6g}, not by head_size ** -0.5: vLLM passes that to the kernel"
 
@@ -132,5 +132,5 @@ def _title(fields: Fields, path: Path) -> str:
 
 
 def _words(value: object) -> str:
-    """``value``, if it is a text, with spaces for characters that need quoting; else an empty text."""
+    """``value`` with spaces in place of characters that need quoting. Empty if it is not a text."""
     return re.sub(r"[^A-Za-z0-9._+-]+", " ", value).strip(" ._+-")[:64] if isinstance(value, str) else ""

@@ -24,7 +24,7 @@ def read_modifications(node: Node) -> dict[str, Modification]:
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    """Checks the form of the names in the section."""
+    """Check the form of the names in the section."""
     fields = node.value if isinstance(node.value, dict) else {}
     for name, child in fields.items():
         _check_name(child, name, "the name of a modification")

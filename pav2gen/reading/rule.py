@@ -1,4 +1,4 @@
-"""Rules: each has an id and a reason, and checks a spec."""
+"""The types of rules. A rule has an id and a reason, and checks a spec."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from pav2gen.family.spec import Spec
 from pav2gen.family.variant import Variant
 from pav2gen.wording import flow_map
 
-#: Gives the variants of the spec. They are expanded at the first use, after the rules on the family's size.
+#: A function that returns the variants of the spec. Its first call is after the rules that limit their number.
 Expanded = Callable[[], tuple[Variant, ...]]
 
 
 class Violation(NamedTuple):
-    """A broken rule: the sentence for the message, and its place, the first of ``paths`` that the file contains."""
+    """A broken rule: the sentence for the message, and the paths of the value in the spec.
+
+    The message gives the line of the first path that the file contains.
+    """
 
     sentence: str
     paths: tuple[str, ...]
@@ -24,7 +27,7 @@ class Violation(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """``id`` is stable: messages name it. ``reason`` says why the rule exists, and its source."""
+    """A rule. Messages name its ``id``, so the id never changes. ``reason``: why the rule exists, and its source."""
 
     id: str
     reason: str
@@ -45,7 +48,7 @@ class AxisRule(Rule):
     complaint: Callable[..., str | None]
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The first value, or the first point of the family, that breaks the rule."""
+        """The first value, or the first combination of values, that breaks the rule. None if all are good."""
         if len(self.axes) == 1:
             points = [(value,) for value in spec.axes[self.axes[0]]]
         else:
@@ -56,7 +59,7 @@ class AxisRule(Rule):
         return None
 
     def _advice(self, point: tuple[object, ...]) -> str:
-        """If the rule is on several axes: the entry of ``exclude`` that would remove ``point``, for the message."""
+        """For a rule on several axes: the text of an entry of ``exclude`` that would remove ``point``."""
         when = flow_map(zip(self.axes, point, strict=True))
         return f"; or exclude: - {{when: {when}, because: ...}}" if len(point) > 1 else ""
 

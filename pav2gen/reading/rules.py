@@ -1,4 +1,4 @@
-"""The rules of a family of kernels. Each has a name, a reason, and a message for a spec that breaks it."""
+"""The rules that every spec must keep. Each has an id, a reason, and a message for a spec that breaks it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check(spec: Spec) -> None:
 
 
 def _axis_rule(axis: str, reason: str) -> AxisRule:
-    """The rule that the table of axes allows every value of ``axis``."""
+    """Make the rule that all values of ``axis`` are allowed by the table of axes."""
     allowed, works = AXES[axis].allowed, AXES[axis].works
 
     def number(value: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The selection to build: spec files, and the variants of each that ``--filter`` selects."""
+"""Loads the specs that a command names, and selects their kernels by ``--filter``."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Selection:
 
 
 def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True) -> list[Selection]:
-    """The selections of the specs at ``paths``, sorted by name. Specs without a selected kernel are left out.
+    """Load the specs at ``paths`` and select their kernels. The result is sorted by name.
 
-    ``tuned`` says whether to read the tuning files too. Raises UserError for a bad spec or tuning file, a name that
-    two specs have, and a filter that selects nothing.
+    Specs without a selected kernel are left out. tuned: whether to read the tuning files too. Raises UserError for a
+    bad spec or tuning file, a name that two specs have, and a filter that selects nothing.
     """
     specs: dict[str, tuple[Spec, Path]] = {}
     for path in paths:
@@ -70,7 +70,7 @@ def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True)
 
 
 def _with_readable_name(loaded: Spec) -> Spec:
-    """The spec with its file's name decoded as UTF-8 in any locale, because headers name the file."""
+    """Decode the name of the spec's file as UTF-8 in any locale, because the comments of generated files contain it."""
     try:
         name = os.fsencode(loaded.file_name).decode()
     except UnicodeDecodeError:
@@ -84,7 +84,7 @@ def _with_readable_name(loaded: Spec) -> Spec:
 
 
 def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ...]:
-    """The kernels that ``filters`` select, in their order; all if there are none.
+    """The kernels that ``filters`` select, in the order of ``family``. Without filters, all kernels.
 
     A filter is a glob of slugs (``hd256_*_f16_*``) or ``axis=value``. A kernel must match one of the filters of each
     axis, and one of the globs. A filter on an axis does not apply to an operator without that axis. Raises UserError
@@ -104,7 +104,7 @@ def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ..
 
 
 def _condition(text: str) -> tuple[str, Condition]:
-    """The subject of a filter (an axis or the slug) and its condition."""
+    """Parse a filter. Returns what it tests (an axis or the slug), and a function that tests a kernel."""
     axis, equals, value = text.partition("=")
     if not equals:
         return "slug", lambda point: fnmatchcase(point.slug, text)

@@ -1,4 +1,4 @@
-"""From a YAML file to a Spec that keeps every rule. The message for a mistake gives file:line and what would work."""
+"""Reads a spec from a YAML file and checks all rules. The message for a mistake gives file:line and what would work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEMA = 1
 
 
 def _keys_of(section: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The axes of a section, in two lists: required axes, and axes with a default."""
+    """The names of a section's axes, in two lists: required axes, and axes with a default."""
     axes = [axis for axis in AXES.values() if axis.section == section]
     required = tuple(axis.name for axis in axes if axis.default is None)
     return required, tuple(axis.name for axis in axes if axis.default is not None)
@@ -106,7 +106,7 @@ def parse(data: bytes, file: str) -> Spec:
 
 
 class _Fields:
-    """The fields of a spec by their dotted paths. The caller says how to read each; an absent field has its default."""
+    """Reads fields of a spec by their dotted paths. A missing field has its default."""
 
     def __init__(self, root: Node) -> None:
         self.nodes: dict[str, Node] = {"": root}
@@ -128,7 +128,7 @@ class _Fields:
 
 
 def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
-    """The places of ``node`` and of each field and item below it."""
+    """The ``file:line`` of ``node`` and of each field and item in it, by path."""
     yield path, node.where
     if isinstance(node.value, dict):
         for key, child in node.value.items():
@@ -209,7 +209,7 @@ def _name(node: Node) -> str:
 
 
 def _comment(node: Node) -> str:
-    """A text that comments of generated files will contain."""
+    """Read a text for the comments of generated files."""
     text = node.text()
     if len(text) > LONGEST_TEXT:
         raise node.fail(f"{node.title} has {len(text)} characters; it may have {LONGEST_TEXT}")

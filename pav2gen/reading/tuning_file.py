@@ -42,7 +42,7 @@ ROW_KEYS = (("num_seqs", "max_seq_len", "partition_size", "ms", "spread"), ())
 
 @dataclass(frozen=True)
 class TunedRow:
-    """The fastest ``partition_size`` of a key, as measured by calls of ``num_seqs`` sequences of ``max_seq_len``."""
+    """The fastest ``partition_size`` of a key, measured with ``num_seqs`` sequences of ``max_seq_len`` tokens."""
 
     key: Key
     partition_size: int
@@ -62,7 +62,7 @@ class Tuning:
     rows: tuple[TunedRow, ...]
 
     def of(self, key: Key, partition_size: int) -> list[dict[str, object]]:
-        """The literals of a kernel's entries in the tuned table (runtime/select.Tuned, less the symbol)."""
+        """The results that name this kernel, as the fields of ``runtime.select.Tuned`` without the symbol."""
         return [
             {
                 "backend": row.backend,
@@ -77,7 +77,7 @@ class Tuning:
 
 
 def slug(device: str) -> str:
-    """A device's name as it is spelled in a file's name: ``iluvatar_bi_v100``."""
+    """A device's name as a part of a file's name: ``iluvatar_bi_v100``."""
     return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") or "device"
 
 
@@ -144,7 +144,7 @@ def _list(node: Node) -> Iterable[Node]:
 
 
 def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[tuple[Node, TunedRow]]:
-    """The rows of one kernel, each with its place."""
+    """The rows of one kernel, each with its ``file:line``."""
     fields = kernel.fields(*KERNEL_KEYS)
     optional = tuple(Key._field_defaults)  # features that a file from before them does not name
     axes = fields["key"].fields([axis for axis in Key._fields if axis not in optional], optional)

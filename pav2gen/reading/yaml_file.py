@@ -1,8 +1,8 @@
-"""YAML with positions: every value has its file and line, and the caller says which type it must be.
+"""Parses YAML into nodes that know their file and line. The caller then reads each node as a given type.
 
-Only a strict subset of YAML is read, so that a spec means the same to every reader. The subset has no anchors, aliases,
-tags or merge keys, one document, no tabs, and no value that versions of YAML read as different types (``yes``, ``010``,
-``1:30``).
+Only a strict subset of YAML is accepted, so that all YAML parsers read a spec in the same way. It has no anchors,
+aliases, tags, merge keys or tabs, and only one document. It refuses values that versions of YAML read as different
+types (``yes``, ``010``, ``1:30``).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes
 
 
 def parse_yaml(data: bytes, file: str) -> Node:
-    """The one document in ``data``, as nodes that name ``file``.
+    """Parse the document in ``data``. ``file`` is the path for messages.
 
-    Raises UserError, with ``file:line``, for what is not UTF-8, not YAML, or outside the subset that is read.
+    Raises UserError, with ``file:line``, if ``data`` is not UTF-8, not YAML, or not in the accepted subset.
     """
     file = printable(file)
     text = decode(data, file)
@@ -65,7 +65,7 @@ def parse_yaml(data: bytes, file: str) -> Node:
 
 
 def decode(data: bytes, file: str) -> str:
-    """``data`` as text: UTF-8 without a byte-order mark, a tab or a control character. Raises UserError otherwise."""
+    """Decode UTF-8. Raises UserError for other encodings, a byte-order mark, a tab or a control character."""
     if data.startswith(codecs.BOM_UTF8):
         raise UserError("starts with a byte-order mark; save it as UTF-8 without one", f"{file}:1")
     try:
@@ -83,7 +83,7 @@ def decode(data: bytes, file: str) -> str:
 
 
 def printable(name: str) -> str:
-    """A file's name as messages show it: on one line."""
+    """A file's name on one line, for messages."""
     return name if name.isprintable() else ascii(name)
 
 
@@ -131,7 +131,7 @@ class _Composer:
         return root
 
     def value(self, name: str, key_line: int | None, depth: int) -> Node:
-        """The value that the next event begins. If it has a key, its line is the key's line."""
+        """Read the value that begins with the parser's next event. If the value has a key, it gets the key's line."""
         event = self.parser.get_event()
         self.refuse_references(event)
         line = key_line or event.start_mark.line + 1
@@ -144,13 +144,13 @@ class _Composer:
         return Node(self.file, line, name, self.fields(name, depth + 1))
 
     def items(self, name: str, depth: int) -> Iterator[Node]:
-        """The items of a list. The event that begins the list was already read."""
+        """Read the items of a list. The parser's event that begins the list was already read."""
         while not self.parser.check_event(yaml.SequenceEndEvent):
             yield self.value(name, None, depth)
         self.parser.get_event()
 
     def fields(self, name: str, depth: int) -> dict[str, Node]:
-        """The fields of a mapping, after its first event was read. A repeated key is an error."""
+        """Read the fields of a mapping. The event that begins it was already read. A repeated key is an error."""
         fields: dict[str, Node] = {}
         while not self.parser.check_event(yaml.MappingEndEvent):
             key = self.value(name, None, depth)
@@ -166,7 +166,7 @@ class _Composer:
         return fields
 
     def refuse_references(self, event: Any) -> None:
-        """Raises for an alias, an anchor or a tag."""
+        """Raise UserError for an alias, an anchor or a tag."""
         if isinstance(event, yaml.AliasEvent):
             raise self.error(event, f"aliases ({quoted(f'*{event.anchor}')}) are not read; write the value out")
         if event.anchor is not None:
@@ -180,7 +180,7 @@ class _Composer:
 
 
 def _column(event: Any, line: int) -> int:
-    """The column, from 1, of a scalar's text on ``line``; 0 if the file spells the text in another way."""
+    """The column, from 1, of a scalar's text on ``line``. 0 if the file writes the text in another way (escapes)."""
     start, end, quotes = event.start_mark, event.end_mark, 2 if event.style else 0
     as_it_reads = end.column - start.column == len(event.value) + quotes
     return start.column + quotes // 2 + 1 if as_it_reads and start.line + 1 == line == end.line + 1 else 0

@@ -1,4 +1,4 @@
-"""A value of a YAML file. It knows its place, and its methods read it as a given type."""
+"""A value of a YAML file. It has its file and line, and its methods read it as a given type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES = {"bool": "a boolean", "int": "a whole number", "float": "a float", "nul
 class Node:
     """A scalar (``value`` is its text), a list or a mapping; ``name`` is its dotted path from the root.
 
-    column: the column of a scalar's text on its line, from 1; 0 if the file spells the text in another way.
+    column: the column of a scalar's text on its line, from 1. 0 if the file writes the text in another way (escapes).
     """
 
     file: str
@@ -54,18 +54,18 @@ class Node:
         return tag.rpartition(":")[2]
 
     def fail(self, message: str) -> UserError:
-        """A UserError with the place of this value."""
+        """Make a UserError with the ``file:line`` of this value."""
         return UserError(message, self.where)
 
     def fail_at(self, column: int, message: str) -> UserError:
-        """A UserError at a column of the text, from 1: ``file:line:column`` if the file spells the text as it is."""
+        """Make a UserError at a column of the text, from 1. It has ``file:line:column`` if ``self.column`` is known."""
         if self.column:
             return UserError(message, f"{self.where}:{self.column + column - 1}")
         return self.fail(f"{message} (at column {column} of the text)")
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Add the place of this value to a UserError that leaves the block without a place."""
+        """A ``with`` block. A UserError without a ``file:line`` that leaves the block gets that of this value."""
         try:
             yield
         except UserError as error:
@@ -137,7 +137,7 @@ class Node:
         return self.yaml_type == "null"
 
     def _seen(self) -> str:
-        """The value as a message shows it in place of the expected one."""
+        """The value in words, for the message that another type was expected."""
         if not isinstance(self.value, str):
             return "a mapping" if isinstance(self.value, dict) else "a list"
         if not self.plain:

@@ -1,4 +1,4 @@
-"""The data of generated tests: the lengths, block-sparse patterns and call counts to test a kernel with."""
+"""The data of generated tests: the lengths and block-sparse patterns to test a kernel with, and the expected counts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pav2gen.plan.kernel import AnyKernel, Extender, Kernel
 LONG_PARTITIONS = 66
 
 
-#: Masks that name longer distances are tested on one side of them: a test should take a second.
+#: Distances in masks up to this many tokens are tested on both sides. Longer ones would make the tests slow.
 LONGEST_DISTANCE = 8192
 
-#: Windows up to this length are tested with more new tokens than they hold: each of these is a row of the reference.
+#: Windows up to this length are tested with more new tokens than the window has. Longer ones would make the tests slow.
 LONGEST_INNER_WINDOW = 256
 
 
@@ -31,7 +31,7 @@ class SparsePattern(NamedTuple):
 
 
 class CaseData(NamedTuple):
-    """The variable ``data`` of a test template."""
+    """The data of a decode kernel's tests. Templates call it ``data``."""
 
     boundary_lengths: list[int]
     long_length: int
@@ -40,7 +40,7 @@ class CaseData(NamedTuple):
 
 
 class ExtendData(NamedTuple):
-    """The variable ``data`` of the test template of extend. Each batch is (query lengths, contexts), in tokens.
+    """The data of an extend kernel's tests, ``data`` in templates. A batch is (query lengths, contexts), in tokens.
 
     windows: batches with windows that begin and end at all places of the new tokens; empty without a window. distances:
     contexts around the distances in the modification's mask.
@@ -51,7 +51,7 @@ class ExtendData(NamedTuple):
 
 
 def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
-    """The data of the tests of ``kernel``; None for an operator with tests that need no data."""
+    """The data of the tests of ``kernel``. None if the tests of its operator need no data."""
     if isinstance(kernel, Extender):
         return ExtendData(extend_windows(kernel.v), mask_distances(kernel.v))
     if not isinstance(kernel, Kernel):
@@ -80,7 +80,7 @@ def boundary_lengths(variant: Variant) -> list[int]:
 
 
 def long_length(variant: Variant) -> int:
-    """Tokens of a sequence that the reduction merges in two rounds. The last page is not full."""
+    """The length of a sequence that the reduction merges in two rounds. Its last page is not full."""
     partitions = LONG_PARTITIONS * (2 if variant.head_size <= 32 else 1)
     return partitions * variant.partition_size + variant.block_size + 3
 
@@ -100,7 +100,7 @@ def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
 
 
 def mask_distances(variant: AttentionVariant) -> list[int]:
-    """The integers of a modification's mask that may be distances: a call of this length reaches both sides of it."""
+    """The integers in a modification's mask that may be distances. Tests have calls shorter and longer than each."""
     mask = variant.own.mask_tree if variant.own else None
     integers = {int(node.value) for node in walk(mask) if node.is_literal and node.type == INTEGER} if mask else set()
     return sorted(value for value in integers if 2 <= value <= LONGEST_DISTANCE)
@@ -118,7 +118,7 @@ def sparse_patterns(page: int) -> list[SparsePattern]:
 
 
 def calls_by_sequences(kernel: Kernel) -> list[tuple[int, int]]:
-    """Pairs (number of sequences, ATen calls on a CPU), for calls with one KV head and two partitions."""
+    """Pairs (number of sequences, expected ATen calls) for calls on a CPU with one KV head and two partitions."""
     v, p = kernel
     tokens, budget = v.partition_size + 1, p.torch.cpu
     lengths = [p.torch.lengths(n, tokens) for n in (1, 2, 16, 256)]

@@ -1,4 +1,4 @@
-"""A FileSet: every file of a build, in memory, before anything is written."""
+"""A FileSet holds all files of a build in memory, before anything is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pav2gen.files import checked_path, sha256
 
 
 class FileSet(Mapping[str, bytes]):
-    """Relative posix paths and their contents, in sorted order. A path is given once."""
+    """A mapping of relative posix paths to contents, sorted by path. A path can't be added twice."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
@@ -17,7 +17,7 @@ class FileSet(Mapping[str, bytes]):
     def add(self, path: str, content: str | bytes) -> None:
         """Put ``content`` (text is encoded as UTF-8) at ``path``.
 
-        Raises ValueError when the path is taken, even by the same content, or leads out of the package.
+        Raises ValueError if the path was added before, even with the same content, or if it leads out of the package.
         """
         if path in self._files:
             raise ValueError(f"two texts for one path: {path}")

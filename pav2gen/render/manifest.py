@@ -1,7 +1,7 @@
-"""MANIFEST.json lists the files of a build and their sources. It is written last: it marks a complete build.
+"""MANIFEST.json lists the files of a build and their sources. It is written last, so it marks a complete build.
 
-The manifest of a spec owns the files of the spec's folder and holds the rows of its kernels. The manifest at the top
-owns the files that all specs share. docs/manifest.md documents the schema.
+The manifest of a spec lists the files in the spec's folder, and has the rows of its kernels. The manifest at the top
+lists the files that all specs share. docs/manifest.md documents the schema.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pav2gen.runtime.select import KEYS, Modification, Row, Tuned
 SCHEMA = 1
 NAME = "MANIFEST.json"
 
-#: The owner of the files that all specs share. Every other owner has the name of its spec.
+#: The name of the owner of the files that all specs share. The other owners are the specs, by name.
 SHARED = ""
 
 #: A kernel's row: the columns of ``runtime.select.Row``, then ``EXTRA_COLUMNS``.
@@ -31,10 +31,10 @@ EXTRA_COLUMNS = ("tuned", "test", "figures")
 
 @dataclass(frozen=True)
 class Manifest:
-    """One MANIFEST.json. ``files`` are relative to its folder; ``spec`` and ``rows`` are empty in the shared one.
+    """One MANIFEST.json. ``files`` are relative to its folder. ``spec`` and ``rows`` are empty in the shared manifest.
 
-    ``files`` lists the files of the owner, and is valid for every version of pav2gen. The other fields go into the
-    files that all specs share. If this version would write them in another form, they are empty and ``unfit`` says why.
+    Every version of pav2gen can read ``files``, the files of the owner. The other fields are used for the files that
+    all specs share. If another version of pav2gen wrote them in another format, they are empty and ``unfit`` says why.
     """
 
     owner: str
@@ -49,11 +49,11 @@ class Manifest:
 
     @property
     def path(self) -> str:
-        """The manifest's path below the root of the generated package."""
+        """The manifest's path, relative to the generated package."""
         return path_of(self.owner)
 
     def owned(self) -> dict[str, str]:
-        """The files that it owns: path below the root of the generated package -> sha256."""
+        """The files that it lists: path relative to the generated package -> sha256."""
         return {below(self.owner, path): digest for path, digest in self.files.items()}
 
     def content(self) -> bytes:
@@ -72,17 +72,17 @@ class Manifest:
 
 
 def path_of(owner: str) -> str:
-    """The path of an owner's manifest, below the root of the generated package."""
+    """The path of an owner's manifest, relative to the generated package."""
     return below(owner, NAME)
 
 
 def below(owner: str, path: str) -> str:
-    """The path below the root of the generated package of ``path``, which is relative to an owner's folder."""
+    """Convert ``path``, which is relative to an owner's folder, to a path relative to the generated package."""
     return f"{owner}/{path}" if owner else path
 
 
 def describe(owner: str, files: FileSet, **entries: Any) -> Manifest:
-    """The manifest of ``files`` (paths below the package's root, all in ``owner``'s folder)."""
+    """Make the manifest of ``files``. Their paths are relative to the package, and all are in the owner's folder."""
     start = len(below(owner, ""))
     digests = {path[start:]: files.digest(path) for path in files}
     return Manifest(owner=owner, files=digests, **entries)
@@ -95,7 +95,7 @@ def manifest_row(row: Row, **extra: object) -> ManifestRow:
 
 
 def table_row(entry: ManifestRow) -> Row:
-    """The row of the dispatch table in a manifest's entry. Raises KeyError or TypeError if the entry is incomplete."""
+    """Convert a manifest's entry to a row of the dispatch table. Raises KeyError or TypeError if it is incomplete."""
     columns = {name: entry[name] for name in Row._fields if name not in ("key", "modification", "operator")}
     operator = entry.get("operator", "decode")  # manifests of 0.1 lack this column
     modification = _modification(entry.get("modification"))
@@ -103,21 +103,22 @@ def table_row(entry: ManifestRow) -> Row:
 
 
 def _modification(entry: Mapping[str, Any] | None) -> Modification | None:
-    """The modification in a manifest's entry."""
+    """The definition of the modification in a manifest's entry, or None."""
     if entry is None:
         return None
     return Modification(entry["score"], entry["mask"], tuple((name, axis) for name, axis in entry["tensors"]))
 
 
 def tuned_rows(entry: ManifestRow) -> list[Tuned]:
-    """The tuned entries of a kernel in a manifest. Raises KeyError or TypeError as ``table_row`` does."""
+    """The results of tuning in a manifest's entry. Raises KeyError or TypeError as ``table_row`` does."""
     return [Tuned(symbol=entry["symbol"], **measured) for measured in entry["tuned"]]
 
 
 def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple[str, ...]]:
-    """The rows of the dispatch table, in the order of ``manifests`` (by name) and of their rows, and notes on clashes.
+    """Merge the rows of all manifests into the dispatch table. Also returns notes on keys that several specs have.
 
-    If two specs have the same key, the first spec serves it with all of its partition sizes.
+    The order is that of ``manifests`` (sorted by name) and of their rows. If two specs have the same key, all rows with
+    this key are those of the first spec.
     """
     rows: list[ManifestRow] = []
     server: dict[tuple[object, ...], str] = {}
@@ -139,7 +140,7 @@ def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple
 
 
 def _check_definition(row: ManifestRow, owner: str, definitions: dict[str, tuple[object, str]]) -> None:
-    """Raise UserError if two specs give different modifications the same name. A call identifies it by name alone."""
+    """Raise UserError if two specs have different modifications of the same name: a call gives only the name."""
     if row.get("modification"):
         name = row["key"]["modification"]
         defined, first = definitions.setdefault(name, (row["modification"], owner))

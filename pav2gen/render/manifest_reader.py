@@ -1,4 +1,4 @@
-"""Reads a MANIFEST.json that someone may have edited. Fields that go into other files are checked for a safe form."""
+"""Reads a MANIFEST.json that someone may have edited. The fields that other files will contain are checked strictly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pav2gen.runtime.select import KEYS, Modification, Row, Tuned
 
 
 class NotAManifest(Exception):
-    """Why a MANIFEST.json cannot be trusted. The message is a predicate: its subject is the file's name."""
+    """A MANIFEST.json cannot be trusted. The message continues a sentence that begins with the file's name."""
 
 
 def parse(owner: str, content: bytes) -> Manifest:
@@ -56,7 +56,7 @@ def parse(owner: str, content: bytes) -> Manifest:
 
 
 def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], content_digest: str) -> Manifest:
-    """The manifest of an owner. If this version writes a field in another form, all fields but ``files`` are empty."""
+    """Make the manifest of an owner. If a field has the format of another version, all but ``files`` are empty."""
     nothing: dict[str, Any] = {"generator": "", "spec": {}, "filter": (), "templates": {}, "rows": ()}
     try:
         read = fields({**_FIELDS, "spec": _spec_reader(owner), "rows": items(_row_reader(owner))})(data)
@@ -67,14 +67,14 @@ def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], co
 
 
 def _file_name(value: Any) -> str:
-    """The name of a file in a folder."""
+    """Read the name of a file, without a folder."""
     if "/" in path(value):
         raise ValueError(f"{seen(value)} is not the name of a file")
     return str(value)
 
 
 def _spec_reader(owner: str) -> Reader:
-    """Reads the ``spec`` entry. It is empty in the shared manifest, which has no spec."""
+    """Make a function that reads the entry ``spec``. The entry is empty in the shared manifest."""
     spec = fields(
         {
             "name": constant(owner),
@@ -88,7 +88,7 @@ def _spec_reader(owner: str) -> Reader:
 
 
 def _row_reader(owner: str) -> Reader:
-    """Reads a row: the columns of the dispatch table, the tuned entries, the test and the figures of the plan."""
+    """Make a function that reads a row: the columns of the dispatch table, results of tuning, test, plan's figures."""
     measured = _columns(Tuned, text)
     del measured["symbol"]
     columns = {
@@ -111,13 +111,13 @@ def _row_reader(owner: str) -> Reader:
 
 
 def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> dict[str, Reader]:
-    """A reader for each field of a row of the dispatch table, by the types of its fields."""
+    """Make a function for each field of a NamedTuple ``row`` that reads a value of the field's type."""
     hints = get_type_hints(row)
     return {name: _reader(kind, read_text) for name, kind in hints.items() if name not in leave_out}
 
 
 def _reader(kind: Any, read_text: Reader) -> Reader:
-    """The reader of a value of type ``kind``."""
+    """Make a function that reads a value of type ``kind``."""
     if get_origin(kind) in (Union, UnionType):
         (some,) = (each for each in get_args(kind) if each is not NoneType)
         return optional(_reader(some, read_text))

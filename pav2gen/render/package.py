@@ -1,4 +1,4 @@
-"""A whole package in memory: the files and the MANIFEST of each spec that is built, and the shared files."""
+"""Renders a whole package in memory: the files and the MANIFEST of each spec that is built, and the shared files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def render_package(selections: Iterable[Selection], others: Iterable[Manifest], 
 
 
 def _add_manifest(owner: str, files: FileSet, entries: Mapping[str, object]) -> Manifest:
-    """``files`` with their manifest added."""
+    """Add the manifest of ``files`` to them."""
     described = manifest.describe(owner, files, **entries)
     files.add(described.path, described.content())
     return described

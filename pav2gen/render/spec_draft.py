@@ -1,4 +1,4 @@
-"""``pav2gen init``: the text of a first spec for a model, with comments for its maintainer."""
+"""Drafts a spec for a model, for ``pav2gen init``: the text of the spec file, with comments for its maintainer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SHORT_MODEL = 8192
 
 
 def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi-v100") -> str:
-    """The text of a spec for the model with the config.json at ``config``. The spec is complete and loads.
+    """The text of a complete, valid spec for the model with the config.json at ``config``.
 
-    ``name`` defaults to a form of the model's name in the config. Raises UserError if the config cannot be read, or
-    if no kernel can serve the model's attention.
+    ``name`` defaults to the model's name in the config, in lower case. Raises UserError if the config cannot be read,
+    or if no kernel can serve the model's attention.
     """
     file = printable(os.fspath(config))
     attention = read_attention(config)
@@ -38,7 +38,7 @@ def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi
 
 
 def family_name(title: str) -> str:
-    """A family's name from a model's: ``Qwen2.5-7B-Instruct`` is ``qwen2_5_7b_instruct``."""
+    """Convert a model's name to that of a spec: ``Qwen2.5-7B-Instruct`` becomes ``qwen2_5_7b_instruct``."""
     words = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
     name = (words if words[:1].isalpha() else f"model_{words}")[:LONGEST_NAME].strip("_")
     return f"{name[: LONGEST_NAME - 6]}_model" if name in RESERVED_NAMES else name
@@ -69,7 +69,7 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
 
 
 def _features(attention: Attention) -> Iterator[tuple[str, object]]:
-    """The features of the model: those with a choice by layer have a list."""
+    """The lines of the section ``features``. A feature that only some layers have gets a list of values."""
     yield "alibi", attention.alibi
     yield "blocksparse", "[false, true]" if attention.blocksparse else False
     if attention.softcap is not None:
@@ -106,7 +106,7 @@ def _ratios(model: Model) -> str:
 
 
 def _dtypes(attention: Attention) -> str:
-    """float16, as vLLM runs on the BI-V100, and the model's own type."""
+    """The dtypes of the spec: float16, which vLLM uses on the BI-V100, and the model's own."""
     if attention.dtype in DTYPE_TAGS and attention.dtype not in ("float16", "float32"):
         return f"[float16, {attention.dtype}]  # the model's own is {attention.dtype}"
     return "[float16]"
@@ -118,12 +118,12 @@ def _partitions(attention: Attention) -> tuple[int, ...]:
 
 
 def _min_seq_len(attention: Attention) -> int:
-    """vLLM's bound, or half of the longest context if that is below the bound."""
+    """The spec's ``dispatch.min_seq_len``: vLLM's bound, or half of the longest context if that is less."""
     return min(SHORT_MODEL, attention.max_seq_len // 2)
 
 
 def _workspace_mib(attention: Attention) -> int:
-    """The default, or more if one partition needs more."""
+    """The workspace in MiB: the default, or more if one partition needs more."""
     ratio = max(1, attention.num_heads // attention.num_kv_heads)
     shape = (attention.head_size, ratio, 16, "float16", "auto", attention.alibi, attention.blocksparse)
     largest = Variant("", *shape, partition_size=_partitions(attention)[-1])

@@ -1,4 +1,4 @@
-"""Finds, compiles and renders the Jinja templates, and gives the sha256 of each."""
+"""Finds, compiles and renders the Jinja templates, and computes the sha256 of each."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def data_folder(name: str) -> Path:
 
 
 class Templates:
-    """A folder of templates. An unknown name in one is an error, not an empty string.
+    """A folder of templates. A template that uses an unknown variable is an error.
 
-    The name of a template is its path below the folder: ``torch/kernel.py.j2``. Messages and headers show it as
-    ``templates/torch/kernel.py.j2``, even if the folder has another name.
+    The name of a template is its path relative to the folder: ``torch/kernel.py.j2``. Messages and generated files show
+    it as ``templates/torch/kernel.py.j2``, even if the folder has another name.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -68,7 +68,7 @@ class Templates:
         return self._sha256[name]
 
     def record(self, *names: str) -> dict[str, str]:
-        """Shown path -> sha256 of these templates and of all that they include. Call it after rendering."""
+        """The sha256 of these templates and of all templates that they include, by path. Call it after rendering."""
         used = set(names)
         queue = list(names)
         while queue:
@@ -105,7 +105,7 @@ class Templates:
 
 
 class _Environment(jinja2.Environment):
-    """Records which template uses which. Jinja calls this for each include, import and extends."""
+    """A Jinja environment that records which templates a template includes, imports or extends."""
 
     uses: defaultdict[str, set[str]]
 
@@ -156,5 +156,5 @@ def _is_page(name: str | None) -> bool:
 
 
 def shown(name: str) -> str:
-    """A template's path as messages and headers show it."""
+    """A template's path for messages and generated files."""
     return f"templates/{name}"

@@ -15,16 +15,16 @@ from pav2gen.runtime.select import Key
 #: The partition size of vLLM's paged_attention_v2, for which its callers allocate scratch.
 PARTITION = 512
 
-#: Allowed error of a baseline, as a share of the result's norm. Baselines may round more often than our kernels.
+#: The allowed error of a baseline, relative to the result's norm. Baselines may round more often than our kernels.
 TOLERANCE = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 1e-4}
 
 
-#: Most elements of K (and of V) for which a batch is gathered as a whole. Larger copies do not stay in the caches.
+#: A batch is gathered as a whole if K has at most this many elements. Larger copies would not stay in the caches.
 TOGETHER = 2 << 20
 
 
 class NotApplicable(Exception):
-    """A baseline cannot solve a problem; the message says why."""
+    """A baseline cannot solve a problem. The message says why."""
 
 
 def baseline(name: str, key: Key) -> Callable[[Call], None]:
@@ -61,7 +61,7 @@ def vllm_operator() -> Callable[..., None]:
 
 
 def _vllm_v2(operator: Any, call: Call, kv_cache_dtype: str) -> None:
-    """The operator of vLLM 0.6 and later: later ones take the scales as tensors."""
+    """Call vLLM's V2 operator. From vLLM 0.7 on, it takes the scales as tensors."""
     assert call.scratch is not None
     on_device = any(a.name == "k_scale" and "Tensor" in str(a.type) for a in operator._schema.arguments)
     scales = [_scalar(float(s), call.query.device) if on_device else s for s in (call.k_scale, call.v_scale)]
@@ -82,7 +82,7 @@ def _scalar(value: float, device: torch.device) -> torch.Tensor:
 
 
 def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
-    """V1 of the BI-V100 fork. It takes the KV head of each query head, but no scales and no sparse patterns."""
+    """Call V1 of the BI-V100 fork. It takes the KV head of each query head, but no scales and no sparse patterns."""
     if kv_cache_dtype != "auto" or call.sparse is not None:
         raise NotApplicable("V1 of this fork drops fp8 scales and block-sparse patterns")
     kv_heads, heads = call.key_cache.shape[1], call.query.shape[1]
@@ -94,11 +94,11 @@ def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
 
 
 def seed_like(call: Call) -> None:
-    """Split-KV decode as the project's first document describes it: a loop over sequences, whole contexts in float32.
+    """The project's first algorithm of split-KV decode: a loop over sequences, with the whole context in float32.
 
-    Scratch is filled first. Pages are gathered and permuted in the cache's dtype; keys and values, as a whole, are
-    converted, then put into the order of heads; values are padded to whole partitions; matmuls broadcast over the query
-    heads of a group (which eager PyTorch carries out by copying K and V for each head).
+    The scratch is filled first. For each sequence, all pages are gathered, converted to float32 and put into the order
+    of heads. Values are padded to whole partitions. The matmuls broadcast over the query heads of a group, for which
+    eager PyTorch copies K and V for each head.
     """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     group = heads // kv_heads
@@ -133,9 +133,9 @@ def seed_like(call: Call) -> None:
 
 
 def sdpa(call: Call) -> None:
-    """Gather to dense K and V, fold the heads of a group into the query axis, and call torch's own attention.
+    """Gather dense K and V, put the heads of a group into the axis of query tokens, and call torch's own attention.
 
-    Short sequences of one length are gathered and attended together, others one by one. Each way is faster in its case.
+    Short sequences of equal length are computed together, others one by one. Each way is the faster one in its case.
     """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     lengths = call.seq_lens.tolist()
@@ -156,7 +156,7 @@ def sdpa(call: Call) -> None:
 
 
 def flex(call: Call) -> None:
-    """As ``sdpa``, with torch's FlexAttention, compiled. The first call of a dtype compiles for tens of seconds."""
+    """As ``sdpa``, but with torch's compiled FlexAttention. The first call of a dtype compiles for tens of seconds."""
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     attention = _compiled_flex_attention()
     for s, length in enumerate(call.seq_lens.tolist()):

@@ -1,4 +1,4 @@
-"""``pav2gen bench``: check and time every kernel of a spec and its peers, and write one document."""
+"""``pav2gen bench``: checks and times all kernels of a spec and the baselines, and makes one JSON document."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOST_NOTE = "the CUDA kernels are not timed on a CPU: the speed of the host runt
 
 GIB = 1 << 30
 
-#: The constant part of a problem's time, as the bytes of KV cache that take equally long.
+#: The constant part of a problem's time, expressed as the bytes of KV cache that take the same time.
 FIXED_BYTES = 64 << 20
 
 
@@ -37,8 +37,9 @@ class BenchOptions:
     """Options of a measurement. ``tensor_parallel`` None means the smallest size with a kernel's ratio.
 
     max_gib: problems with a larger KV cache are left out. seconds: no problem begins after this time; 0 is no limit.
-    progress: called with the number of samples to come; returns a function to call after each sample. kept: called
-    after each problem with the document so far and the estimated seconds for the other problems.
+    progress: a function that takes the number of samples of a problem, and returns a function to call after each
+    sample. kept: a function that is called after each problem with the document so far, and with the estimated seconds
+    for the remaining problems.
     """
 
     device: torch.device
@@ -56,7 +57,7 @@ class BenchOptions:
 
 
 class Setup:
-    """The package under measurement on one device, and the data that all of its problems share."""
+    """The package to measure on one device, and the data that all of its problems share."""
 
     def __init__(self, chosen: Selection, device: torch.device) -> None:
         self.spec: Spec = chosen.spec
@@ -200,7 +201,7 @@ def now() -> str:
 
 
 def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, Any]:
-    """One problem: check and probe every contestant, then time the correct ones side by side."""
+    """Measure one problem: check every contestant and count its costs, then time the correct ones side by side."""
     peers, absent = baselines(problem, options.against)
     every = [*setup.kernels(problem.key), *peers]
     rounds = options.rounds, options.warmups
@@ -235,7 +236,7 @@ def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, 
 def entries_of(
     every: Sequence[Contestant], problem: Problem, inputs: Inputs, device: torch.device, step: Callable[[], object]
 ) -> dict[str, dict[str, Any]]:
-    """Each contestant's entry before timing, by name: its kernel, whether it is correct, its launches and memory."""
+    """The entries of all contestants, by name, without times: kernel, whether it is correct, launches and memory."""
     checker, call = Checker(problem, inputs), inputs.first
     entries = {}
     for contestant in every:
@@ -254,7 +255,7 @@ def entries_of(
 
 
 def figures(times: Times, problem: Problem, bandwidth: float) -> Mapping[str, Any]:
-    """The times of a contestant, and its bandwidth. ``bandwidth``: of a copy in the same run, in GB/s."""
+    """The times and the bandwidth of a contestant, as fields of its entry. bandwidth: that of a copy, in GB/s."""
     gbps = problem.io_bytes / times.median / 1e6
     return {
         "median_ms": round(times.median, 6),
@@ -275,7 +276,7 @@ def chosen_kernel(package: ModuleType, problem: Problem, backend: str, device: t
 
 
 def wrong(document: Mapping[str, Any]) -> Iterable[str]:
-    """Our kernels that are wrong according to a document, in words."""
+    """A sentence for each kernel with wrong results in a document."""
     for point in document["points"]:
         for entry in point["contestants"]:
             if entry["because"] and "symbol" in entry:

@@ -1,4 +1,4 @@
-"""Fair timing: each round runs all contestants in a new order, over inputs that no cache still holds."""
+"""Times contestants fairly: each round runs all of them in a new order, over inputs that are not in a cache."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pav2gen.runtime.call import Call
 
 Run = Callable[[Call], object]
 
-#: Least seconds of a sample. A sample repeats the call until then, so that the clock's resolution and the launch queue
-#: do not matter.
+#: The shortest sample in seconds. A sample repeats a call for this long, so that the clock's resolution and the launch
+#: queue do not matter.
 SAMPLE_SECONDS = {"cpu": 2e-4, "cuda": 2e-3}
 
 MOST_CALLS = 1000
@@ -40,7 +40,7 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """The width of the middle half of the samples, as a share of the median; 0 for a single sample."""
+        """The interquartile range of the samples, relative to the median. It is 0 for a single sample."""
         if len(self.samples) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
@@ -48,7 +48,7 @@ class Times:
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """How long ``run`` takes: between two events on a GPU's stream, by the wall clock on a CPU."""
+    """Measure how long ``run`` takes: between two events of a GPU's stream, or by the wall clock on a CPU."""
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -70,10 +70,10 @@ def interleave(
     step: Callable[[], object] = lambda: None,
     once: Collection[str] = (),
 ) -> dict[str, Times]:
-    """The times of ``contestants``, by name, over ``rounds`` rounds after ``warmups``; ``step`` follows each sample.
+    """Time ``contestants`` in ``rounds`` rounds, after ``warmups`` calls of each. ``step`` is called after each sample.
 
     Each call takes the next of ``inputs``. The order of a round is random, but the same in each run. A contestant in
-    ``once`` is sampled once, in the first round, if its first call takes longer than SLOW_SECONDS.
+    ``once`` is sampled only once, in the first round, if its first call takes longer than SLOW_SECONDS.
     """
     slow: set[str] = set()
     samples: dict[str, list[float]] = {name: [] for name in contestants}

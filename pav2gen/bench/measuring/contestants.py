@@ -1,4 +1,4 @@
-"""The contestants of a measurement: how each is run, and the error that each may have."""
+"""The contestants of a measurement: how to run them, and how large an error is allowed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from pav2gen.runtime.testing.oracle import excess
 class Contestant:
     """One way to solve a problem. ``row`` and ``backend`` say which kernel it is; a baseline has neither.
 
-    run: the whole call with its checks. bare: the kernel alone, as in a thread's first call, to count its ATen calls
-    and its memory.
+    run: a function that makes the whole call, with its checks. bare: a function that runs only the kernel, as in a
+    thread's first call, to count its ATen calls and its memory.
     """
 
     name: str
@@ -62,7 +62,7 @@ def _kernel(package: ModuleType, row: Row, backend: str) -> Contestant:
 
 
 def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
-    """The operator of a package, called by position as vLLM does, for the kernel of ``row``."""
+    """Call a package's operator with positional arguments, as vLLM does, so that it runs the kernel of ``row``."""
     assert call.scratch is not None
     scratch, sparse = call.scratch, call.sparse
     names = [name for name, _ in row.modification.tensors] if row.modification else []
@@ -83,7 +83,7 @@ def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
 
 
 def baselines(problem: Problem, names: Iterable[str]) -> tuple[list[Contestant], dict[str, str]]:
-    """The baselines of ``names`` that take part in ``problem``, and why the others do not."""
+    """The baselines of ``names`` that can solve ``problem``, and the reasons why the others can't."""
     found, absent = [], {}
     for name in names:
         try:
@@ -116,7 +116,7 @@ class Checker:
         return error, "" if error <= 1 else f"wrong: its error is {error:.3g} times what is allowed"
 
     def error(self, contestant: Contestant, call: Call) -> float:
-        """The error of one run, as a multiple of what is allowed: right if at most 1. NaN counts as infinite."""
+        """The error of one run, divided by the allowed error. A result is right if this is at most 1; NaN is not."""
         call.out.fill_(float("nan"))
         contestant.run(call)
         out = call.out[self.checked].cpu()
@@ -127,7 +127,7 @@ class Checker:
 
 
 def launches(contestant: Contestant, call: Call) -> int | None:
-    """The launches of a call: ATen calls that are not views, and CUDA kernels.
+    """The number of launches of a call: ATen calls without views, and CUDA kernels.
 
     None for vLLM's operator and for compiled code: neither makes calls that torch can count.
     """
@@ -138,7 +138,7 @@ def launches(contestant: Contestant, call: Call) -> int | None:
 
 
 def cuda_launches(row: Row, call: Call) -> int:
-    """Launches of a CUDA kernel: for each tile of sequences the partial kernel, and the reduction if needed."""
+    """The number of launches of a CUDA kernel: for each part of the call the partial kernel, and if needed a reduction."""
     partitions = -(-call.max_seq_len // row.partition_size)
     return sum(1 + (partitions > 1) for _ in tiles(call, partitions, row.workspace_mib * MIB))
 

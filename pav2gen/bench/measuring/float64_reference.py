@@ -1,7 +1,7 @@
-"""The float64 result of a problem of any size, computed in stretches of tokens by the steps of the reference.
+"""Computes the float64 result of a long problem in little memory, in stretches of tokens.
 
-``runtime.oracle.reference`` holds the whole context of a sequence in float64: gigabytes at 100,000 tokens. This module
-merges the states of stretches instead, so that a bench can check long problems before it times them.
+``runtime.testing.oracle.reference`` holds the whole context of a sequence in float64: gigabytes at 100,000 tokens. This
+module merges the softmax states of stretches instead, so that a bench can check long problems before it times them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def sequences(num_seqs: int) -> list[int]:
 
 
 def truth(call: Call, kv_cache_dtype: str, rows: list[int], modification: Modification | None = None) -> torch.Tensor:
-    """out of the sequences ``rows`` of a call on the CPU, all of full length: [rows, heads, head size] float64.
+    """The output for the sequences ``rows`` of a call on the CPU, all of full length: [rows, heads, head size] float64.
 
     modification: the definition of ``call.modification``. It is evaluated for each element in plain Python: about a
     second for 300,000 scores.
@@ -37,7 +37,7 @@ def truth(call: Call, kv_cache_dtype: str, rows: list[int], modification: Modifi
 
 
 def _sequence(call: Call, kv_cache_dtype: str, s: int, modification: Modification | None) -> torch.Tensor:
-    """out of one sequence: [heads, head size] float64. The state of a row starts with its sink, which has no value."""
+    """The output for one sequence: [heads, head size] float64. The softmax state of a head begins with its sink."""
     kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
     heads, size = call.query.shape[1:]
     query = call.query[s].double().view(kv_heads, heads // kv_heads, size) * call.scale
@@ -60,7 +60,7 @@ def _sequence(call: Call, kv_cache_dtype: str, s: int, modification: Modificatio
 
 
 def _dense(call: Call, kv_cache_dtype: str, s: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of ``count`` tokens from ``start``: [kv heads, tokens, head size] float64 each."""
+    """K and V of ``count`` tokens from position ``start`` on: [kv heads, tokens, head size] float64 each."""
     _, kv_heads, _, page, _ = call.key_cache.shape
     size = call.query.shape[2]
     blocks = call.block_tables[s, start // page : -(-(start + count) // page)]
@@ -75,7 +75,7 @@ def _dense(call: Call, kv_cache_dtype: str, s: int, start: int, count: int) -> t
 def _changed(
     call: Call, scores: torch.Tensor, start: int, length: int, modification: Modification | None
 ) -> torch.Tensor:
-    """The scores [heads, tokens] of the tokens from ``start`` with all features, in the order of the oracle's score."""
+    """Apply all features to the scores [heads, tokens] of the tokens from ``start`` on, as ``oracle.score`` does."""
     count, heads = scores.shape[1], scores.shape[0]
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
@@ -91,7 +91,7 @@ def _changed(
 
 
 def _skipped(call: Call, start: int, count: int, length: int) -> torch.Tensor:
-    """Whether the sparse pattern leaves out each of ``count`` tokens from ``start``: [heads, tokens] bool."""
+    """The tokens that the sparse pattern leaves out, [heads, tokens] bool, for ``count`` tokens from ``start`` on."""
     assert call.sparse is not None
     page, heads, kv_heads = call.key_cache.shape[3], call.query.shape[1], call.key_cache.shape[1]
     group, pages = heads // kv_heads, range(start, start + count, page)  # blocks of the pattern are whole pages

@@ -1,4 +1,4 @@
-"""Shows and keeps a measurement while it runs: each table as soon as it is done, the remaining time, the figures."""
+"""Shows a measurement while it runs: prints each table when it is complete, and the remaining time. Saves the figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pav2gen.console import print_table
 
 
 class Live:
-    """Prints a growing bench document on stdout, and keeps it in ``file`` if there is one.
+    """Prints a growing bench document on stdout, and writes it to ``file`` if there is one.
 
     A table is printed once, when the problems of the next table begin. The remaining time is printed on stderr after
     the first problem and after each table.
@@ -24,7 +24,7 @@ class Live:
         self._printed = 0
 
     def keep(self, document: Mapping[str, Any], remaining: float) -> None:
-        """Take a document with one more problem. The other problems will take ``remaining`` seconds."""
+        """Show and save a document that has one more problem. The others will take ``remaining`` seconds."""
         if self._file:
             measurement_file.write(self._file, document)
         before = self._printed
@@ -41,7 +41,7 @@ class Live:
             click.echo(line)
 
     def _print(self, document: Mapping[str, Any], whole: bool) -> None:
-        """Print the finished tables: all tables of a whole document, else all but the last."""
+        """Print the complete tables that were not printed yet. ``whole``: whether the last table is complete, too."""
         tables = list(table.tables(document))
         for each in tables[self._printed : len(tables) if whole else -1]:
             if not self._printed:
@@ -53,7 +53,7 @@ class Live:
 
 
 def duration(seconds: float) -> str:
-    """A duration in a unit that gives a small number."""
+    """A duration as text, in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -18,7 +18,7 @@ from pav2gen.runtime.op import device_name
 #: Assumed bytes of the last-level cache if the machine does not tell. Most caches are smaller.
 CACHE_BYTES = {"cpu": 64 << 20, "cuda": 64 << 20}
 
-#: Size of the copy that measures bandwidth: several times the cache.
+#: The size of the copy that measures bandwidth, as a multiple of the cache's size.
 COPY_CACHES, LEAST_COPY, MOST_COPY = 4, 128 << 20, 1 << 30
 
 
@@ -44,7 +44,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """The device: its name in the tuned table, its description, and the part that torch uses."""
+    """Describe the device: its name in tuning files, its description, and how much of it torch uses."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return {
@@ -79,7 +79,7 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def copy(device: torch.device, cache: int) -> tuple[Run, int]:
-    """A contestant that copies a buffer far larger than the cache, and the bytes that it reads and writes."""
+    """Make a contestant that copies a buffer far larger than the cache. Also returns the bytes read and written."""
     size = min(MOST_COPY, max(LEAST_COPY, COPY_CACHES * cache))
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     target = torch.zeros_like(source)
@@ -113,7 +113,7 @@ def _processor() -> str:
 
 
 def _bytes(text: str) -> int:
-    """``32768K`` in bytes."""
+    """Convert a size such as ``32768K`` to bytes."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     text = text.strip()
     return int(text.rstrip("KMG")) * units.get(text[-1:], 1)

@@ -1,4 +1,4 @@
-"""The package under measurement. It is rendered from the current spec, not taken from ``generated/``."""
+"""Renders and loads the package to measure. It is made from the current spec, and not taken from ``generated/``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def render(chosen: Selection, folder: Path) -> str:
 
 
 def load(root: Path) -> ModuleType:
-    """The package at ``root``, imported under a private name."""
+    """Import the package at ``root`` under a private name."""
     name = f"pav2_measured_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, root / "__init__.py")
     assert spec and spec.loader, "a rendered package has an __init__.py"
@@ -47,7 +47,7 @@ def load(root: Path) -> ModuleType:
 
 
 def measured(chosen: Selection) -> tuple[ModuleType, str]:
-    """The package of ``chosen``, rendered into a temporary folder and loaded, and its digest."""
+    """Render the package of ``chosen`` into a temporary folder and load it. Returns the package and its digest."""
     folder = Path(tempfile.mkdtemp(prefix="pav2gen-bench-"))
     atexit.register(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     digest = render(chosen, folder)

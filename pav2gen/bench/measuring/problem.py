@@ -1,7 +1,7 @@
-"""One problem to measure: a key, a rank's heads, a batch. Its pages are scattered in memory, as in a server's cache.
+"""A problem to measure: a key, the heads of a rank, and a batch. Its pages are in random order in a large cache.
 
-The values are drawn once and repeated over the blocks of the cache. A kernel then reads a cache of full size, and the
-float64 reference reads a small one.
+A few blocks of random values are repeated over the blocks of the cache. So a kernel reads a cache of full size, while
+the float64 reference reads a small one with the same values.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pav2gen.runtime.call import BlockSparse, Call
 from pav2gen.runtime.select import Key, Modification
 from pav2gen.runtime.testing import cases
 
-#: Bytes of K (and of V) with random values. Further bytes repeat them.
+#: Bytes of K (and of V) with their own random values. The rest of the cache repeats these bytes.
 DRAWN_BYTES = 16 << 20
 
-#: Size of all inputs of a problem, in multiples of the last-level cache. No call then finds its input in the cache.
+#: The size of all inputs of a problem, as a multiple of the last-level cache's size. So a call's input is not cached.
 CACHES = 2
 
-#: Size of the cache relative to the pages in use. The blocks of a sequence are in random order over it.
+#: The size of the KV cache, as a multiple of the pages in use. The blocks of a sequence are spread over it at random.
 SPARE_BLOCKS = 3
 
 #: The pattern of a block-sparse key: 4 local blocks of 64 tokens, then every 8th.
@@ -70,7 +70,7 @@ class Problem:
 
     @property
     def label(self) -> str:
-        """The problem in short form, for a progress bar."""
+        """A short description of the problem, for a progress bar."""
         cache = self.key.dtype if self.key.kv_cache_dtype == "auto" else self.key.kv_cache_dtype
         return f"S={self.num_seqs} L={self.seq_len} {self.num_heads}/{self.kv_heads} {cache}"
 
@@ -80,9 +80,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The calls of a problem, all of the same values: ``small`` on the CPU with few blocks, ``count`` on the device.
+    """The calls of a problem, which all have the same values. ``small`` is on the CPU and has few blocks.
 
-    The calls on the device share one cache. Call i reads ``stride`` blocks of it, from block i·stride on.
+    ``count`` calls are on the device and share a cache. Call i reads its blocks from i·stride to (i + 1)·stride - 1.
     """
 
     small: Call
@@ -98,7 +98,7 @@ class Inputs:
 
 
 def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0) -> Inputs:
-    """The inputs of ``problem``, from ``seed``. The calls are so many that a cache of ``cache_bytes`` keeps nothing."""
+    """Make the inputs of ``problem``. Together, the calls exceed a processor's cache of ``cache_bytes``."""
     page = problem.key.block_size
     pages = problem.num_seqs * -(-problem.seq_len // page)
     page_bytes = problem.kv_heads * problem.key.head_size * page * problem.item_bytes
@@ -128,7 +128,7 @@ def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0
 
 
 def _spread(small: Call, table: torch.Tensor, blocks: int, device: torch.device) -> Call:
-    """The call on ``device`` with a cache of ``blocks`` blocks, which repeat those of ``small``."""
+    """Copy the call ``small`` to ``device``, with a cache of ``blocks`` blocks that repeat the blocks of ``small``."""
     moved = cases.to(small, device)
     times = -(-blocks // small.key_cache.shape[0])
     return moved._replace(

@@ -78,7 +78,7 @@ def milliseconds(value: float) -> str:
 
 
 def ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> float | None:
-    """The median of ``peer`` divided by a contestant's, in one run; None if either has no time."""
+    """The median time of ``peer`` divided by that of a contestant. None if one of them has no time."""
     times = {other["name"]: other.get("median_ms") for other in point["contestants"]}
     return times[peer] / entry["median_ms"] if times.get(peer) and entry.get("median_ms") else None
 
@@ -89,7 +89,7 @@ def _ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> str
 
 
 def head(document: Mapping[str, Any]) -> Iterator[str]:
-    """The text above the tables: the device, the versions, and the meaning of the columns."""
+    """The lines above the tables: the device, the versions, and the meaning of the columns."""
     device, versions = document["device"], document["versions"]
     yield f"{document['spec']['file']} on {device['name']}: {device['about']}"
     yield f"{', '.join(f'{name} {version}' for name, version in versions.items())}; {document['date']}"

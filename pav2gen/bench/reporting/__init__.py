@@ -1,1 +1,1 @@
-"""A page of what was measured and predicted: charts, a summary of the model, the report."""
+"""Makes the HTML page of ``pav2gen report``: charts of measured and predicted times, and a summary of the kernels."""

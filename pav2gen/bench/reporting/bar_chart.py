@@ -1,4 +1,4 @@
-"""Horizontal bar charts as numbers: groups of bars with titles. templates/report draws them as SVG."""
+"""Computes the positions and sizes in a horizontal bar chart. templates/report/bars.svg.j2 draws it as SVG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, ROOM, THICKNESS, GAP, TITLE = 1040, 270, 15, 5, 22
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar, its CSS class, and the text behind its end."""
+    """A bar, its CSS class, and the text at its end."""
 
     style: str
     y: float
@@ -31,7 +31,7 @@ class Title:
 
 @dataclass(frozen=True)
 class Bars:
-    """Groups of bars, ready to draw. ``title`` and ``note`` are shown above; screen readers also say ``summary``."""
+    """A chart with groups of bars. ``title`` and ``note`` are shown above it. ``summary`` is for screen readers."""
 
     id: str
     title: str
@@ -57,7 +57,7 @@ class BarGroup:
 def bars(
     identity: str, title: str, note: str, groups: Sequence[BarGroup], show: Callable[[float], str], most: float
 ) -> Bars:
-    """The chart of ``groups``, which have at least one bar. A bar with value ``most`` spans the full width."""
+    """Make the chart of ``groups``, which must have at least one bar. The bar of the value ``most`` has full width."""
     scale = (WIDTH - ROOM) / most
     titles, drawn, y = [], [], 0.0
     for group in groups:

@@ -1,4 +1,4 @@
-"""Line charts as numbers: scales, ticks, paths and label places. templates/report draws them as SVG.
+"""Computes the scales, ticks, paths and labels of a line chart. templates/report/chart.svg.j2 draws it as SVG.
 
 Both axes are logarithmic: time, memory and length each span orders of magnitude, and equal ratios look equal.
 """
@@ -22,7 +22,7 @@ Point = tuple[float, float]
 class Series:
     """One line: its label, its style (a CSS class), and its points.
 
-    area: whether the area below the line is shaded, as for the floor. bare: whether it is drawn without marks and name.
+    area: whether the area below the line is shaded. bare: whether the line is drawn without marks and name.
     """
 
     label: str
@@ -42,7 +42,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Label:
-    """A line's name at (x, y), at the right edge, moved so that names do not overlap. (from_x, from_y): its end."""
+    """A line's name at (x, y), at the right edge, moved so that names do not overlap. (from_x, from_y): the line's end."""
 
     text: str
     style: str
@@ -54,7 +54,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a line, and the text that a pointer over it shows."""
+    """A point of a line, and the text that is shown when the pointer is over it."""
 
     x: float
     y: float
@@ -63,7 +63,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """A line, ready to draw."""
+    """A line of a chart, with the positions to draw it at."""
 
     style: str
     path: str
@@ -81,7 +81,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, ready to draw. A screen reader also says ``title``, ``note`` and ``summary``."""
+    """A line chart, with all positions to draw it. ``summary`` is for screen readers."""
 
     id: str
     title: str
@@ -119,7 +119,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Quantity:
-    """The quantity of the vertical axis: its name, the format of a value, and the marked values."""
+    """The quantity on the vertical axis: its name, how a value is formatted, and which values are marked."""
 
     name: str
     show: Callable[[float], str]
@@ -161,7 +161,7 @@ def _line(series: Series, x_axis: Axis, y_axis: Axis, y_format: Callable[[float]
 
 
 def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Label]:
-    """The names at the ends of the lines, from top to bottom, pushed apart and kept within the chart."""
+    """Place the names at the ends of the lines, from top to bottom, without overlap and within the chart."""
     named = [each for each in series if not each.bare]
     ends = sorted(((y_axis.place(each.points[-1][1]), each) for each in named), key=lambda end: end[0])
     places: list[float] = []
@@ -177,7 +177,7 @@ def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Lab
 
 
 def thinned(values: Sequence[float], axis: Axis, room: float = 38) -> list[float]:
-    """As many of ``values`` as have room for their labels. The last value is always kept."""
+    """Those of ``values`` that have room for their labels on the axis. The last value is always kept."""
     kept: list[float] = []
     for value in reversed(values):
         if not kept or abs(axis.place(kept[-1]) - axis.place(value)) >= room:
@@ -225,7 +225,7 @@ def tokens(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """A time in the unit that suits it."""
+    """A time as text, in microseconds, milliseconds or seconds."""
     if value >= 1000:
         return f"{value / 1000:.3g} s"
     return f"{value:.3g} ms" if value >= 0.1 else f"{value * 1000:.3g} \N{MICRO SIGN}s"
@@ -237,7 +237,7 @@ def percent(share: float) -> str:
 
 
 def memory(value: float) -> str:
-    """Bytes in the unit that suits them."""
+    """A number of bytes as text, in a suitable unit."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

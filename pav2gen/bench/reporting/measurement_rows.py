@@ -1,4 +1,7 @@
-"""The points of bench documents as a report uses them: the chosen kernel, the peers' times, the floor."""
+"""The measured points of bench documents, with the values that a report needs.
+
+The floor of a point is the time to move each byte of its problem once, at the bandwidth of a copy.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +28,24 @@ class Measurement:
 
     @property
     def floor_ms(self) -> float:
-        """The floor: the time to move each byte once at the bandwidth of a copy in the same run."""
+        """The time in ms to move each byte of the problem once, at the bandwidth of a copy in the same run."""
         return float(self.point["io_bytes"]) / float(self.point["copy_gbps"]) / 1e6
 
     @property
     def batch(self) -> str:
-        """``8 sequences``."""
+        """The batch in words, such as ``8 sequences``."""
         return "1 sequence" if self.point["num_seqs"] == 1 else f"{self.point['num_seqs']} sequences"
 
     @property
     def title(self) -> str:
-        """The key and the rank, in short form."""
+        """A short description of the key and the rank's heads."""
         key = Key(**self.point["key"])
         heads = f"{self.point['num_heads']}/{self.point['kv_heads']} heads of {key.head_size}"
         return f"{heads}, {title(key._asdict(), leave_out=HEADS)}"
 
     @property
     def where(self) -> str:
-        """The problem of a figure, in words."""
+        """The problem in words."""
         return f"{self.title}, {self.batch}, {tokens(self.seq_len)} tokens"
 
     def entry(self, name: str) -> Mapping[str, Any] | None:
@@ -50,7 +53,7 @@ class Measurement:
         return next((entry for entry in self.point["contestants"] if entry["name"] == name), None)
 
     def ratio(self, backend: str, peer: str) -> float | None:
-        """The time of ``peer`` divided by the chosen kernel's; None if either has no time."""
+        """The time of ``peer`` divided by that of the chosen kernel. None if one of them has no time."""
         ours, theirs = (entry.get("median_ms") if entry else None for entry in (self.chosen(backend), self.entry(peer)))
         return theirs / ours if ours and theirs else None
 

@@ -1,4 +1,4 @@
-"""A summary of the family: the partition sizes of each key, and why others are left out."""
+"""A summary of a spec as a table: which partition sizes are built for each key, and why others are left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from pav2gen.runtime.select import Key
 
 @dataclass(frozen=True)
 class Cell:
-    """A partition size of a key: built, or left out ``because``. ``number`` is the reason's number in the list."""
+    """A cell of the table: a partition size that is built for a key, or left out for the reason ``because``.
+
+    ``number`` is the number of that reason in the list below the table.
+    """
 
     built: bool
     because: str = ""
@@ -29,23 +32,23 @@ class SummaryRow:
 
 
 @dataclass(frozen=True)
-class Glance:
-    """The matrix of keys and partition sizes."""
+class SummaryTable:
+    """The table of keys and partition sizes, and the reasons of exclusions."""
 
     sizes: tuple[int, ...]
     rows: tuple[SummaryRow, ...]
     reasons: tuple[str, ...]
 
 
-def glance(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Glance:
-    """The matrix of ``plans``, and the exclusions' reasons that it refers to."""
+def summary_table(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> SummaryTable:
+    """Make the table for ``plans``, with the reasons of the exclusions that it refers to."""
     sizes = tuple(sorted({plan.variant.partition_size for every in plans.values() for plan in every}))
     reasons: dict[str, int] = {}
     rows = tuple(
         SummaryRow(short_title(every[0]), tuple(_cell(spec, every, size, reasons) for size in sizes))
         for every in plans.values()
     )
-    return Glance(sizes, rows, tuple(reasons))
+    return SummaryTable(sizes, rows, tuple(reasons))
 
 
 def _cell(spec: Spec, every: Sequence[Plan], size: int, reasons: dict[str, int]) -> Cell:
@@ -57,7 +60,7 @@ def _cell(spec: Spec, every: Sequence[Plan], size: int, reasons: dict[str, int])
 
 
 def short_title(plan: Plan) -> str:
-    """A key in short form: the axes that distinguish it within the family."""
+    """A short description of a key: the axes that distinguish it within the family."""
     v = plan.variant
     heads = f"{plan.rank.num_heads}/{plan.rank.num_kv_heads} heads of {v.head_size}"
     return f"{heads}, {title(v.key._asdict(), leave_out=HEADS)}"

@@ -13,7 +13,7 @@ from pav2gen.runtime.select import cost
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicted times on ``target`` of the fastest of ``plans`` (one key, several partition sizes) for ``rank``."""
+    """Predicts times on ``target`` for the heads of ``rank``: those of the fastest of ``plans``, which have one key."""
 
     plans: Sequence[Plan]
     rank: RankShape
@@ -30,7 +30,7 @@ class Predictor:
         return num_seqs * seq_len * self.rank.num_kv_heads * self.token_bytes / (self._bandwidth * 1e6)
 
     def ms(self, num_seqs: int, seq_len: int) -> float:
-        """The predicted time: waves of blocks that share the bandwidth evenly, and two launches."""
+        """The predicted time in ms: two launches, and waves of thread blocks that share the bandwidth evenly."""
         share = self._bandwidth * 1e6 / self._multiprocessors  # bytes a millisecond for each multiprocessor
         launches = 2 * (self.target.launch_us or 0.0) / 1e3
         tokens = min(cost(plan.row(), num_seqs, seq_len, self.rank.num_kv_heads) for plan in self.plans)

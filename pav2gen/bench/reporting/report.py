@@ -1,4 +1,4 @@
-"""``pav2gen report``: one self-contained page about plans and measurements, without network and script."""
+"""``pav2gen report``: makes one self-contained HTML page about plans and measurements, without scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pav2gen.bench.reporting import line_chart as charts
 from pav2gen.bench.reporting.bar_chart import BarGroup, Bars, bars
 from pav2gen.bench.reporting.line_chart import Chart, Heading, Series
 from pav2gen.bench.reporting.measurement_rows import Measurement, measurements
-from pav2gen.bench.reporting.model_summary import glance, short_title
+from pav2gen.bench.reporting.model_summary import short_title, summary_table
 from pav2gen.bench.reporting.prediction import Predictor, predictable
 from pav2gen.errors import UserError
 from pav2gen.family.spec import RankShape, Spec
@@ -23,16 +23,16 @@ from pav2gen.runtime.select import Key
 
 TEMPLATE = "report/report.html.j2"
 
-#: Batch sizes of the prediction.
+#: The batch sizes for which times are predicted.
 PREDICTED_BATCHES = (1, 16)
 
-#: The peers that charts show, in the order of drawing. A contestant's name is also its CSS class.
+#: The baselines that charts show, in the order of drawing. Their names are also CSS classes.
 PEERS = {"seed": "plain algorithm", "sdpa": "gather + SDPA", "vllm": "vLLM's operator"}
 KERNELS = {"torch": "pav2gen, PyTorch", "cuda": "pav2gen, CUDA"}
 
 
 def report(chosen: Selection, files: Sequence[Path]) -> str:
-    """The page of ``chosen`` and of the bench documents ``files``.
+    """The HTML page about the kernels of ``chosen``, with the measurements in the bench documents ``files``.
 
     Raises UserError for a file that is not a bench document, or belongs to another spec.
     """
@@ -48,7 +48,7 @@ def report(chosen: Selection, files: Sequence[Path]) -> str:
         generator=GENERATOR,
         spec=chosen.spec,
         families=plans,
-        glance=glance(chosen.spec, plans),
+        summary_table=summary_table(chosen.spec, plans),
         tuned=any(tuning.rows for tuning in chosen.tuned),
         kernels=chosen.kernels,
         sources=render_spec(chosen.spec, chosen.kernels, templates),
@@ -74,7 +74,7 @@ def plans_by_key(kernels: Iterable[Kernel]) -> dict[Key, list[Plan]]:
 
 
 def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
-    """Time against length: a chart for each key, rank, batch and device, with the floor."""
+    """The charts of time over length: one for each key, rank, batch and device, with the floor."""
     for number, (heading, points) in enumerate(grouped(found).items()):
         if len(points) > 1:
             series = [*contestants(points, lambda entry: entry.get("median_ms")), floor(points)]
@@ -82,7 +82,7 @@ def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
 
 
 def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart]:
-    """Workspace against length: a chart for each batch and device, with the largest over all keys and the bound."""
+    """The charts of workspace over length: one for each batch and device, with the maximum of all keys."""
     batches: dict[Heading, list[Measurement]] = {}
     for each in found:
         batches.setdefault(Heading(each.batch, each.device), []).append(each)
@@ -95,7 +95,7 @@ def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart
 
 
 def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
-    """A line for each peer and backend: the largest ``figure`` at each length."""
+    """The lines of a chart: one for each baseline and backend, with the largest ``figure`` at each length."""
     for name, label in {**PEERS, **KERNELS}.items():
         values: dict[int, float] = {}
         for point in points:
@@ -108,7 +108,7 @@ def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
 
 
 def floor(points: Sequence[Measurement]) -> Series:
-    """The floor: the time to move each byte once at the bandwidth measured in the same run."""
+    """The line of the floor: the time to move each byte once at the bandwidth of a copy in the same run."""
     ordered = sorted(points, key=lambda point: point.seq_len)
     return Series("floor: bytes, once", "floor", tuple((float(p.seq_len), p.floor_ms) for p in ordered), area=True)
 
@@ -122,7 +122,7 @@ def grouped(found: Iterable[Measurement]) -> dict[Heading, list[Measurement]]:
 
 
 def shares(found: Sequence[Measurement]) -> Bars | None:
-    """The share of the floor that each contestant reaches, at the greatest length of each group."""
+    """The bar chart of the floor divided by each contestant's time, at the greatest length of each group."""
     groups = []
     for points in grouped(found).values():
         longest = max(points, key=lambda point: point.seq_len)
@@ -138,7 +138,10 @@ def shares(found: Sequence[Measurement]) -> Bars | None:
 
 
 def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
-    """Bytes at the model's full length: as each key's CUDA kernel requests, and with a block for each query head."""
+    """The bar chart of bytes that a decode of the model's full length loads from the cache.
+
+    A bar is for the CUDA kernel of each key. Another is for a kernel with one thread block for each query head.
+    """
     if "cuda" not in spec.backends:
         return None
     groups = []
@@ -154,7 +157,7 @@ def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
 
 
 def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) -> Iterator[Chart]:
-    """Predicted time against length on the spec's target, a chart for each batch, a line for each rank."""
+    """The charts of predicted time over length on the spec's target: one for each batch, with a line for each rank."""
     if not predictable(chosen.spec.target) or "cuda" not in chosen.spec.backends:
         return
     leads: dict[int, Sequence[Plan]] = {}
@@ -173,7 +176,7 @@ def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) ->
 
 
 def _predicted(predictors: Sequence[Predictor], num_seqs: int) -> Iterator[Series]:
-    """A line for each rank, and its floor. Ranks with equal times share a line."""
+    """The lines of a chart of predictions: one for each rank, and its floor. Ranks with equal times share a line."""
     ranks: dict[tuple[tuple[float, float], ...], list[Predictor]] = {}
     for each in predictors:
         longest = each.plans[0].spec.model.max_seq_len
@@ -187,17 +190,17 @@ def _predicted(predictors: Sequence[Predictor], num_seqs: int) -> Iterator[Serie
 
 
 def rank_label(rank: RankShape) -> str:
-    """``TP 2: 12/2``, in query and KV heads."""
+    """The name of a rank's line, such as ``TP 2: 12/2``: tensor-parallel size, query heads and KV heads."""
     return f"TP {rank.tensor_parallel}: {rank.num_heads}/{rank.num_kv_heads}"
 
 
 def batch(num_seqs: int) -> str:
-    """``8 sequences``."""
+    """A batch in words, such as ``8 sequences``."""
     return "1 sequence" if num_seqs == 1 else f"{num_seqs} sequences"
 
 
 def highlights(found: Sequence[Measurement]) -> list[tuple[str, str]]:
-    """The figures at the head of the page: the greatest ratio to each peer, and the problem that gave it."""
+    """The figures at the top of the page: the greatest speedup over each baseline, and the problem that had it."""
     best = {}
     for peer, label in PEERS.items():
         ratios = [(ratio, point, name) for point in found for name in KERNELS if (ratio := point.ratio(name, peer))]

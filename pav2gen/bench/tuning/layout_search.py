@@ -1,7 +1,8 @@
-"""``pav2gen tune --layouts``: find the fastest layout of the CUDA kernels on a card, as a line for the spec.
+"""``pav2gen tune --layouts``: finds the fastest layout of the CUDA kernels on a card, and prints a line for the spec.
 
-Each of the layouts that the plans rank first is rendered as a separate spec. A kernel therefore has another symbol in
-each layout, and one library holds all of them. All layouts of a kernel are timed in turn, on the same inputs.
+The candidates are the layouts that the plans rank first. Each one is rendered as a separate spec, so that a kernel has
+a different symbol in each layout, and one library holds all of them. All layouts of a kernel are timed in turn, on the
+same inputs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BEST_OF_A_KERNEL = 6
 
 
 class Layout(NamedTuple):
-    """The settings of a spec's ``cuda``."""
+    """A layout of CUDA kernels: values for the section ``cuda`` of a spec."""
 
     threads: int
     step: int
@@ -59,7 +60,7 @@ class LayoutOptions:
 
 @dataclass(frozen=True)
 class LayoutTimes:
-    """One kernel in one problem: the median time of each layout in milliseconds, and why other layouts are wrong."""
+    """The results of one kernel in one problem: the median time of each layout in ms, or the reason why it is wrong."""
 
     slug: str
     problem: Problem
@@ -107,7 +108,10 @@ def candidates(chosen: Selection, most: int) -> list[Layout]:
 
 
 def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
-    """The CUDA kernels of ``chosen`` in one layout, as a separate spec, without kernels that the layout splits more."""
+    """The CUDA kernels of ``chosen`` in one layout, as a separate spec.
+
+    A kernel is left out if its query heads need more thread blocks in this layout.
+    """
     name = f"{chosen.spec.name}_layout{number}"
     spec = replace(chosen.spec, name=name, cuda=layout._asdict(), backends=("cuda",))
     built = []
@@ -135,7 +139,7 @@ def ranking(found: Sequence[LayoutTimes]) -> list[tuple[Layout, float]]:
 
 
 def _problems(chosen: Selection, row: Row, options: LayoutOptions) -> list[Problem]:
-    """The problems of a kernel: its first rank, at each batch and length."""
+    """The problems of a kernel: one for each batch and length, with the heads of its first rank."""
     ranks = [rank for rank in chosen.spec.model.ranks() if rank.gqa_ratio == row.key.gqa_ratio]
     return [
         Problem(row.key, ranks[0].num_kv_heads, num_seqs, seq_len, row.modification)
@@ -172,7 +176,7 @@ def _time(
 
 
 def _launcher(compiled: library.Library, row: Row) -> Run:
-    """A run of one kernel of the library, without the dispatch table."""
+    """A function that runs one kernel of the library, without the dispatch table."""
 
     def run(call: Call) -> None:
         op.launch(functools.partial(compiled.launch, row), call, row.partition_size)

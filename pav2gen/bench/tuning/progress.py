@@ -1,4 +1,7 @@
-"""The journal of a long measurement. It keeps each result at once, so that an interrupted run can continue."""
+"""The journal of a long measurement: a file to which each result is written at once.
+
+An interrupted measurement can continue with the results in the journal.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from pav2gen.json_data import Reader, anything, items, parse_json, prose
 
 
 class Journal:
-    """Measurements by name, in a file of JSON lines. The first line gives their circumstances.
+    """Measurements by name, in a file of JSON lines. The first line has their conditions: device, sources, rounds.
 
-    Measurements of other circumstances (another device, other sources, another number of rounds) are dropped, because
-    they are not comparable. ``entries`` are the measurements. ``found`` is the number that an earlier run made.
+    Measurements with other conditions are dropped, because they are not comparable. ``entries`` are the measurements.
+    ``found`` is the number of those that an earlier run made.
     """
 
     def __init__(self, path: Path, circumstances: Mapping[str, Any], read: Reader = anything) -> None:
-        """``read`` checks a measurement from the file. One that it refuses is measured again."""
+        """``read`` checks a measurement from the file. If it refuses one, that is measured again."""
         self.path = path
         self.entries: dict[str, Any] = {}
         head = json.dumps(circumstances, sort_keys=True)
@@ -45,7 +48,7 @@ def _line(entry: tuple[str, Any]) -> str:
 
 
 def _entry(line: bytes, read: Reader) -> tuple[str, Any] | None:
-    """A measurement; None for an incomplete line, or a line that ``add`` did not write."""
+    """Parse a line of the file. None for an incomplete line, or a line that ``add`` did not write."""
     try:
         name, measurement = items(anything)(parse_json(line))
         return prose(name), read(measurement)

@@ -1,7 +1,7 @@
-"""``pav2gen tune``: find the fastest partition sizes on this device, and write a tuning file for ``pav2gen build``.
+"""``pav2gen tune``: finds the fastest partition sizes on this device, and writes a tuning file for ``pav2gen build``.
 
-A row is written only if several runs, each of interleaved rounds, agree. Noisy measurements and wrong kernels are
-recorded as such, and have no effect on the choice.
+A row is written only if several runs agree. Noisy measurements and kernels with wrong results are recorded as such, and
+have no effect on the choice.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from pav2gen.reading.tuning_file import LEAST_RUNS, MOST_SPREAD
 from pav2gen.runtime.op import device_name
 from pav2gen.runtime.select import Key, Row
 
-#: The largest share of time by which the winner may lose a single run. A user does not notice smaller differences.
+#: The winner may be slower in a single run by at most this share of time. A user does not notice such a difference.
 TIE = 0.02
 
-#: Reads a measurement that an earlier run kept: the times of each partition size, and why others have no times.
+#: Reads a measurement from the journal: the times of each partition size, and the reasons why others have no times.
 MEASUREMENT = fields({"ms": mapping(word, items(positive)), "wrong": mapping(word, prose)})
 
 #: Decimals of a time in milliseconds in the file: the resolution is a nanosecond.
@@ -61,7 +61,7 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The file of the rows, their number, and notes on the other measurements."""
+    """The result of a tuning run: the written file, its number of rows, and notes on the other measurements."""
 
     path: Path
     rows: int
@@ -133,7 +133,10 @@ def lengths_of(spec: Spec) -> tuple[int, ...]:
 
 
 def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mapping[str, str]) -> Measured:
-    """The result of a problem's runs: a choice, or why none is made. times: partition size -> ms of each run."""
+    """Choose the fastest partition size from a problem's runs, or say why none is chosen.
+
+    times: partition size -> ms of each run. wrong: partition size -> why its result is wrong.
+    """
     times = {size: [round(time, DIGITS) for time in runs] for size, runs in times.items()}
     medians = {int(size): statistics.median(runs) for size, runs in times.items()}
     best = min(medians, key=lambda size: medians[size], default=0)
@@ -145,7 +148,7 @@ def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mappin
 
 
 def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> str:
-    """Why ``best`` does not count as the fastest; empty if it does."""
+    """Why ``best`` is not certainly the fastest. Empty if it is."""
     if len(times) < 2:
         return "fewer than two partition sizes gave right results"
     if any(time <= 0 for runs in times.values() for time in runs):
@@ -162,7 +165,7 @@ def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> st
 
 
 def _measure(setup: Setup, problem: Problem, backend: str, options: TuneOptions, journal: Journal) -> dict[str, Any]:
-    """The times of one problem, in ``options.runs`` runs with different inputs. The journal keeps them."""
+    """Measure the times of one problem, in ``options.runs`` runs with different inputs, and add them to the journal."""
     every = [c for c in setup.kernels(problem.key) if c.backend == backend]
     total = len(every) * (1 + options.runs * (options.rounds + options.warmups))
     step = options.progress(f"{backend} {problem.label}", total)
@@ -203,7 +206,7 @@ def _id(problem: Problem, backend: str) -> str:
 
 
 def _circumstances(setup: Setup, options: TuneOptions) -> dict[str, object]:
-    """The circumstances that must be equal for two measurements to be comparable."""
+    """The conditions of a measurement. Two measurements are comparable if their conditions are equal."""
     return {
         "package": setup.digest,
         "device": machine.describe(setup.device),

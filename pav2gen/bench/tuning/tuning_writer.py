@@ -16,10 +16,10 @@ FIRST_LINE = "# What pav2gen tune measured, for pav2gen build to read. Measure a
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: the choice (0 for none; then ``because`` says why), and the figures.
+    """One measurement: the chosen partition size and the figures. The choice is 0 if ``because`` gives a reason.
 
-    ms: partition size -> the median of the runs. spread: of the winner's runs, as a share of their median. wrong:
-    partition size -> why it was not measured.
+    ms: partition size -> the median of the runs. spread: the range of the winner's runs, relative to their median.
+    wrong: partition size -> why it was not timed.
     """
 
     num_seqs: int

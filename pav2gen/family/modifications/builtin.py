@@ -1,7 +1,7 @@
-"""The features that every spec can name, as modifications: softcap, ALiBi and the sliding window.
+"""The built-in modifications: softcap, ALiBi and the sliding window.
 
-``entries`` gives all modifications of a kernel in the order in which they apply: softcap, ALiBi, the spec's own score,
-then all masks. This is the order of vLLM and of ONNX's attention.
+``entries`` returns all modifications of a kernel in the order in which they apply: softcap, ALiBi, the spec's own
+score, then all masks. This is the order of vLLM and of ONNX's attention.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def alibi() -> Modification:
 
 
 def sliding_window(window: int) -> Modification:
-    """The last ``window`` tokens are attended, the current one included: key k if q - k < W (Hugging Face, vLLM).
+    """A query attends to the last ``window`` tokens, its own included: to key k if q - k < W (Hugging Face, vLLM).
 
     FlashAttention's and FlashInfer's ``window_left`` is W - 1.
     """
@@ -32,7 +32,7 @@ def sliding_window(window: int) -> Modification:
 
 
 def entries(variant: AttentionVariant) -> tuple[Modification, ...]:
-    """The modifications of a kernel."""
+    """All modifications of a kernel, in the order in which they apply."""
     found = (
         softcap(variant.softcap) if variant.softcap is not None else None,
         alibi() if variant.alibi else None,

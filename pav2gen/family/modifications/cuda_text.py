@@ -1,4 +1,4 @@
-"""From a typed tree to a CUDA expression: inline, in float32 and 32-bit integers, without a double literal.
+"""Translates a typed tree to a CUDA expression with float32 numbers and 32-bit integers.
 
 Division and remainder of integers follow Python. If C's rule could differ, the text calls ``floor_div`` and
 ``floor_mod`` of runtime/cuda/pav2_integer.cuh. The text uses the precise functions ``tanhf`` and ``expf``: the error of
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from pav2gen.family.modifications.tree import ARITHMETIC, COMPARISONS, INTEGER, NUMBER, Expression
 
-#: The precedence of each operation in C++. Calls and names bind tightest.
+#: The precedence of each operation in C++. Calls and names have the highest.
 _PRECEDENCE = {
     "if": 1, "or": 2, "and": 3, "==": 4, "!=": 4, "<": 5, "<=": 5, ">": 5, ">=": 5,
     "+": 6, "-": 6, "*": 7, "/": 7, "//": 7, "%": 7, "neg": 8, "not": 8,
@@ -25,7 +25,7 @@ _OF_TYPE = {("abs", NUMBER): "fabsf", ("min", NUMBER): "fminf", ("max", NUMBER):
 
 
 def cuda_text(x: Expression, names: Mapping[str, str]) -> str:
-    """The CUDA expression of a tree. ``names`` gives the text of each name and of each tensor's element."""
+    """The CUDA expression of a tree. ``names`` has the CUDA text of each name and of each tensor's element."""
     return _text(x, names)[0]
 
 
@@ -35,7 +35,7 @@ def uses_floor(x: Expression) -> bool:
 
 
 def literal(value: int | float | bool | str) -> str:
-    """A literal of CUDA: ``true``, ``7``, ``0.5f``; a number is rounded to float32."""
+    """A literal in CUDA: ``true``, ``7`` or ``0.5f``. A number is rounded to float32."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -55,13 +55,13 @@ def shortest(value: float) -> str:
 
 
 def _c_rule_serves(x: Expression) -> bool:
-    """Whether C's ``/`` and ``%`` give Python's result: no operand is negative."""
+    """Whether C's ``/`` and ``%`` give the same result as Python's: they do if no operand is negative."""
     a, b = x.args
     return a.low >= 0 and b.low > 0
 
 
 def _text(x: Expression, names: Mapping[str, str]) -> tuple[str, int]:
-    """The text of a tree and how tightly it binds."""
+    """The text of a tree, and the precedence of its outermost operation."""
     if x.op == "literal":
         negative = not isinstance(x.value, (bool, str)) and x.value < 0
         return literal(x.value), _PRECEDENCE["neg"] if negative else _TIGHTEST
@@ -85,7 +85,7 @@ def _text(x: Expression, names: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _infix(x: Expression, names: Mapping[str, str]) -> str:
-    """A binary operation. ``and`` within ``or`` keeps its parentheses, which compilers ask for."""
+    """The text of a binary operation. ``and`` within ``or`` gets parentheses, to avoid a compiler's warning."""
     sign = {"and": "&&", "or": "||", "//": "/"}.get(x.op, x.op)
     binds = _PRECEDENCE[x.op]
     left = _PRECEDENCE["=="] if x.op == "or" and x.args[0].op == "and" else binds
@@ -96,6 +96,6 @@ def _infix(x: Expression, names: Mapping[str, str]) -> str:
 
 
 def _within(x: Expression, binds: int, names: Mapping[str, str]) -> str:
-    """The text of an operand, in parentheses if it binds less tightly than ``binds``."""
+    """The text of an operand, in parentheses if its precedence is lower than ``binds``."""
     text, own = _text(x, names)
     return text if own >= binds else f"({text})"

@@ -1,4 +1,4 @@
-"""A named modification of attention: the expressions of its score and its mask, and its parameter tensors."""
+"""A modification of attention that a spec defines: expressions for its score and mask, and its parameter tensors."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ class Modification:
         return None if self.mask is None else parse_mask(self.mask, self.tensors)
 
     def for_table(self) -> select.Modification:
-        """The modification as the dispatch table holds it."""
+        """The definition for the dispatch table."""
         return select.Modification(self.score or "", self.mask or "", tuple(self.tensors.items()))

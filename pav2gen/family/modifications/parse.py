@@ -1,6 +1,6 @@
-"""From the text of an expression to its typed tree. The message for a mistake gives its column and what would work.
+"""Parses the text of an expression into a typed tree. The message for a mistake gives its column and what would work.
 
-The syntax is Python's, parsed by ``ast``. The language has only the constructs listed here.
+The syntax is Python's, parsed by ``ast``. Only the constructs that this module handles are part of the language.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _INSTEAD: Mapping[type, str] = {
 
 
 class ExpressionError(Exception):
-    """A mistake in an expression: the message, and the column from 1."""
+    """A mistake in an expression. It has a message and a column, which is counted from 1."""
 
     def __init__(self, message: str, column: int) -> None:
         self.message = message
@@ -60,7 +60,7 @@ class ExpressionError(Exception):
 
 
 def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """The tree of a score: a number calculated from the score ``s`` and its position.
+    """Parse a score: an expression with a number as its value, which may use the score ``s`` and its position.
 
     tensors: the axis (``heads`` or ``kv_heads``) of each parameter tensor. Raises ExpressionError.
     """
@@ -71,7 +71,7 @@ def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expressi
 
 
 def parse_mask(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """The tree of a mask: the condition, on the position alone, that a key is attended. Raises ExpressionError."""
+    """Parse a mask: a condition, which is true if the query attends to the key. Raises ExpressionError."""
     found = _parse(text, tensors or {}, ("s",))
     if found.type != CONDITION:
         raise ExpressionError(f"a mask is a condition, and this is {found.type}; compare it, such as '... < 1024'", 1)
@@ -118,7 +118,10 @@ def _syntax_error(text: str, error: Exception, start: int) -> ExpressionError:
 
 
 class _Reader:
-    """Reads the nodes of Python's tree. ``hidden`` names may not occur; ``start`` is the column of the text."""
+    """Converts the nodes of Python's syntax tree.
+
+    hidden: names that may not occur in this expression. start: the column at which the text begins.
+    """
 
     def __init__(self, tensors: Mapping[str, str], hidden: tuple[str, ...], start: int) -> None:
         self.tensors = tensors
@@ -149,11 +152,11 @@ class _Reader:
             raise self.error(node, str(mistake)) from None
 
     def error(self, node: ast.expr, message: str) -> ExpressionError:
-        """An error at ``node``."""
+        """Make an error with the column of ``node``."""
         return ExpressionError(message, node.col_offset + self.start + 1)
 
     def operator(self, node: ast.expr, operator: object, known: Mapping[Any, str]) -> str:
-        """The name of an operator, if the language has it."""
+        """The name of an operator. Raises ExpressionError if the language does not have it."""
         if type(operator) not in known:
             raise self.error(node, _INSTEAD.get(type(operator), "this operator is not part of the language"))
         return known[type(operator)]
@@ -212,7 +215,7 @@ class _Reader:
         return result
 
     def compare(self, node: ast.Compare, depth: int) -> Expression:
-        """Comparisons; a chain compares each two neighbours, as in Python."""
+        """A comparison. A chain such as ``a < b < c`` means ``a < b and b < c``, as in Python."""
         sides = [self.read(side, depth) for side in (node.left, *node.comparators)]
         ops = [self.operator(node, op, _COMPARISONS) for op in node.ops]
         result = tree.compare(ops[0], sides[0], sides[1])
@@ -236,5 +239,5 @@ class _Reader:
 
 
 def _called(node: ast.expr) -> str:
-    """The name of a kind of node in messages."""
+    """The name of a node's type in messages."""
     return f"a {type(node).__name__.lower()}"

@@ -1,8 +1,8 @@
-"""From a typed tree to PyTorch statements. They are vectorized, and in place if an operand is not needed again.
+"""Translates a typed tree to vectorized PyTorch statements, which work in place where possible.
 
-A value varies over some dimensions of the scores, and has size 1 in the others. A value over heads and tokens is as
-large as the scores, and occupies a slot of the workspace. The slot is reused once its value is not needed any more.
-Each statement is one ATen call, except views, so that a plan can count the calls.
+Each intermediate value has some dimensions of the scores, and size 1 in the others. A value with heads and tokens is as
+large as the scores, and is stored in a slot of the workspace. When the value is not needed any more, the slot is
+reused. Each statement is one ATen call, not counting views, so that a plan can count the calls.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ DIMENSIONS = ("row", "part", "kv_head", "head", "token")
 #: The dimensions of the scores of several query tokens: ``query`` is the token, ``row`` a run of tokens of a sequence.
 EXTEND_DIMENSIONS = ("row", "part", "kv_head", "query", "head", "token")
 
-#: The dimensions over which each name varies. Those of a parameter tensor follow from its axis. ``k by row`` is k in
-#: a kernel with a window: the first partition of each sequence then begins at another position. ``by query`` are names
-#: in a kernel of several query tokens.
+#: The dimensions that each name has. Those of a parameter tensor depend on its axis. ``k by row`` is k in a kernel with
+#: a window, where the first partition of each sequence begins at a different position. Names with ``by query`` are for
+#: kernels that take several query tokens.
 REACH: Mapping[str, frozenset[str]] = {
     "s": frozenset(DIMENSIONS),
     "s by query": frozenset(EXTEND_DIMENSIONS),
@@ -44,11 +44,12 @@ _INFIX = {"+": "add", "-": "sub", "*": "mul", "/": "div", "//": "div", "%": "rem
 
 @dataclass(frozen=True)
 class TorchText:
-    """The statements of a translation, and what they cost.
+    """The statements of a translation, and their costs.
 
-    result: the text of the final value. calls: ATen calls that are not views. slots: workspace slots of the size of the
-    scores. token_values: allocated tensors over tokens alone; tensors over heads alone, and scalars, are too small to
-    count. names: the names and tensors that the statements read.
+    result: the text of the final value. calls: the number of ATen calls without views. slots: the number of workspace
+    slots, each of the size of the scores. token_values: the number of allocated tensors that have only the dimension of
+    tokens. (Tensors of heads and scalars are too small to count.) names: the names and tensors that the statements
+    read.
     """
 
     lines: tuple[str, ...]
@@ -66,10 +67,10 @@ def score_text(
     slots: str,
     dimensions: Sequence[str] = DIMENSIONS,
 ) -> TorchText:
-    """Statements that replace the scores, in place.
+    """Statements that replace the scores in place.
 
-    names: the text of each name and tensor; ``s`` is the tensor of the scores, and all others broadcast to it.
-    tensors: the axis of each parameter tensor; also the key of ``REACH`` of each name that has a different key there.
+    names: the text of each name and tensor. ``s`` is the tensor of the scores, and all others broadcast to it.
+    tensors: the axis of each parameter tensor. It may also map a name such as ``k`` to another key of ``REACH``.
     slots: the text of a workspace slot (a buffer), with {} for its number. dimensions: those of the scores.
     """
     writer = _Writer(_normal(x), names, tensors, slots, names["s"], dimensions)
@@ -86,20 +87,20 @@ def hidden_text(
     slots: str,
     dimensions: Sequence[str] = DIMENSIONS,
 ) -> TorchText:
-    """Statements that compute a bool tensor, true where a key is not attended. It broadcasts to the scores."""
+    """Statements that compute a bool tensor, which is true for masked keys and broadcasts to the scores."""
     writer = _Writer(_normal(opposite(mask)), names, tensors, slots, "scores", dimensions)
     return writer.finish(writer.text(writer.root))
 
 
 def reach_of(x: Expression, tensors: Mapping[str, str]) -> frozenset[str]:
-    """The dimensions over which the value of a tree varies."""
+    """The dimensions of a tree's value that have more than one element."""
     if x.op in ("name", "element"):
         return REACH[tensors.get(str(x.value), str(x.value))]
     return frozenset().union(*(reach_of(arg, tensors) for arg in x.args))
 
 
 def _normal(x: Expression) -> Expression:
-    """The same value with its literal, if any, moved to the second operand, or to the first result of ``if``."""
+    """Rewrite an operation without changing its value: a literal becomes the second operand, or the first of ``if``."""
     args = tuple(map(_normal, x.args))
     if x.op == "if" and args[2].is_literal and not args[1].is_literal:
         return replace(x, args=(_normal(opposite(args[0])), args[2], args[1]))
@@ -113,9 +114,9 @@ def _normal(x: Expression) -> Expression:
 
 @dataclass(frozen=True)
 class _Value:
-    """The result of a node: a literal or a leaf (slot None, not owned), a workspace slot, or a small tensor.
+    """Where the value of a node is: in a workspace slot, in a small tensor, or in a literal or leaf (slot None).
 
-    The scores are slot -1.
+    The scores are slot -1. A literal or a leaf is not owned, so no statement may overwrite it.
     """
 
     text: str
@@ -124,7 +125,7 @@ class _Value:
 
 
 class _Writer:
-    """Writes the statements of one tree. A subtree that occurs twice is calculated once."""
+    """Writes the statements of one tree. A subtree that occurs twice is computed once."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class _Writer:
         self.free: list[int] = [] if reads_scores or root.type == CONDITION else [-1]
 
     def finish(self, result: str) -> TorchText:
-        """The translation."""
+        """The translation of the whole tree."""
         leaves = (str(node.value) for node in walk(self.root) if node.op in ("name", "element"))
         return TorchText(
             lines=tuple(self.lines),
@@ -163,7 +164,7 @@ class _Writer:
         )
 
     def emit(self, line: str, calls: int = 1) -> None:
-        """One more statement."""
+        """Append a statement."""
         self.lines.append(line)
         self.calls += calls
 
@@ -182,7 +183,7 @@ class _Writer:
         return _Value(self.names[str(x.value)])
 
     def operation(self, x: Expression) -> _Value:
-        """The value of an operation: fused with a product, or on its own."""
+        """The value of an operation. A sum with a product becomes one fused call."""
         fused = self.fused(x) if x.op in ("+", "-") else None
         if fused is not None:
             return fused
@@ -216,7 +217,7 @@ class _Writer:
         return None
 
     def reusable(self, arg: Expression, x: Expression) -> _Value | None:
-        """The value of ``arg`` if ``x`` can overwrite it, else None."""
+        """Where the value of ``arg`` is, if the operation ``x`` can overwrite it. Else None."""
         if arg.is_literal or arg.type != x.type or reach_of(arg, self.tensors) != reach_of(x, self.tensors):
             return None
         if self.uses[arg] > 1:
@@ -225,7 +226,7 @@ class _Writer:
         return self.values[arg] if self.values[arg].owned else None
 
     def plain(self, x: Expression) -> _Value:
-        """An operation whose first operand is a tensor."""
+        """The value of an operation with a tensor as first operand."""
         function, options = _function(x)
         order = x.args
         kept = self.reusable(order[0], x)
@@ -264,7 +265,7 @@ class _Writer:
         return held
 
     def choose(self, x: Expression) -> _Value:
-        """``a if test else b`` of integers or numbers. ``a`` may be a literal, or both ``a`` and ``b``."""
+        """The value of ``a if test else b``. ``a``, or both ``a`` and ``b``, may be literals."""
         test, a, b = map(self.text, x.args)
         if not x.args[1].is_literal:
             given = f"{test}, {a}, {b}"
@@ -285,21 +286,21 @@ class _Writer:
         return held
 
     def functional(self, x: Expression, small: str, large: str, out: bool = False) -> _Value:
-        """The value of ``x`` in new storage: ``small`` allocates a tensor, ``large`` fills a slot of the workspace."""
+        """Compute ``x`` in new storage. The text ``small`` allocates a tensor, ``large`` fills a workspace slot."""
         held = self.allocate(x)
         self.assign(held, small, large, out)
         self.consume(x.args)
         return held
 
     def assign(self, held: _Value, small: str, large: str, out: bool = False) -> None:
-        """Fill storage that was just allocated."""
+        """Append the statement that fills newly allocated storage."""
         if held.slot is None:
             self.emit(f"{held.text} = {small}")
         else:
             self.emit(f"{large}{held.text})" if out else f"{held.text}.{large}")
 
     def allocate(self, x: Expression) -> _Value:
-        """Storage for the value of ``x``."""
+        """Allocate storage for the value of ``x``."""
         reach = reach_of(x, self.tensors)
         large = "token" in reach and "kv_head" in reach
         if -1 in self.free and x.type == NUMBER and len(reach) == len(self.dimensions):
@@ -332,7 +333,7 @@ _COMMUTATIVE = ("+", "*", "min", "max", "and", "or")
 
 
 def _function(x: Expression) -> tuple[str, tuple[str, ...]]:
-    """The torch function for an operation on a tensor as first operand, and the other arguments."""
+    """The torch function for an operation with a tensor as first operand, and the other arguments."""
     if x.op in ("min", "max"):
         return ("clamp_" + ("max" if x.op == "min" else "min"), ()) if x.args[1].is_literal else (f"{x.op}imum", ())
     names = {**_COMPARE, **_INFIX, "and": "logical_and", "or": "logical_or", "not": "logical_not"}

@@ -1,7 +1,7 @@
 """Typed expressions: the types of operands and results, and the range of every integer.
 
-Three types exist: an integer (32 bits), a number (float32) and a condition. Each integer carries the interval of its
-possible values, so that an overflow and a division by zero are found before any kernel is made.
+There are three types: an integer (32 bits), a number (float32) and a condition. Each integer expression has an interval
+of its possible values, so that overflow and division by zero are detected before a kernel is generated.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pav2gen.wording import quoted
 
 INTEGER, NUMBER, CONDITION = "an integer", "a number", "a condition"
 
-#: Tokens of a sequence in a kernel with a modification. Half of 32 bits: k + q and 2 * k + 1 still fit.
+#: The most tokens of a sequence in a kernel with a modification. k + q and 2 * k + 1 then fit in 32 bits.
 MOST_TOKENS = 1 << 30
-#: Query heads, and KV heads, of a rank.
+#: The most query heads, and the most KV heads, of a rank.
 MOST_HEADS = 4096
-#: Integers of an expression stay within this magnitude.
+#: The largest magnitude of an integer in an expression.
 LARGEST_INTEGER = 2**31 - 1
 LARGEST_FLOAT, SMALLEST_FLOAT = 3.4028234663852886e38, 1.1754943508222875e-38  # float32, normal
 
@@ -32,9 +32,9 @@ class Expression:
     """One node of a tree.
 
     op: ``literal``, ``name`` (of ``NAMES``), ``element`` (of a parameter tensor, at the query head or the KV head),
-    ``float`` (an integer as a number), ``neg``, ``not``, ``and``, ``or``, ``if`` (condition, then, else), one of
-    ``ARITHMETIC``, ``COMPARISONS`` or ``FUNCTIONS``. value: of a literal; the name of a ``name`` or an ``element``.
-    low, high: the interval of an integer, both included; 0 for the other types.
+    ``float`` (conversion of an integer to a number), ``neg``, ``not``, ``and``, ``or``, ``if`` (condition, then, else),
+    or one of ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``. value: the value of a literal, or the name of a
+    ``name`` or ``element``. low, high: the interval of an integer, both included; 0 for the other types.
     """
 
     op: str
@@ -71,11 +71,11 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "!=": lambda a, b: a != b,
 }
 
-#: Each comparison with its sides swapped, and negated.
+#: For each comparison, the one with its sides swapped, and the negated one.
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
-#: Functions of one number, in Python. They fold literals.
+#: Python functions that compute a function of a literal.
 NUMBER_FUNCTIONS: Mapping[str, Callable[[float], float]] = {
     "tanh": math.tanh,
     "exp": math.exp,
@@ -103,17 +103,17 @@ def number(value: float) -> Expression:
 
 
 def condition(value: bool) -> Expression:
-    """A condition that is always the same."""
+    """A literal of type condition: always true or always false."""
     return Expression("literal", CONDITION, value=value)
 
 
 def element(tensor: str) -> Expression:
-    """The element of a parameter tensor for the row's head."""
+    """The element of a parameter tensor for the head of the score."""
     return Expression("element", NUMBER, value=tensor)
 
 
 def as_number(x: Expression) -> Expression:
-    """``x`` as a number; integers are converted."""
+    """Convert ``x`` to a number, if it is an integer."""
     if x.type == NUMBER:
         return x
     if x.type == CONDITION:
@@ -166,7 +166,7 @@ def _check_divisor(op: str, b: Expression) -> None:
         raise Mistake(f"the divisor of '{op}' may be 0; {works}")
 
 
-#: Calculations on literals; the divisor is not 0.
+#: Python functions that compute an operation on two literals. The divisor must not be 0.
 _ARITHMETIC: Mapping[str, Callable[..., float]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -182,7 +182,10 @@ def _fold_integer(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def _corners(op: str, a: Expression, b: Expression) -> list[int]:
-    """Bounds of the result. Each operation but ``%`` is monotone in each operand; ``%`` is bounded by ``b``."""
+    """Values that include the least and the greatest result of ``a op b``.
+
+    Each operation except ``%`` is monotone in each operand, so these are at the operands' bounds. ``b`` bounds ``%``.
+    """
     if op != "%":
         return [int(_ARITHMETIC[op](x, y)) for x in (a.low, a.high) for y in (b.low, b.high)]
     if a.low >= 0 and a.high < b.low:
@@ -191,7 +194,7 @@ def _corners(op: str, a: Expression, b: Expression) -> list[int]:
 
 
 def compare(op: str, a: Expression, b: Expression) -> Expression:
-    """``a op b`` for one of ``COMPARISONS``; an integer beside a number is converted."""
+    """``a op b`` for one of ``COMPARISONS``. If one operand is a number, the other one is converted."""
     if CONDITION in (a.type, b.type):
         raise Mistake(f"'{op}' compares numbers, not conditions; combine conditions with and, or, not")
     if a.is_literal and b.is_literal:
@@ -228,7 +231,7 @@ def opposite(x: Expression) -> Expression:
 
 
 def choose(test: Expression, a: Expression, b: Expression) -> Expression:
-    """``a if test else b``; an integer beside a number is converted."""
+    """``a if test else b``. If one result is a number, the other one is converted."""
     if test.type != CONDITION:
         raise Mistake(f"'if' takes a condition, not {test.type}; compare it, such as '... != 0'")
     if CONDITION in (a.type, b.type) and a.type != b.type:
@@ -294,5 +297,5 @@ def walk(x: Expression) -> list[Expression]:
 
 
 def uses(x: Expression, name: str) -> bool:
-    """Whether a name, or a parameter tensor, occurs in a tree."""
+    """Whether a name or a parameter tensor occurs in a tree."""
     return any(node.op in ("name", "element") and node.value == name for node in walk(x))

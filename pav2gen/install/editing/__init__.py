@@ -1,1 +1,1 @@
-"""Edits of a tree's sources that can be undone: patches, hunks, the change as a diff."""
+"""Edits the sources of a vLLM tree, in a way that can be undone, and shows the edits as a diff."""

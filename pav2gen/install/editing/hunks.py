@@ -1,4 +1,4 @@
-"""Records the lines that an edit changed. They can be taken back even after other people edited the file."""
+"""Records the lines that an install changed in a file (hunks). They can be undone even if the file was edited later."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def reverse(text: str, applied: Sequence[Hunk]) -> str | None:
-    """``text`` with the hunks taken back. None if the new lines of a hunk do not occur in it exactly once."""
+    """Undo the hunks in ``text``. None if the new lines of a hunk do not occur in it exactly once."""
     for hunk in applied:
         if text.count(hunk.new) != 1:
             return None

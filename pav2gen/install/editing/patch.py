@@ -1,6 +1,6 @@
 """The edits of a vLLM tree: the call of our kernels, the choice between V1 and V2, and the check at model load.
 
-An edit adds lines and removes none. So the tree's own code stays: it is the fallback, and it runs with PAV2_DISABLE=1.
+Edits only add lines. The tree's own code stays, as the fallback; it also runs with PAV2_DISABLE=1.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[P
 
 
 def least(kinds: Sequence[str], found: Iterable[str]) -> str:
-    """The last of ``kinds`` that occurs in ``found``: the least able definition. Empty if none occurs."""
+    """The last of ``kinds`` (ordered from the most able to the least) that occurs in ``found``. Empty if none does."""
     there = set(found)
     return next((kind for kind in reversed(kinds) if kind in there), "")
 

@@ -77,7 +77,7 @@ def _lines_of(statement: ast.stmt) -> tuple[int, int]:
 
 
 def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str], where: str) -> str:
-    """One statement of a module with ``insertions`` made. Lines are counted from the statement's first line."""
+    """Make ``insertions`` in one statement of a module. Lines are counted from the statement's first line."""
     try:
         module = cst.parse_module(text)
     except cst.ParserSyntaxError as error:

@@ -118,7 +118,7 @@ def refusal(
 
 @functools.cache
 def miss(**shape: Any) -> str:
-    """The reason why no decode kernel serves a rank of ``shape``. If one does: empty, and its library is loaded.
+    """The reason why no decode kernel serves a rank of ``shape``. Empty if one does; then its library is loaded.
 
     A library that was installed with the kernels is used, unless PAV2_LIBRARY names another.
     """

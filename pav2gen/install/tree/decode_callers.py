@@ -1,4 +1,4 @@
-"""Which backends of a vLLM tree decode by ``PagedAttention.forward_decode``, and which classes override it."""
+"""Finds the backends of a vLLM tree that call ``PagedAttention.forward_decode``, and the classes that override it."""
 
 from __future__ import annotations
 

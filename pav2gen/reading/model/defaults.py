@@ -1,7 +1,7 @@
-"""Defaults of transformers' configuration classes, by ``model_type``.
+"""Defaults of the configuration classes of transformers 4.57, by ``model_type``.
 
-A config.json leaves out values that equal the default of its class, nearly always below ``text_config``. The values
-here are those of transformers 4.57. None means that the class's default is None. Keys that a class lacks are left out.
+A config.json, especially its ``text_config``, leaves out values that equal the defaults of its class. None means that
+the class's default is None. Keys that a class does not have are left out.
 """
 
 from __future__ import annotations

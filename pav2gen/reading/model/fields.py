@@ -1,4 +1,4 @@
-"""The fields of a config.json: given values first, then the defaults of the model's class."""
+"""Reads the fields of a config.json. A missing value is replaced by the default of the model's configuration class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 
 class Fields:
-    """The fields of a language model: its own part comes first, then its class's defaults, then the outer parts."""
+    """The fields of a language model. They are looked up in its own part of the config, then in the defaults of its
+    class, then in the outer parts of the config.
+    """
 
     def __init__(self, config: Mapping[str, Any], file: str) -> None:
         outer, own = split(config)
@@ -38,11 +40,11 @@ class Fields:
         return None
 
     def given(self, key: str) -> bool:
-        """Whether the config itself gives ``key`` a value."""
+        """Whether the config itself has a value for ``key``."""
         return self.own.get(key) is not None or self.outer.get(key) is not None
 
     def count(self, *keys: str) -> int:
-        """The first given value of ``keys``. Raises UserError if all are missing, or if it is not a count from 1."""
+        """The first given value of ``keys``. Raises UserError if there is none, or if it is not a positive integer."""
         value = self.get(*keys)
         if value is None:
             raise self.fail(f"lacks {keys[0]}; {self._hint()}")

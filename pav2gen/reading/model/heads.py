@@ -9,7 +9,7 @@ from typing import Any
 from pav2gen.reading.model.fields import Fields, is_count
 from pav2gen.wording import one_of, quoted
 
-#: DeepSeek's heads of 192 as vLLM 0.6 keeps them in the cache: padded (deepseek_v2.py).
+#: The head size of DeepSeek models in the cache of vLLM 0.6, which pads their heads of 192 elements (deepseek_v2.py).
 PADDED_LATENT = 256
 
 QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -35,7 +35,7 @@ _NOT_KV_HEADS = re.compile(r"dim|size|rank|scale|bias|norm|pattern|layer|window|
 
 
 def num_heads(fields: Fields) -> int:
-    """The number of query heads. Raises UserError where the config does not say."""
+    """The number of query heads. Raises UserError if the config does not have it."""
     return fields.count(*QUERY_HEADS)
 
 
@@ -56,7 +56,7 @@ def num_kv_heads(fields: Fields, heads: int) -> int:
 
 
 def head_size(fields: Fields, heads: int) -> int:
-    """The size of a head of Q and K: as given, else the hidden size divided by the number of heads."""
+    """The size of a head of Q and K: the given one, else the hidden size divided by the number of heads."""
     if is_latent(fields):
         return _latent_head_size(fields)
     if fields.get(*HEAD_SIZES) is not None:
@@ -87,18 +87,18 @@ def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
 
 
 def is_latent(fields: Fields) -> bool:
-    """Whether attention is latent: keys and values come from one small vector for all heads."""
+    """Whether attention is latent (MLA): keys and values of all heads are computed from one small vector."""
     return fields.get("kv_lora_rank") is not None
 
 
 def _latent_head_size(fields: Fields) -> int:
-    """The size of a head as vLLM 0.6 expands it. Raises UserError if the config does not give it."""
+    """The head size of latent attention after vLLM 0.6 has expanded it. Raises UserError if the config lacks it."""
     size = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     return PADDED_LATENT if fields.model_type.startswith("deepseek") else size
 
 
 def head_notes(fields: Fields, heads: int) -> Iterator[str]:
-    """Notes on the heads."""
+    """Notes on the heads, for comments in the drafted spec."""
     if is_latent(fields):
         yield (
             "attention is latent (kv_lora_rank): vLLM 0.6 expands it to a KV head for each query head, as here; vLLM "
@@ -123,7 +123,7 @@ def value_size(fields: Fields, size: int) -> int:
 
 
 def _by_kind_of_layer(fields: Fields) -> Iterator[str]:
-    """A note if layers with a window have other heads. The spec describes the layers without a window."""
+    """A note if layers with a window have other heads. The spec then describes only the layers without a window."""
     own = {
         "query heads": (QUERY_HEADS, ("swa_num_attention_heads",)),
         "KV heads": (KV_HEADS[1:], ("swa_num_key_value_heads",)),

@@ -1,4 +1,4 @@
-"""The layers of a model: which of them have attention with a paged cache, and how many tokens each looks back."""
+"""Reads the layers of a model: which have attention with a paged cache, and to how many past tokens each attends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def layer_kinds(fields: Fields) -> tuple[str, ...]:
 
 
 def windows(fields: Fields, max_seq_len: int) -> tuple[int | None, ...]:
-    """The distinct numbers of tokens that layers with a paged cache look back. None means all tokens.
+    """The window sizes of the layers with a paged cache, each once. None means attention to all tokens.
 
     A window as long as the longest context also counts as None. None comes first, then windows by size.
     """
@@ -84,7 +84,7 @@ def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
 
 
 def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """A sentence for each way that no kernel has, in which layers look back less far than the context goes."""
+    """A sentence for each kind of limited attention, such as chunked attention, that no kernel supports."""
     kinds = layer_kinds(fields)
     chunk = fields.get("attention_chunk_size")
     if is_count(chunk) and chunk < max_seq_len and (CHUNK in kinds or not kinds):
@@ -96,7 +96,7 @@ def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
 
 
 def layer_notes(fields: Fields) -> Iterator[str]:
-    """Notes on the layers without a paged cache."""
+    """Notes on the layers without a paged cache, for comments in the drafted spec."""
     kinds = layer_kinds(fields)
     linear, other = kinds.count(LINEAR), kinds.count(OTHER)
     if linear:

@@ -39,7 +39,7 @@ def max_seq_len(fields: Fields) -> int:
 
 
 def _ropes(fields: Fields) -> Iterator[Mapping[str, Any]]:
-    """The parameters of the rotary embedding; several if kinds of layers have their own."""
+    """The parameters of the rotary embedding. There are several if different kinds of layers have their own."""
     parameters = fields.part("rope_scaling") or fields.part("rope_parameters")
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     yield from nested or [parameters]
