@@ -109,7 +109,7 @@ class Spec:
 
     @property
     def canonical_path(self) -> str:
-        """The path that headers name. It does not depend on the folder that the build ran in."""
+        """The path in the comments of generated files. It does not depend on the folder in which the build runs."""
         return f"specs/{self.file_name}"
 
     def where(self, *path: str) -> str:
