@@ -138,7 +138,7 @@ def launches(contestant: Contestant, call: Call) -> int | None:
 
 
 def cuda_launches(row: Row, call: Call) -> int:
-    """The number of launches of a CUDA kernel: for each part of the call the partial kernel, and if needed a reduction."""
+    """The number of launches of a CUDA kernel: a partial kernel for each part of the call, and reductions if needed."""
     partitions = -(-call.max_seq_len // row.partition_size)
     return sum(1 + (partitions > 1) for _ in tiles(call, partitions, row.workspace_mib * MIB))
 

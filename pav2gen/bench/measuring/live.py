@@ -1,4 +1,4 @@
-"""Shows a measurement while it runs: prints each table when it is complete, and the remaining time. Saves the figures."""
+"""Shows a measurement while it runs: each table when it is complete, and the remaining time. Saves the figures."""
 
 from __future__ import annotations
 

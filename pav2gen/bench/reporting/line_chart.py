@@ -42,7 +42,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Label:
-    """A line's name at (x, y), at the right edge, moved so that names do not overlap. (from_x, from_y): the line's end."""
+    """A line's name at (x, y), moved so that names do not overlap. The line ends at (from_x, from_y)."""
 
     text: str
     style: str
