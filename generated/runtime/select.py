@@ -116,8 +116,9 @@ class Row(NamedTuple):
     lengths of a call on a GPU, one of ``HOST_LENGTHS``. operator: one of ``KEYS``; it determines the type of the key.
     For a cache writer, partition sizes and lengths are 0.
 
-    For an extend kernel, partition_size is the number of keys that a thread block of the CUDA kernel processes, or 0 if
-    there is no CUDA kernel. cuda_query_len: calls with this max_query_len or less prefer the CUDA kernel.
+    For an extend kernel, partition_size is the number of keys that a thread block of the CUDA kernel processes, and
+    tile_tokens is the number of its query tokens; both are 0 if there is no CUDA kernel. cuda_query_len: calls with
+    this max_query_len or less prefer the CUDA kernel.
 
     These describe the CUDA kernel. resident_blocks: thread blocks that are resident on a multiprocessor.
     saturating_blocks: thread blocks that saturate its bandwidth. blocks_per_group: thread blocks that share the query
@@ -140,6 +141,7 @@ class Row(NamedTuple):
     resident_blocks: int = 1
     saturating_blocks: int = 1
     blocks_per_group: int = 1
+    tile_tokens: int = 0
     cuda_query_len: int = 0
 
 

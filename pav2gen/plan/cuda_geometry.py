@@ -1,4 +1,4 @@
-"""The geometry of a CUDA thread block: how its threads share the work."""
+"""The geometry of a CUDA thread block of decode or extend: how its threads share the work."""
 
 from __future__ import annotations
 
@@ -28,3 +28,53 @@ class Geometry:
     key_words: int
     value_words: int
     row_lanes: int
+
+
+#: Lanes of a warp that lie side by side over keys while scores are computed. The others split the head.
+KEY_LANES = 16
+
+
+@dataclass(frozen=True)
+class ExtendGeometry:
+    """The rows of a block are its query heads of each query token of its tile.
+
+    threads: threads of a block.
+    heads: query heads of a block.
+    tokens: query tokens of a tile.
+    step: keys that lie in shared memory together, and later their values in the same place.
+    chunk_rows: rows that a warp scores together.
+    lane_keys: keys that a lane scores together.
+    load_words: 32-bit words of a load from the cache.
+    dim_lanes: threads side by side over the head size while values are added. The others share the rows.
+    partition: keys of a block.
+    """
+
+    threads: int
+    heads: int
+    tokens: int
+    step: int
+    chunk_rows: int
+    lane_keys: int
+    load_words: int
+    dim_lanes: int
+    partition: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return self.heads * self.tokens
+
+    @property
+    def row_slots(self) -> int:
+        """Rows of a block, rounded up to whole chunks."""
+        return -(-self.rows // self.chunk_rows) * self.chunk_rows
+
+    @property
+    def run_keys(self) -> int:
+        """Keys that a warp scores together."""
+        return KEY_LANES * self.lane_keys
+
+    @property
+    def row_groups(self) -> int:
+        """Groups of threads that share the rows while values are added."""
+        return self.threads // self.dim_lanes

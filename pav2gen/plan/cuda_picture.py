@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pav2gen.family.variant import Variant
-from pav2gen.plan.cuda_geometry import WIDEST_WARP, Geometry
+from pav2gen.family.variant import ExtendVariant, Variant
+from pav2gen.plan.cuda_geometry import KEY_LANES, WIDEST_WARP, ExtendGeometry, Geometry
 
 #: A table with at most this many rows, or columns, shows all of them. Others show the first two and the last one.
 ROWS, COLUMNS = 3, 4
@@ -52,6 +52,35 @@ def _values(v: Variant, g: Geometry) -> list[str]:
     table = _table([f"row {i}" for i in range(rounds)], [tokens(i) for i in range(g.row_lanes)], thread)
     again = [f"  row {rounds}: thread 0 again"] if rounds < v.head_size else []
     return [title, *table, *again]
+
+
+def extend_picture(v: ExtendVariant, g: ExtendGeometry) -> list[str]:
+    """Lines of text: the lanes of a warp that score keys, then the threads of a block that add values."""
+    return [*_scores(v, g), "", *_sums(v, g)]
+
+
+def _scores(v: ExtendVariant, g: ExtendGeometry) -> list[str]:
+    splits, grains = WIDEST_WARP // KEY_LANES, v.head_size // v.grain
+
+    def lane(split: int, key: int) -> str:
+        return str(split * KEY_LANES + key) if split < grains else "idle"
+
+    title = f"Scores: a warp of {WIDEST_WARP} lanes reads keys from shared memory. A grain is 16 bytes of a key."
+    keys = [", ".join(str(key + i * KEY_LANES) for i in range(g.lane_keys)) for key in range(KEY_LANES)]
+    names = [f"{'keys' if g.lane_keys > 1 else 'key'} {name}" for name in keys]
+    again = [f"  grain {splits}: lane 0 again"] if splits < grains else []
+    return [title, *_table([f"grain {i}" for i in range(splits)], names, lane), *again]
+
+
+def _sums(v: ExtendVariant, g: ExtendGeometry) -> list[str]:
+    def thread(row: int, dim: int) -> str:
+        return str(row * g.dim_lanes + dim) if row < g.rows and dim < v.head_size else "idle"
+
+    title = f"Values: the {g.threads} threads add values to the output of each row."
+    rows, dims = [f"row {i}" for i in range(g.row_groups)], [f"element {i}" for i in range(g.dim_lanes)]
+    again = [f"  row {g.row_groups}: thread 0 again"] if g.row_groups < g.rows else []
+    again += [f"  element {g.dim_lanes}: thread 0 again"] if g.dim_lanes < v.head_size else []
+    return [title, *_table(rows, dims, thread), *again]
 
 
 def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int], str]) -> list[str]:

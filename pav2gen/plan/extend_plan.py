@@ -23,7 +23,7 @@ class ExtendPlan(AttentionPlan):
     @cached_property
     def cuda(self) -> ExtendCudaPlan:
         """The figures of the CUDA kernel. They are computed at the first use."""
-        return plan_extend_cuda(self.variant, self.spec.target, self.spec.cuda)
+        return plan_extend_cuda(self.variant, self.spec.target)
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
@@ -39,7 +39,8 @@ class ExtendPlan(AttentionPlan):
         """The kernel's row of the dispatch table."""
         if "cuda" not in self.spec.backends:
             return self.base_row(0)
-        return self.base_row(self.cuda.partition_size)._replace(cuda_query_len=self.cuda.query_len)
+        row = self.base_row(self.cuda.partition_size)
+        return row._replace(tile_tokens=self.cuda.geometry.tokens, cuda_query_len=self.cuda.query_len)
 
 
 def plan_extend(variant: ExtendVariant, spec: Spec) -> ExtendPlan:

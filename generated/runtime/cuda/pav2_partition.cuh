@@ -33,12 +33,14 @@ struct RowSum {
     __device__ __forceinline__ float lse() const { return sum == 0.0f ? -INFINITY : base + logf(sum); }
 };
 
-__device__ __forceinline__ float sink_of(const Pav2Args& a, int head) {
+template <class Args>
+__device__ __forceinline__ float sink_of(const Args& a, int head) {
     return a.sinks != nullptr ? a.sinks[head] : -INFINITY;
 }
 
 // The length of a sequence, clamped to max_seq_len and to the tokens that a block table can hold.
-__device__ __forceinline__ int clamped_length(const Pav2Args& a, int seq, int page_tokens) {
+template <class Args>
+__device__ __forceinline__ int clamped_length(const Args& a, int seq, int page_tokens) {
     const int64_t room = static_cast<int64_t>(a.max_pages) * page_tokens;
     const int limit = room < a.max_seq_len ? static_cast<int>(room) : a.max_seq_len;
     return max(0, min(a.seq_lens[seq], limit));

@@ -69,9 +69,9 @@ __device__ __forceinline__ float block_max(float x, float* maxima) {
     return x;
 }
 
-// Merges every kPartitionLanes-th of the `count` partitions of a row ([seqs, heads]), from partition `first` on.
-template <int kHeadSize>
-__device__ __forceinline__ Merged merge_partitions(const Pav2Args& a, int64_t row, int element, int first, int count) {
+// Merges every kPartitionLanes-th of the `count` partitions of a row of the workspace, from partition `first` on.
+template <int kHeadSize, class Args>
+__device__ __forceinline__ Merged merge_partitions(const Args& a, int64_t row, int element, int first, int count) {
     constexpr int kStride = ReduceShape<kHeadSize>::kPartitionLanes;
     const float* __restrict__ m = a.partial_m + row * a.partitions;
     const float* __restrict__ z = a.partial_z + row * a.partitions;
@@ -98,23 +98,14 @@ __device__ __forceinline__ Merged merge_partitions(const Pav2Args& a, int64_t ro
     return merged;
 }
 
-// out = sum of w_p o_p / sum of w_p z_p over the partitions p of a sequence, with w_p = exp(m_p - max m).
-// A row's sink takes part here, once. kWindow: tokens of the sliding window, or 0; earlier partitions have no slot.
-template <class scalar_t, int kHeadSize, int kPageTokens, int kPartitionTokens, int kWindow>
-__global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
+// out = sum of w_p o_p / sum of w_p z_p over the `count` partitions p of a row, with w_p = exp(m_p - max m).
+// A row's sink takes part here, once. `row` is its place in the workspace, `out_row` its place in out and lse.
+template <class scalar_t, int kHeadSize, class Args>
+__device__ __forceinline__ void merge_row(const Args& a, int64_t row, int64_t out_row, int head, int slice, int count) {
     using Shape = ReduceShape<kHeadSize>;
     __shared__ float maxima[kReduceWarps], totals[kReduceWarps];
     __shared__ __align__(16) float sums[kReduceWarps][Shape::kSliceElements];
     const int thread = threadIdx.x, warp = thread / kWarp, lane = thread % kWarp;
-    const int head = blockIdx.x, seq = blockIdx.y, slice = blockIdx.z;
-    const int64_t row = static_cast<int64_t>(seq) * a.num_heads + head;
-    const int length = clamped_length(a, seq, kPageTokens);
-    const int skipped = kWindow > 0 ? window_start(length, kWindow) / kPartitionTokens : 0;
-    const int end = ceil_div(length, kPartitionTokens), count = end - skipped;
-    const int mine = slice * kReduceThreads + thread, stride = Shape::kSlices * kReduceThreads;
-    fill_scratch(a, seq, head, mine, skipped, stride);
-    fill_scratch(a, seq, head, end + mine, a.scratch_partitions, stride);
-
     const int element = slice * Shape::kSliceElements + 4 * (thread % Shape::kElementLanes);
     Merged merged;
     if (element < kHeadSize) {
@@ -141,8 +132,24 @@ __global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
         sum += sums[w][thread];
     }
     const RowSum all(merged.m, total, sink_of(a, head));
-    static_cast<scalar_t*>(a.out)[row * kHeadSize + dim] = from_float<scalar_t>(sum * all.inverse());
-    if (dim == 0 && a.lse != nullptr) a.lse[row] = all.lse();
+    static_cast<scalar_t*>(a.out)[out_row * kHeadSize + dim] = from_float<scalar_t>(sum * all.inverse());
+    if (dim == 0 && a.lse != nullptr) a.lse[out_row] = all.lse();
+}
+
+// Merges the partitions of a sequence that a head attends, and marks the others as empty in the caller's scratch.
+// kWindow: tokens of the sliding window, or 0; earlier partitions have no slot in the workspace.
+template <class scalar_t, int kHeadSize, int kPageTokens, int kPartitionTokens, int kWindow>
+__global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
+    const int head = blockIdx.x, seq = blockIdx.y, slice = blockIdx.z;
+    const int64_t row = static_cast<int64_t>(seq) * a.num_heads + head;
+    const int length = clamped_length(a, seq, kPageTokens);
+    const int skipped = kWindow > 0 ? window_start(length, kWindow) / kPartitionTokens : 0;
+    const int end = ceil_div(length, kPartitionTokens), count = end - skipped;
+    const int mine = slice * kReduceThreads + threadIdx.x;
+    const int stride = ReduceShape<kHeadSize>::kSlices * kReduceThreads;
+    fill_scratch(a, seq, head, mine, skipped, stride);
+    fill_scratch(a, seq, head, end + mine, a.scratch_partitions, stride);
+    merge_row<scalar_t, kHeadSize>(a, row, row, head, slice, count);
 }
 
 }  // namespace pav2

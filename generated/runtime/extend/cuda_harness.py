@@ -71,12 +71,18 @@ class CheckedExtend(CudaExtend):
         """Run the kernel with every buffer registered; raises for a finding."""
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
+
+            def workspace(count: int, device: torch.device, stream: int | None) -> torch.Tensor:
+                partials = torch.empty(count, dtype=torch.float32)
+                session.buffer("partials", partials, initialised=False)
+                return partials
+
             for name, tensor, writable in buffers(call):
                 for indices, piece in dense_pieces(tensor):
                     address, size = extent(piece)
                     session.buffer(name + indices, address, size, writable=writable, initialised=True)
             try:
-                launch(self.library.function(self.row), call, self.row, self.library.explain)
+                launch(self.library.function(self.row), call, self.row, self.library.explain, workspace)
             finally:  # a finding can stop the launch; report the finding rather than the failed launch
                 self.report = session.report
                 self.report.raise_for_findings()

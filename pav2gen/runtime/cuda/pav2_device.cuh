@@ -72,6 +72,29 @@ __device__ __forceinline__ Words<4> load<4>(const char* address) {
     return {{v.x, v.y, v.z, v.w}};
 }
 
+// Stores 4, 8 or 16 bytes.
+template <int N>
+__device__ __forceinline__ void store(char* address, const Words<N>& words) {
+    if constexpr (N == 4) {
+        *reinterpret_cast<uint4*>(address) = make_uint4(words.word[0], words.word[1], words.word[2], words.word[3]);
+    } else if constexpr (N == 2) {
+        *reinterpret_cast<uint2*>(address) = make_uint2(words.word[0], words.word[1]);
+    } else {
+        *reinterpret_cast<unsigned*>(address) = words.word[0];
+    }
+}
+
+// Clears all bytes but the first `bytes`, which may be negative.
+template <int N>
+__device__ __forceinline__ void clear_from(int bytes, Words<N>& words) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const int kept = bytes - 4 * i;
+        const unsigned mask = kept >= 4 ? 0xffffffffu : kept <= 0 ? 0u : (1u << 8 * kept) - 1u;
+        words.word[i] &= mask;
+    }
+}
+
 // Reads N floats of shared memory, in the widest reads that N allows.
 template <int N>
 __device__ __forceinline__ void read_floats(const float* from, float* x) {
@@ -161,6 +184,13 @@ template <class Stored, int N>
 __device__ __forceinline__ void unpack(const Words<N>& loaded, float* x) {
 #pragma unroll
     for (int w = 0; w < N; ++w) Stored::unpack(loaded.word[w], x + w * Stored::kPerWord);
+}
+
+// Unpacks kWords words, those of part `part`.
+template <class Stored, int kWords, int N>
+__device__ __forceinline__ void unpack_part(const Words<N>& loaded, int part, float* x) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) Stored::unpack(loaded.word[part * kWords + w], x + w * Stored::kPerWord);
 }
 
 // The address of an element that lies `element` elements after `cache`.
