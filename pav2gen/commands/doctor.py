@@ -210,11 +210,18 @@ def _package(generated: Path) -> tuple[Finding, Tree | None]:
     text = f"{generated}: {number} kernels of {len(manifests)} specs"
     if tree.incomplete:
         text += "; incomplete: a build was cut short"
-    more = [f"{entry.owner}: {shapes([row['key'] for row in entry.rows])}" for entry in manifests]
+    more = [f"{entry.owner}: {_served(entry.rows)}" for entry in manifests]
     if len(more) > MOST_SPECS:
         more = [*more[:MOST_SPECS], f"and {len(more) - MOST_SPECS} more: pav2gen list"]
     figures = {entry.owner: len(entry.rows) for entry in manifests}
     return Finding("package", not tree.incomplete, text, {"kernels": figures}, tuple(more)), tree
+
+
+def _served(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The operators of a spec's kernels, if it has others than decode, and the shapes that the kernels serve."""
+    operators = list(dict.fromkeys(row.get("operator", "decode") for row in rows))
+    keys = shapes([row["key"] for row in rows])
+    return keys if operators == ["decode"] else f"operators {flow_list(operators)}, {keys}"
 
 
 def shapes(keys: Sequence[Mapping[str, Any]]) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES
-from pav2gen.family.spec import Exclusion, Spec, extended, variants
-from pav2gen.family.variant import Variant, expand
+from pav2gen.family.spec import Exclusion, Spec, extended, points, variants
+from pav2gen.family.variant import OPERATORS, Point, Variant, expand
 from pav2gen.reading.rule import AxisRule
 from pav2gen.reading.rules import RULES, check
 from pav2gen.runtime.select import distance, relative_difference
@@ -63,6 +63,7 @@ class AxisEdit:
 class Explanation:
     """The answer to a query: the kernels that serve it, or the obstacles and the edits that would add it.
 
+    ``served`` are decode kernels. ``others`` are the kernels of other operators that go with them.
     ``obstacles`` has one entry for each spec. The first one needs the smallest change. ``nearest`` is the variant that
     differs from the query on the fewest axes, and least on those. ``edits`` change one spec, and ``command`` builds it.
     Both are empty if a rule forbids the query, or if no spec can be changed to serve it.
@@ -70,6 +71,7 @@ class Explanation:
 
     query: Mapping[str, object]
     served: tuple[Variant, ...] = ()
+    others: tuple[Point, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     obstacles: tuple[Obstacle, ...] = ()
     nearest: Variant | None = None
@@ -82,8 +84,15 @@ class Explanation:
         if self.served:
             served = (f"  {variant.spec}  {variant.slug}" for variant in self.served)
             kernels = f"{len(self.served)} kernels serve" if len(self.served) > 1 else "1 kernel serves"
-            return f"{asked}: {kernels} it", *_named(served)
+            return f"{asked}: {kernels} it", *_named(served), *self._beside()
         return f"{asked}: no kernel serves it", *self._against(), *self._remedy()
+
+    def _beside(self) -> Iterator[str]:
+        for operator in OPERATORS:
+            found = [f"  {point.spec}  {point.slug}" for point in self.others if point.operator == operator]
+            if found:
+                yield f"for {operator}:"
+                yield from _named(found)
 
     def _against(self) -> Iterator[str]:
         for refusal in self.refusals:
@@ -114,18 +123,19 @@ def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
     asked = {axis: read_value(axis, value) for axis, value in query.items()}
     family = [variant for spec in specs for variant in variants(spec)]
     if served := tuple(variant for variant in family if not differing_axes(asked, variant)):
-        return Explanation(asked, served)
+        built = (point for spec in specs for point in points(spec) if not isinstance(point, Variant))
+        return Explanation(asked, served, tuple(point for point in built if _goes_with(asked, point)))
     refusals = tuple(_refusals(asked))
     obstacles = tuple(sorted((_obstacle(asked, spec) for spec in specs), key=lambda found: _effort(asked, found)))
     nearest = min(family, key=lambda variant: distance(asked, variant), default=None)
     if refusals:
-        return Explanation(asked, (), refusals, obstacles, nearest)
+        return Explanation(asked, refusals=refusals, obstacles=obstacles, nearest=nearest)
     for obstacle in obstacles:
         edits = tuple(_edits(asked, obstacle))
         if not edits or _would_serve(asked, obstacle.spec, edits):
             command = f"pav2gen build {shlex.quote(_file(obstacle.spec))}"
-            return Explanation(asked, (), (), obstacles, nearest, edits, command)
-    return Explanation(asked, (), (), obstacles, nearest)
+            return Explanation(asked, obstacles=obstacles, nearest=nearest, edits=edits, command=command)
+    return Explanation(asked, obstacles=obstacles, nearest=nearest)
 
 
 def read_query(words: Iterable[str]) -> dict[str, object]:
@@ -152,6 +162,11 @@ def read_value(axis: str, value: object) -> object:
 def differing_axes(query: Mapping[str, object], variant: Variant) -> tuple[str, ...]:
     """The axes on which ``variant`` differs from ``query``."""
     return tuple(axis for axis, value in query.items() if getattr(variant, axis) != value)
+
+
+def _goes_with(query: Mapping[str, object], point: Point) -> bool:
+    """Whether ``point`` has the values of ``query`` on the axes that it has."""
+    return all(point.axes.get(axis, value) == value for axis, value in query.items())
 
 
 def _refusals(query: Mapping[str, object]) -> Iterator[Refusal]:

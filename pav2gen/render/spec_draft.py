@@ -63,6 +63,7 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
     yield f"  dtype: {_dtypes(attention)}"
     yield "  kv_cache_dtype: [auto]  # add fp8_e4m3 for vLLM's --kv-cache-dtype fp8"
     yield f"features: {flow_map(_features(attention))}"
+    yield "operators: [decode]  # add extend for chunked prefill and speculative decoding, cache for compressed caches"
     yield "backends: [torch]"
     yield f"dispatch: {{min_seq_len: {_min_seq_len(attention)}, partition: auto}}"
     yield f"limits: {{max_variants: {DEFAULTS['limits.max_variants']}, workspace_mib: {_workspace_mib(attention)}}}"

@@ -18,7 +18,7 @@ from pav2gen.commands import doctor, machine_probes
 from pav2gen.commands.build import BuildOptions, build
 from pav2gen.commands.doctor import DoctorOptions, Finding, examine, shapes, target_of
 from pav2gen.commands.machine_probes import DRIVER, PYTHON, TORCH, NoAnswer, ask
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, SPEC
 
 BI_V100 = {
     "name": "Iluvatar BI-V100", "warp_size": 64, "multiprocessors": 16, "max_threads_per_block": 4096,
@@ -78,6 +78,14 @@ def test_the_screen_of_a_container(folder: Path, answer: Callable[..., None], wr
     assert screen["vLLM"].endswith("name a tree: pav2gen doctor TREE")
     assert screen["next"].split(maxsplit=1)[1] == "pytest generated  (no vLLM tree to install into)"
     assert found()["package"].more == ("small: head_size 256, gqa_ratio 6, block_size 16, dtype float16",)
+
+
+def test_a_package_names_operators_beyond_decode(folder: Path) -> None:
+    text = SPEC.format(name="small", head_size=256, partition_size=512, dtype="float16", backends="[torch]")
+    Path("small.yaml").write_text(text + "operators: [decode, cache]\n")
+    build([Path("small.yaml")], BuildOptions())
+    (line,) = found()["package"].more
+    assert line == "small: operators [decode, cache], head_size 256, gqa_ratio 6, block_size 16, dtype float16"
 
 
 def test_a_card_is_compared_with_its_target(answer: Callable[..., None]) -> None:

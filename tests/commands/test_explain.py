@@ -73,6 +73,17 @@ def test_a_served_key_names_its_kernels(specs: list[Spec]) -> None:
     )
 
 
+def test_the_kernels_of_other_operators_go_with_those_of_decode() -> None:
+    spec = parse((TWO_AXES + "operators: [decode, extend, cache]\n").encode(), "specs/large.yaml")
+    assert ask([spec], "head_size=256", "partition_size=512", "block_size=16").lines()[1:] == (
+        "  large  hd256_g6_b16_f16_p512",
+        "for extend:",
+        "  large  extend_hd256_g6_b16_f16",
+        "for cache:",
+        "  large  cache_hd256_b16_f16",
+    )
+
+
 def test_free_axes_take_any_value(specs: list[Spec]) -> None:
     assert len(explain({}, specs).served) == 4
     assert [v.spec for v in ask(specs, "dtype=float16", "partition_size=512").served] == ["large", "large", "phi"]

@@ -6,6 +6,7 @@ import ast
 import keyword
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -14,9 +15,20 @@ from hypothesis import strategies as st
 
 from pav2gen.family.axes import AXES, DTYPE_TAGS, KV_TAGS, PARTITION_SIZES
 from pav2gen.family.modifications.tree import MOST_TOKENS
-from pav2gen.family.variant import ITEM_BYTES, LONGEST_SYMBOL, CacheVariant, Variant, expand
+from pav2gen.family.spec import points
+from pav2gen.family.variant import (
+    ITEM_BYTES,
+    LONGEST_SYMBOL,
+    OPERATORS,
+    CacheVariant,
+    Point,
+    Variant,
+    expand,
+    extenders_of,
+    writers_of,
+)
 from pav2gen.reading.modification_section import LONGEST_NAME as LONGEST_MODIFICATION
-from pav2gen.reading.spec_file import LONGEST_NAME, load, variants
+from pav2gen.reading.spec_file import LONGEST_NAME, load
 from pav2gen.runtime.select import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, KV_ALIASES, Key
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -43,14 +55,14 @@ VARIANTS = st.builds(
 )
 
 
-def names(variant: Variant) -> tuple[str, str, str, str]:
+def names(variant: Point) -> tuple[str, str, str, str]:
     """Everything that must differ between any two variants of any two specs."""
     return variant.symbol, variant.torch_path, variant.cuda_path, variant.test_path
 
 
-def check_names(family: Iterable[Variant]) -> None:
+def check_names(family: Iterable[Point]) -> None:
     """Raises AssertionError where a name is no name, too long, or given twice."""
-    seen: dict[str, Variant] = {}
+    seen: dict[str, Point] = {}
     for variant in family:
         assert re.fullmatch(r"pav2_[a-z0-9_]+", variant.symbol) and "__" not in variant.symbol
         for path in map(PurePosixPath, names(variant)[1:]):
@@ -59,13 +71,13 @@ def check_names(family: Iterable[Variant]) -> None:
         for module in (variant.torch_path, variant.test_path):
             ast.parse(f"import {PurePosixPath(module).with_suffix('').as_posix().replace('/', '.')}")
         assert len(variant.symbol) <= LONGEST_SYMBOL
-        assert len(variant.symbol) < 100 or not variant.key.is_plain
+        assert len(variant.symbol) < 100 or getattr(variant, "features", ())
         for name in names(variant):
             assert seen.setdefault(name, variant) == variant, name
 
 
 def test_the_names_of_the_committed_specs() -> None:
-    family = [variant for path in SPECS.glob("*.yaml") for variant in variants(load(path))]
+    family = [point for path in SPECS.glob("*.yaml") for point in points(load(path))]
     assert len(family) > 40
     check_names(family)
     assert len({(variant.spec, variant.slug) for variant in family}) == len(family)
@@ -74,7 +86,7 @@ def test_the_names_of_the_committed_specs() -> None:
 @given(st.lists(VARIANTS, max_size=40))
 @settings(max_examples=200)
 def test_the_names_of_any_variants(family: list[Variant]) -> None:
-    check_names(family)
+    check_names([point for kernels in OPERATORS.values() for point in kernels(family)])
 
 
 @given(VARIANTS, VARIANTS)
@@ -101,7 +113,7 @@ def test_the_longest_names() -> None:
     values |= {"softcap": 0.0010000000000000002, "sliding_window": MOST_TOKENS}  # a float has 17 digits at most
     assert values.keys() == AXES.keys()
     variant = Variant("n" * LONGEST_NAME, **values)  # type: ignore[arg-type]
-    check_names([variant])
+    check_names([variant, *extenders_of([variant]), *writers_of([variant])])
     start = f"hd{values['head_size']}_g{values['gqa_ratio']}_b128_bf16_{KV_TAGS['fp8_e4m3'][1:]}_alibi_sparse"
     end = f"_sinks_mod_{'n' * LONGEST_MODIFICATION}_p{values['partition_size']}"
     assert variant.slug == f"{start}_cap0p0010000000000000002_w{MOST_TOKENS}{end}"
@@ -116,6 +128,16 @@ def test_the_longest_names_of_plain_kernels_and_of_cache_writers() -> None:
     for point in (plain, writer):
         parts = [part for name in (point.torch_path, point.cuda_path, point.test_path) for part in name.split("/")]
         assert max(map(len, [point.symbol, *parts])) < 100
+
+
+def test_each_key_has_one_extend_kernel() -> None:
+    variant = Variant("qwen36", 256, 6, 16, "float16", "auto", False, False, partition_size=512)
+    family = [variant, replace(variant, partition_size=256), replace(variant, sliding_window=128)]
+    plain, windowed = extenders_of(family)
+    assert (plain.slug, windowed.slug) == ("extend_hd256_g6_b16_f16", "extend_hd256_g6_b16_f16_w128")
+    assert plain.key == variant.key and "partition_size" not in plain.axes
+    assert plain.test_path == "qwen36/tests/test_qwen36_extend_hd256_g6_b16_f16.py"
+    assert windowed.features == ("window 128",)
 
 
 def test_the_names_of_one_variant() -> None:
