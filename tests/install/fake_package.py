@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ class Answers:
 
     def __init__(self) -> None:
         self.supported = self.preferred = False
+        self.kernels = SimpleNamespace(rows=[SimpleNamespace(operator="extend")])
         self.asked: list[dict[str, Any]] = []
         self.ran: list[dict[str, Any]] = []
         self.refusal: Exception | None = None

@@ -23,7 +23,11 @@ from stubs import Kernels, Stub, stub_vllm
 
 PAGE, BLOCKS, LAYERS = 16, 24, 2
 HEADS, KV_HEADS, HEAD_SIZE = 24, 4, 256
-PROMPTS, STEPS = (37, 50), 20
+PROMPTS, STEPS, TOKENS = (37, 50), 20, 96
+#: The pieces of both prompts in a chunked prefill: two edges lie inside a page, and a sequence may wait.
+PIECES = ((20, 17), (0, 30), (17, 3))
+#: Tokens that a speculative decode verifies in one call for each sequence: a token and its drafts. How many it accepts.
+VERIFIED, ACCEPTED = (5, 4), (3, 2)
 
 
 class CausalMask:
@@ -94,28 +98,6 @@ def swap_blocks(source: torch.Tensor, target: torch.Tensor, mapping: torch.Tenso
         target[new] = source[old]
 
 
-def plain_extend(
-    *, out: Any, query: Any, key_cache: Any, value_cache: Any, num_kv_heads: int, scale: float, block_tables: Any,
-    query_start_loc: Any, seq_lens: Any, block_size: int, max_query_len: int, max_seq_len: int, alibi_slopes: Any,
-    kv_cache_dtype: str, k_scale: float, v_scale: float, softcap: Any = None, sliding_window: Any = None,
-) -> None:  # fmt: skip
-    """What the extend operator computes, one sequence after the other, in float64."""
-    starts, group = query_start_loc.tolist(), query.shape[1] // num_kv_heads
-    assert max_query_len >= int(query_start_loc.diff().max()) and max_seq_len >= int(seq_lens.max())
-    for s, length in enumerate(seq_lens.tolist()):
-        rows = slice(starts[s], starts[s + 1])
-        slots = torch.arange(length)
-        block, row = block_tables[s, slots // block_size].long(), slots % block_size
-        k = key_cache[block, :, :, row, :].flatten(2)
-        v = value_cache[block, :, :, row]
-        if kv_cache_dtype == "auto":
-            k, v = k.double(), v.double()
-        else:
-            k, v = (decoded(x.view(torch.uint8), y, kv_cache_dtype) for x, y in ((k, k_scale), (v, v_scale)))
-        q = query[rows].double().unflatten(1, (num_kv_heads, group))
-        out[rows] = attended(q, k, v, scale, softcap, sliding_window).flatten(1, 2).to(out.dtype)
-
-
 def attended(q: Any, k: Any, v: Any, scale: float, softcap: float | None, window: int | None) -> torch.Tensor:
     """Causal attention of the last tokens of a sequence, in float64. q: [tokens, kv heads, group, head size]."""
     scores = scale * torch.einsum("qhgd,khd->hgqk", q, k)
@@ -124,14 +106,6 @@ def attended(q: Any, k: Any, v: Any, scale: float, softcap: float | None, window
     ahead = k.shape[0] - q.shape[0] + torch.arange(q.shape[0])[:, None] - torch.arange(k.shape[0])
     scores = scores.masked_fill((ahead < 0) | (ahead >= (window or k.shape[0])), float("-inf"))
     return torch.einsum("hgqk,khd->qhgd", scores.softmax(-1), v)
-
-
-def add_extend(package: str) -> None:
-    """Give a generated package the plain extend operator, for any shape."""
-    module, serving = (importlib.import_module(name) for name in (package, f"{package}.serving"))
-    supports = serving.supports
-    module.paged_attention_extend = plain_extend  # type: ignore[attr-defined]
-    serving.supports = lambda operator="decode", **shape: operator == "extend" or supports(operator=operator, **shape)
 
 
 def encoded(values: torch.Tensor, scale: float, dtype: str) -> torch.Tensor:
@@ -184,6 +158,8 @@ class Life:
         self.lens = [0] * len(PROMPTS)
         empty = torch.empty(0, KV_HEADS, HEAD_SIZE, dtype=torch.float16)
         self.given = [[[empty, empty] for _ in PROMPTS] for _ in range(LAYERS)]
+        self.drawn = [0] * len(PROMPTS)
+        self.tokens = [[self.draw() for _ in PROMPTS] for _ in range(LAYERS)]
         self.worst = 0.0
         self.wrong_codes = 0
 
@@ -192,38 +168,80 @@ class Life:
         tokens = torch.arange(start, stop)
         return self.tables[s, tokens // PAGE].long() * PAGE + tokens % PAGE
 
-    def step(self, counts: tuple[int, ...], context: bool = False) -> None:
-        """Give each sequence new tokens: a prompt, with or without cached tokens before it, or a token to decode."""
+    def draw(self) -> tuple[torch.Tensor, ...]:
+        """The query, key and value of all tokens that a sequence can get in a layer: [tokens, heads * head size]."""
+        return tuple(
+            torch.randn(TOKENS, heads * HEAD_SIZE, generator=self.generator).half()
+            for heads in (HEADS, KV_HEADS, KV_HEADS)
+        )
+
+    def next_tokens(self, index: int, counts: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        """The query, key and value of the next tokens of the sequences in a layer, one sequence behind the other."""
+        rows = [slice(start, start + count) for start, count in zip(self.drawn, counts)]
+        query, key, value = (
+            torch.cat([each[which][row] for each, row in zip(self.tokens[index], rows)]) for which in range(3)
+        )
+        return query, key, value
+
+    def step(self, counts: tuple[int, ...], context: bool = False, decodes: int = 0) -> list[torch.Tensor]:
+        """Give each sequence new tokens: a prompt, with or without cached tokens before it, or a token to decode.
+
+        decodes: how many of the last sequences decode a token, in one batch with the others. Returns each layer's
+        output.
+        """
         slots = torch.cat([self.slots(s, n, n + count) for s, (n, count) in enumerate(zip(self.lens, counts))])
         before = self.lens
         self.lens = [n + count for n, count in zip(self.lens, counts)]
-        common = {"slot_mapping": slots, "seq_lens_tensor": torch.tensor(self.lens, dtype=torch.int32)}
-        tokens, starts = sum(counts), [0, *torch.tensor(counts).cumsum(0).tolist()]
-        decode = set(counts) == {1} and not context
-        if decode:
-            metadata = self.metadata(
-                num_prefills=0, num_prefill_tokens=0, num_decode_tokens=tokens, max_prefill_seq_len=0,
-                max_decode_seq_len=max(self.lens), use_cuda_graph=False, block_tables=self.tables, **common,
-            )  # fmt: skip
-        else:
-            metadata = self.metadata(
-                num_prefills=len(counts), num_prefill_tokens=tokens, num_decode_tokens=0, seq_lens=list(self.lens),
-                max_prefill_seq_len=max(self.lens), max_decode_seq_len=0, use_cuda_graph=False,
-                block_tables=self.tables if context else torch.empty(0, dtype=torch.int32),
-                query_start_loc=torch.tensor(starts, dtype=torch.int32), max_query_len=max(counts),
-                context_lens_tensor=torch.tensor(before, dtype=torch.int32), **common,
-            )  # fmt: skip
+        starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
+        decodes = len(counts) if set(counts) == {1} and not context else decodes
+        metadata = self.describe(counts, before, slots, context, decodes)
+        outs = []
         for index, layer in enumerate(self.layers):
-            query = torch.randn(tokens, HEADS * HEAD_SIZE, generator=self.generator).half()
-            key, value = (torch.randn(tokens, KV_HEADS * HEAD_SIZE, generator=self.generator).half() for _ in "kv")
+            query, key, value = self.next_tokens(index, counts)
             out = layer(query, key, value, self.engine.gpu_cache[index], metadata)
             for s in range(len(counts)):
                 rows = slice(starts[s], starts[s + 1])
                 for which, given in enumerate((key, value)):
                     old = self.given[index][s][which]
                     self.given[index][s][which] = torch.cat([old, given[rows].view(-1, KV_HEADS, HEAD_SIZE)])
-                if decode or context or self.softcap:
+                if counts[s] and (decodes or context or self.softcap):
                     self.compare(index, s, before[s], query[rows], out[rows])
+            outs.append(out)
+        self.drawn = [drawn + count for drawn, count in zip(self.drawn, counts)]
+        return outs
+
+    def describe(
+        self, counts: tuple[int, ...], before: list[int], slots: torch.Tensor, context: bool, decodes: int
+    ) -> Any:
+        """vLLM's metadata of a batch. before: tokens of each sequence that the cache holds already."""
+        tokens, prefills = sum(counts), len(counts) - decodes
+        starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
+        common = {"slot_mapping": slots, "seq_lens_tensor": torch.tensor(self.lens, dtype=torch.int32)}
+        common |= {"num_prefills": prefills, "num_decode_tokens": decodes, "num_prefill_tokens": tokens - decodes}
+        common |= {"max_decode_seq_len": max(self.lens[prefills:], default=0), "use_cuda_graph": False}
+        if not prefills:
+            return self.metadata(max_prefill_seq_len=0, block_tables=self.tables, **common)
+        return self.metadata(
+            seq_lens=list(self.lens), max_prefill_seq_len=max(self.lens[:prefills]),
+            block_tables=self.tables if context else torch.empty(0, dtype=torch.int32),
+            query_start_loc=torch.tensor(starts, dtype=torch.int32), max_query_len=max(counts[:prefills]),
+            context_lens_tensor=torch.tensor(before, dtype=torch.int32), **common,
+        )  # fmt: skip
+
+    def forget(self, counts: tuple[int, ...]) -> None:
+        """Take back the last tokens of each sequence, as after drafts that were not accepted. The cache keeps them."""
+        self.lens = [n - count for n, count in zip(self.lens, counts)]
+        for layer in self.given:
+            for s, length in enumerate(self.lens):
+                layer[s] = [given[:length] for given in layer[s]]
+
+    def speculate(self) -> None:
+        """Twice verify drafts in one call and accept some. Then decode, until new tokens stand where the others did."""
+        for _ in range(2):
+            self.step(VERIFIED, context=True)
+            self.forget(tuple(verified - accepted for verified, accepted in zip(VERIFIED, ACCEPTED)))
+        for _ in range(2):
+            self.step((1, 1))
 
     def compare(self, index: int, s: int, before: int, query: torch.Tensor, out: torch.Tensor) -> None:
         """Hold the output of a sequence's new tokens to float64 of what the cache should hold."""
@@ -271,26 +289,63 @@ class Life:
         self.tables = torch.tensor(order, dtype=torch.int32).view(self.tables.shape)
 
 
+def decode_and_move(life: Life) -> None:
+    """Two prompts, decodes, and more decodes after all blocks were copied and swapped."""
+    life.step(PROMPTS)
+    for _ in range(STEPS):
+        life.step((1, 1))
+    life.check_codes()
+    life.move()
+    for _ in range(3):
+        life.step((1, 1))
+    life.check_codes()
+
+
+def prefill_in_pieces(life: Life) -> list[torch.Tensor]:
+    """The prompts piece by piece, then a batch in which one sequence prefills and the other decodes.
+
+    Returns the output of the prompts in each layer, one sequence behind the other.
+    """
+    found: list[list[list[torch.Tensor]]] = [[[] for _ in PROMPTS] for _ in range(LAYERS)]
+    for piece in PIECES:
+        for parts, out in zip(found, life.step(piece, context=True)):
+            for part, rows in zip(parts, out.split(list(piece))):
+                part.append(rows)
+    life.step((7, 1), context=True, decodes=1)
+    life.check_codes()
+    return [torch.cat([row for part in parts for row in part]) for parts in found]
+
+
+def pieces_apart(job: dict[str, Any]) -> tuple[Life, float]:
+    """A chunked prefill, and its largest difference from the same prompts in one piece, relative to their norm."""
+    life, whole = Life(job), Life(job)
+    pieces = prefill_in_pieces(life)
+    apart = [
+        float((a.double() - b.double()).norm() / b.double().norm())
+        for a, b in zip(pieces, whole.step(PROMPTS, context=True))
+    ]
+    return life, max(apart)
+
+
 def live(job: dict[str, Any], kernels: Kernels) -> dict[str, Any]:
     """One job: what was called, the errors, and the log."""
+    apart = 0.0
     with environment(job.get("env", {})), logged() as log:
         try:
-            life = Life(job)
-            life.step(PROMPTS)
-            for _ in range(STEPS):
-                life.step((1, 1))
-            life.check_codes()
-            life.move()
-            for _ in range(3):
-                life.step((1, 1))
-            life.check_codes()
+            if job.get("chunked"):
+                life, apart = pieces_apart(job)
+            else:
+                life = Life(job)
+                decode_and_move(life)
             if job.get("context"):
                 life.step((5, 3), context=True)
+                life.speculate()
+                life.check_codes()
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}", "log": log}
     return {
         "called": sorted(set(kernels.called)), "worst": life.worst, "wrong_codes": life.wrong_codes, "log": log,
-        "bytes_per_block": life.bytes_per_block, "dtype": str(life.engine.gpu_cache[0].dtype),
+        "bytes_per_block": life.bytes_per_block, "dtype": str(life.engine.gpu_cache[0].dtype), "apart": apart,
     }  # fmt: skip
 
 
@@ -302,8 +357,6 @@ def main() -> None:
     for job in jobs:
         with environment(job.get("env", {})):
             kernels = import_tree(job["tree"], job.get("plugin", ""))
-            if job.get("extend"):
-                add_extend("pav2_kernels" if job.get("plugin") else "vllm.attention.ops.pav2")
             results.append(live(job, kernels))
     print(json.dumps(results))
 

@@ -35,7 +35,7 @@ name: life
 target: bi-v100
 model: {num_heads: 24, num_kv_heads: 4, max_seq_len: 65536}
 axes: {head_size: 256, gqa_ratio: 6, partition_size: 256, kv_cache_dtype: [auto, fp8_e4m3, fp8_e5m2, int8]}
-operators: [decode, cache]
+operators: [decode, extend, cache]
 backends: [torch]
 """
 #: The same shape with a window, or a softcap.
@@ -57,6 +57,13 @@ FAULTS = (
     ("e4m3", f"{PAV2}/cache_hooks.py", 'writer == "plain" and named == "auto"', 'writer == "plain"'),
     ("int8", f"{PAV2}/serving.py", "    return wanted\n", "    return kv_cache_dtype\n"),
     ("int8", f"{PAV2}/hooks.py", '        "kv_cache_dtype": stored_dtype(named),\n', ""),
+    ("prefix e4m3", f"{PAV2}/prefix_hooks.py", "        **call,\n", '        **{**call, "k_scale": 1.0},\n'),
+    ("prefix int8", f"{PAV2}/prefix_hooks.py", "stored(value_cache, kv_cache_dtype)", "value_cache"),
+    ("prefix int8", f"{PAV2}/prefix_hooks.py", "stored_dtype(kv_cache_dtype)", "kv_cache_dtype"),
+    ("prefix window", f"{PAV2}/prefix_hooks.py", "**features.arguments(),", ""),
+    ("prefix", "attention/ops/paged_attn.py", "seq_lens=seq_lens_tensor", "seq_lens=context_lens"),
+    ("softcap", f"{PAV2}/softcap_hooks.py", "slots[tokens] // page", "slots[tokens] // page + 1"),
+    ("softcap", f"{PAV2}/softcap_hooks.py", "prompt_through_cache(impl, ", "own("),
 )
 
 
@@ -66,7 +73,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     folder = tmp_path_factory.mktemp("life")
     package = make_package(folder, SPEC)
     (folder / "small").mkdir()
-    decodes = make_package(folder / "small", SPEC.replace("operators: [decode, cache]\n", ""))
+    decodes = make_package(folder / "small", SPEC.replace("operators: [decode, extend, cache]\n", ""))
     jobs: dict[str, Result] = {}
 
     def add(
@@ -102,21 +109,30 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     feature_wheel = build_wheel(folder / "features", Choice(), features)
     zipfile.ZipFile(folder / "features" / feature_wheel.name).extractall(folder / "features/site")
     feature_plugin = {"plugin": str(folder / "features/site"), "env": PLUGIN}
-    softcap, extend = {**AUTO, "softcap": 50.0, "extend": True}, {"extend": True, "context": True}
+    (folder / "decodes").mkdir()
+    without_extend = make_package(folder / "decodes", FEATURES.replace("decode, extend, cache", "decode"))
+    softcap, context = {**AUTO, "softcap": 50.0}, {"context": True}
     add("window", bi, {**AUTO, "window": 32}, generated=features)
     add("window of another size", bi, {**AUTO, "window": 31}, generated=features)
     add("window plugin", bi, {**AUTO, "window": 32, **feature_plugin}, patch=False)
     add("softcap", bi, {**softcap, "context": True}, generated=features)
     add("softcap plugin", bi, {**softcap, **feature_plugin}, patch=False)
-    add("softcap without extend", bi, {**softcap, "extend": False}, generated=features)
+    add("softcap chunked", bi, {**softcap, "chunked": True}, generated=features)
+    add("softcap and window", bi, {**softcap, "window": 32}, generated=features)
+    add("softcap without extend", bi, softcap, generated=without_extend)
     add("softcap not built", bi, {**softcap, "softcap": 30.0}, generated=features)
     add("softcap off", bi, {**softcap, "env": {"PAV2_DISABLE": "1"}}, generated=features)
-    add("prefix", bi, {**AUTO, **extend})
-    add("prefix e4m3", bi, {**FP8, **extend})
-    add("prefix int8", bi, {**CODES, **extend, "env": INT8})
-    add("prefix plugin", bi, {**AUTO, **extend, **plugin, "env": PLUGIN}, patch=False)
-    add("prefix fresh", None, {**AUTO, **extend})
-    add("prefix without extend", bi, {**AUTO, "context": True})
+    add("prefix", bi, {**AUTO, **context})
+    add("prefix e4m3", bi, {**FP8, **context})
+    add("prefix int8", bi, {**CODES, **context, "env": INT8})
+    add("prefix plugin", bi, {**AUTO, **context, **plugin, "env": PLUGIN}, patch=False)
+    add("prefix fresh", None, {**AUTO, **context})
+    add("prefix window", bi, {**AUTO, "window": 32, **context}, generated=features)
+    add("chunked", bi, {**AUTO, "chunked": True})
+    add("chunked int8", bi, {**CODES, "chunked": True, "env": INT8})
+    add("chunked window", bi, {**AUTO, "window": 32, "chunked": True}, generated=features)
+    add("chunked plugin", bi, {**AUTO, "chunked": True, **plugin, "env": PLUGIN}, patch=False)
+    add("prefix without extend", bi, {**AUTO, **context}, generated=decodes)
     add("not a dtype", bi, {**FP8, "env": {"PAV2_KV_CACHE_DTYPE": "int4"}})
     for number, (name, path, old, new) in enumerate(FAULTS):
         shutil.copytree(folder / name, folder / f"fault {number}")
@@ -182,16 +198,31 @@ def test_a_softcap_that_cannot_be_served_is_refused_when_the_layer_is_made(ran: 
     refused = "ValueError: XFormers does not support attention logits soft capping."
     assert ran["softcap without extend"]["error"] == ran["softcap off"]["error"] == refused
     assert any("prompts need the extend kernels" in line for line in ran["softcap without extend"]["log"])
+    said = ran["softcap and window"]["error"]
+    assert said.endswith("with a sliding window vLLM does not write all tokens of a prompt into the cache")
     said = ran["softcap not built"]["error"]
     assert said.startswith("ValueError: vLLM's XFormersImpl has no softcap, and the kernels cannot serve it: no kernel")
 
 
-@pytest.mark.parametrize("name", ["prefix", "prefix e4m3", "prefix int8", "prefix plugin", "prefix fresh"])
-def test_a_prefill_with_a_cached_prefix_is_served(name: str, ran: dict[str, Result]) -> None:
+@pytest.mark.parametrize(
+    "name", ["prefix", "prefix e4m3", "prefix int8", "prefix plugin", "prefix fresh", "prefix window"]
+)
+def test_new_tokens_after_cached_ones_and_drafts_are_served(name: str, ran: dict[str, Result]) -> None:
+    """Prefills with a cached prefix; then drafts are verified, some rejected, and overwritten in the cache."""
     found = ran[name]
     assert "error" not in found, found
     assert found["wrong_codes"] == 0
     assert found["worst"] <= 1.0
+
+
+@pytest.mark.parametrize("name", ["chunked", "chunked int8", "chunked window", "chunked plugin", "softcap chunked"])
+def test_a_chunked_prefill_is_served(name: str, ran: dict[str, Result]) -> None:
+    """Three pieces, one of which leaves a sequence out, equal the whole prompts; then a batch that also decodes."""
+    found = ran[name]
+    assert "error" not in found, found
+    assert found["wrong_codes"] == 0
+    assert found["worst"] <= 1.0
+    assert found["apart"] <= 1e-4  # a few elements of float16 are rounded the other way
 
 
 def test_a_triton_kernel_that_hangs_the_card_is_not_called(ran: dict[str, Result]) -> None:
@@ -202,9 +233,9 @@ def test_a_triton_kernel_that_hangs_the_card_is_not_called(ran: dict[str, Result
 
 
 def test_a_package_without_a_writer_says_what_to_build(ran: dict[str, Result]) -> None:
-    said = "NoKernelError: no kernel for head_size=256 block_size=16 dtype=float16 kv_cache_dtype=fp8_e4m3: "
+    said = "NoKernelError: no cache kernel for head_size=256 block_size=16 dtype=float16 kv_cache_dtype=fp8_e4m3: "
     assert ran["without a writer"]["error"].startswith(said)
-    assert "operators: [decode, cache]" in ran["without a writer"]["error"]
+    assert "add cache to its operators" in ran["without a writer"]["error"]
     assert any("nothing else can fill the fp8 cache" in line for line in ran["without a writer"]["log"])
 
 

@@ -1,6 +1,8 @@
 # What a generated package offers to the modules of this folder, which travel into it.
 from typing import Any
 
+kernels: Any
+
 class NoKernelError(LookupError): ...
 
 def paged_attention_v2(*args: Any, **kwargs: Any) -> None: ...

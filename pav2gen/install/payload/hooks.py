@@ -62,16 +62,13 @@ def choose_v1(
         return use_v1
     features = active()
     shape = shape_of(query, key_cache, kv_cache_dtype, alibi_slopes, blocksparse_vert_stride, features)
-    compressed = kv_cache_dtype != "auto"
-    ignored = v1 == "none" or (v1 == "plain" and (compressed or shape["blocksparse"]))
-    ignored = ignored or features.required or foreign_codes(kv_cache_dtype)
     preferred = prefer_v2(max_seq_len, query.shape[0], **shape)
     reason = "" if preferred or supports(**shape) else miss(**shape)
     if not reason and preferred:
         reason = refusal(
             query, key_cache, value_cache, block_tables, seq_lens, max_seq_len, alibi_slopes, kv_cache_dtype
         )
-    if ignored or (preferred and not reason):
+    if v1_ignores(v1, kv_cache_dtype, shape["blocksparse"], features) or (preferred and not reason):
         return False  # V2 serves the call, or says why it cannot
     if reason:
         log_once(
@@ -79,6 +76,12 @@ def choose_v1(
         )
         return use_v1
     return use_v1 or (v2 == "stub" and max_seq_len <= V1_LIMIT)
+
+
+def v1_ignores(v1: str, kv_cache_dtype: str, blocksparse: bool, features: Features) -> bool:
+    """Whether the tree's V1 cannot run, or would ignore something that the call or its layer asks for."""
+    plain = v1 == "plain" and (kv_cache_dtype != "auto" or blocksparse)
+    return v1 == "none" or plain or features.required or foreign_codes(kv_cache_dtype)
 
 
 def serve_v2(*, fallback: bool, **call: Any) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+from typing import Any
 
 import torch
 
 from . import NoKernelError
-from .layer_features import active
+from .layer_features import Features, active
 from .serving import disabled, foreign_codes, lacks, log_once, shape_of, stored, stored_dtype
 
 
@@ -40,44 +41,67 @@ def serve_prefix(
     """
     if disabled():
         return None
-    features = active()
-    window = sliding_window if sliding_window and sliding_window > 0 else features.sliding_window
-    features = features._replace(sliding_window=window)
+    features = with_window(active(), sliding_window)
     shape = shape_of(query, key_cache, kv_cache_dtype, alibi_slopes, 0, features)
-    reason = lacks("paged_attention_extend", **shape)
+    reason = lacks(EXTEND, **shape)
     must = own != "works" or features.required or foreign_codes(kv_cache_dtype)
-    try:
-        if not reason:
-            out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-            importlib.import_module(__package__).paged_attention_extend(
-                out=out,
-                query=query,
-                key_cache=stored(key_cache, kv_cache_dtype),
-                value_cache=stored(value_cache, kv_cache_dtype),
-                num_kv_heads=key_cache.shape[1],
-                scale=features.scale or query.shape[2] ** -0.5,
-                block_tables=block_tables,
-                query_start_loc=query_start_loc,
-                seq_lens=seq_lens,
-                block_size=key_cache.shape[3],
-                max_query_len=max_query_len,
-                max_seq_len=block_tables.shape[1] * key_cache.shape[3],
-                alibi_slopes=alibi_slopes,
-                kv_cache_dtype=stored_dtype(kv_cache_dtype),
-                k_scale=k_scale,
-                v_scale=v_scale,
-                **features.arguments(),
-            )
-            return out
-    except (ValueError, NoKernelError) as error:  # refused before anything was written
-        if must:
-            raise
-        reason = str(error)
+    if not reason:
+        try:
+            return extend(
+                query, key_cache, value_cache, kv_cache_dtype, features,
+                block_tables=block_tables, query_start_loc=query_start_loc, seq_lens=seq_lens,
+                max_query_len=max_query_len, alibi_slopes=alibi_slopes, k_scale=k_scale, v_scale=v_scale,
+            )  # fmt: skip
+        except (ValueError, NoKernelError) as error:  # refused before anything was written
+            if must:
+                raise
+            reason = str(error)
     if must:
         raise NoKernelError(f"{reason}. {WHY[own]}")
     log_once(logging.WARNING, f"{reason}; vLLM's own path serves it", ("serve_prefix", *shape.items()))
     return None
 
+
+def with_window(features: Features, sliding_window: int | None) -> Features:
+    """The features of a layer with the window that a call names. vLLM has 0, -1 or None where there is no window."""
+    return features._replace(sliding_window=sliding_window) if (sliding_window or 0) > 0 else features
+
+
+def extend(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    kv_cache_dtype: str,
+    features: Features,
+    *,
+    block_tables: torch.Tensor,
+    **call: Any,
+) -> torch.Tensor:
+    """Run the generated ``paged_attention_extend``, and return its result. ``call`` holds its other arguments by name.
+
+    kv_cache_dtype: vLLM's name. Raises ValueError or NoKernelError for a call that no kernel takes.
+    """
+    out, page = torch.empty(query.shape, dtype=query.dtype, device=query.device), key_cache.shape[3]
+    operator = getattr(importlib.import_module(__package__), EXTEND)
+    operator(
+        out=out,
+        query=query,
+        key_cache=stored(key_cache, kv_cache_dtype),
+        value_cache=stored(value_cache, kv_cache_dtype),
+        num_kv_heads=key_cache.shape[1],
+        scale=features.scale or query.shape[2] ** -0.5,
+        block_tables=block_tables,
+        block_size=page,
+        max_seq_len=block_tables.shape[1] * page,
+        kv_cache_dtype=stored_dtype(kv_cache_dtype),
+        **call,
+        **features.arguments(),
+    )
+    return out
+
+
+#: The name of the operator in a generated package.
+EXTEND = "paged_attention_extend"
 
 #: The reason why vLLM's own path cannot replace a missing kernel, by the argument ``own`` of ``serve_prefix``.
 WHY = {

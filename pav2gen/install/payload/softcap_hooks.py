@@ -8,7 +8,6 @@ before its attention is computed. So the extend kernels take a prompt as a seque
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import logging
 import sys
@@ -17,8 +16,10 @@ from typing import Any
 
 import torch
 
+from . import kernels
 from .layer_features import Features
-from .serving import disabled, lacks, log_once, stored, stored_dtype
+from .prefix_hooks import extend
+from .serving import disabled, lacks, log_once
 
 #: The attribute of a backend object that keeps the softcap that its constructor would have refused.
 TAKEN = "pav2_softcap"
@@ -33,11 +34,11 @@ _arguments: ContextVar[dict[str, Any]] = ContextVar("pav2_arguments")
 def take_softcap(impl: Any, softcap: float | None) -> float | None:
     """The softcap to pass to a backend's constructor: None if ``require_softcap`` will handle it.
 
-    If the package has no extend operator, the softcap stays, so the backend refuses it. The log says why.
+    If the package has no extend kernels, the softcap stays, so the backend refuses it. The log says why.
     """
     if softcap is None or disabled():
         return softcap
-    if not hasattr(importlib.import_module(__package__), "paged_attention_extend"):
+    if not any(row.operator == "extend" for row in kernels.rows):
         log_once(
             logging.WARNING,
             f"softcap={softcap}: the decode kernels have it, but prompts need the extend kernels, and the package has "
@@ -107,29 +108,13 @@ def prompt_through_cache(
     """
     attention = sys.modules[type(impl).__module__].PagedAttention
     key_cache, value_cache = attention.split_kv_cache(given["kv_cache"], impl.num_kv_heads, impl.head_size)
-    page, named = key_cache.shape[3], impl.kv_cache_dtype
-    tables = prompt_tables(metadata.slot_mapping, metadata.query_start_loc, metadata.max_query_len, page)
+    tables = prompt_tables(metadata.slot_mapping, metadata.query_start_loc, metadata.max_query_len, key_cache.shape[3])
     scales = {name: given.get(name, getattr(given.get("layer"), f"_{name}", 1.0)) for name in ("k_scale", "v_scale")}
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    importlib.import_module(__package__).paged_attention_extend(
-        out=out,
-        query=query,
-        key_cache=stored(key_cache, named),
-        value_cache=stored(value_cache, named),
-        num_kv_heads=impl.num_kv_heads,
-        scale=impl.scale,
-        block_tables=tables,
-        query_start_loc=metadata.query_start_loc,
-        seq_lens=metadata.seq_lens_tensor,
-        block_size=page,
-        max_query_len=metadata.max_query_len,
-        max_seq_len=tables.shape[1] * page,
-        alibi_slopes=impl.alibi_slopes,
-        kv_cache_dtype=stored_dtype(named),
-        **scales,
-        **features.arguments(),
-    )
-    return out
+    return extend(
+        query, key_cache, value_cache, impl.kv_cache_dtype, features._replace(scale=impl.scale),
+        block_tables=tables, query_start_loc=metadata.query_start_loc, seq_lens=metadata.seq_lens_tensor,
+        max_query_len=metadata.max_query_len, alibi_slopes=impl.alibi_slopes, **scales,
+    )  # fmt: skip
 
 
 def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page: int) -> torch.Tensor:
