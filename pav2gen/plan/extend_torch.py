@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from pav2gen.family.variant import ITEM_BYTES, ExtendVariant
 from pav2gen.plan.torch_plan import TorchFigures
-from pav2gen.runtime.extend.tiles import ExtendBudget
+from pav2gen.runtime.extend.tiles import ExtendBudget, Group, Shape
 from pav2gen.runtime.select import MIB
 
-#: Query tokens of a tile, at most. The reads of K and V are then a small part of the work, next to the products.
-CPU_TILE, GPU_TILE = 128, 128
+#: Rows of scores of a KV head in a tile: query tokens by query heads of a KV head. From about this many rows on, the
+#: products cost so much that the reads of K and V hardly matter. A tile has up to LEAST_TILE query tokens in any case.
+CPU_ROWS, GPU_ROWS = 384, 768
+LEAST_TILE = 64
 
 #: Tokens of a partition, rounded down to whole pages.
 KEYS = 512
 
 #: Shares of the workspace. On a CPU a chunk, and the scores of a tile, must stay in the last-level cache. On a GPU they
 #: must fill the card, and cost launches.
-CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 20 * MIB
+CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 16 * MIB
 GPU_CHUNK_SHARE = 1 / 2
 
 #: Padding that takes as long as one more tile: bytes of a chunk, and floating-point operations. A tile costs 40 to 50
@@ -42,12 +45,12 @@ class ExtendTorchPlan(TorchFigures):
     @property
     def cpu_tile(self) -> int:
         """Query tokens of a tile on a CPU, at most."""
-        return CPU_TILE
+        return max(LEAST_TILE, CPU_ROWS // self.variant.gqa_ratio)
 
     @property
     def gpu_tile(self) -> int:
         """Query tokens of a tile on a GPU, at most."""
-        return GPU_TILE
+        return max(LEAST_TILE, GPU_ROWS // self.variant.gqa_ratio)
 
     @property
     def group_row_bytes(self) -> int:
@@ -107,6 +110,45 @@ class ExtendTorchPlan(TorchFigures):
         budget, pages = self.gpu, self.keys // self.variant.block_size
         each = pages * (budget.chunk_page + budget.segment_page) + budget.segment_item + budget.row
         return kv_heads * each + pages * (budget.page + budget.row_page)
+
+    def shape(self, kv_heads: int) -> Shape:
+        """What the cut of a call depends on."""
+        return Shape(kv_heads, self.keys, self.variant.block_size, self.variant.sliding_window)
+
+    def calls(self, num_seqs: int, tokens: int, max_query_len: int, max_seq_len: int, kv_heads: int) -> int:
+        """ATen calls of the kernel on a CPU that are not views, for a call without lse.
+
+        The kernel does not read the lengths of the call.
+        """
+        group = self.cpu.bound(tokens, num_seqs, max_seq_len, self.shape(kv_heads), max_query_len)
+        return self.calls_of((group,))
+
+    def calls_of(self, groups: Sequence[Group]) -> int:
+        """ATen calls of the kernel that are not views, for a call without lse that is cut into ``groups``.
+
+        The numbers follow templates/torch/extend.py.j2, runtime/extend/rows.py and runtime/state.py; tests count the
+        calls.
+        """
+        return 1 + sum(map(self._calls_of_group, groups))  # workspace
+
+    def _calls_of_group(self, group: Group) -> int:
+        v, counts, known = self.variant, group.tiling.counts(), group.tiles is not None
+        window = bool(v.sliding_window)
+        each_row_tile = 21 + 2 * self.scaled + 9 * v.sinks + 3 * window
+        if not group.full:  # places of results
+            each_row_tile += 4 if known else 12
+        each_tile = 16 + self.hooks.calls + 17 * window
+        each_chunk = 6 + 2 * self.converts + 2 * self.fp8
+        return (
+            (1 if known else 26)  # query tiles
+            + counts.row_tiles * each_row_tile
+            + counts.tiles * each_tile
+            + counts.chunks * each_chunk
+            + counts.wide_tiles * 3  # queries copied, partitions added
+            + counts.masked_tiles * (3 if window else 6)
+            + (0 if window else counts.padded_tiles)
+            + counts.masked_chunks
+        )
 
     def figures(self) -> dict[str, int | float | str | None]:
         """The figures of the PyTorch kernel that ``pav2gen list`` shows."""

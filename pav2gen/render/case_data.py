@@ -43,17 +43,19 @@ class ExtendData(NamedTuple):
     """The data of an extend kernel's tests, ``data`` in templates. A batch is (query lengths, contexts), in tokens.
 
     windows: batches with windows that begin and end at all places of the new tokens; empty without a window. distances:
-    contexts around the distances in the modification's mask.
+    contexts around the distances in the modification's mask. calls: (number of sequences, query tokens and context of
+    each, expected ATen calls).
     """
 
     windows: list[tuple[list[int], list[int]]]
     distances: list[int]
+    calls: list[tuple[int, int, int, int]]
 
 
 def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
     """The data of the tests of ``kernel``. None if the tests of its operator need no data."""
     if isinstance(kernel, Extender):
-        return ExtendData(extend_windows(kernel.v), mask_distances(kernel.v))
+        return ExtendData(extend_windows(kernel.v), mask_distances(kernel.v), extend_calls(kernel))
     if not isinstance(kernel, Kernel):
         return None
     return CaseData(
@@ -97,6 +99,13 @@ def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
     if window <= LONGEST_INNER_WINDOW:
         batches.append(([window + 5, 2 * window + 1, window], [0, page + 3, 1]))
     return batches
+
+
+def extend_calls(kernel: Extender) -> list[tuple[int, int, int, int]]:
+    """Batches of equal sequences with the ATen calls of each, for calls on a CPU with two KV heads."""
+    keys, page = kernel.p.torch.keys, kernel.v.block_size
+    batches = [(1, 1, page), (3, 4, keys + page), (40, 2, 5), (1, kernel.p.torch.cpu_tile + 1, keys)]
+    return [(n, new, old, kernel.p.torch.calls(n, n * new, new, old + new, 2)) for n, new, old in batches]
 
 
 def mask_distances(variant: AttentionVariant) -> list[int]:
