@@ -235,19 +235,20 @@ def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool,
 
 @main.command("list")
 @specs_argument
+@click.option("--filter", "-f", "filters", multiple=True, help="A glob of names, or axis=value. Repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_(specs: tuple[Path, ...], as_json: bool) -> None:
+def list_(specs: tuple[Path, ...], filters: tuple[str, ...], as_json: bool) -> None:
     """List the variants of SPEC files, by default specs/*.yaml, and the costs of each.
 
     \b
     Example:
       pav2gen list specs/qwen36.yaml
-      pav2gen list --json
+      pav2gen list -f dtype=float16 --json
     """
     from pav2gen.commands.list import entries, table
     from pav2gen.reading.selection import load
 
-    listed = entries(load(specs))
+    listed = entries(load(specs, filters))
     if as_json:
         click.echo(json.dumps(listed, indent=1))
     else:
@@ -301,7 +302,8 @@ def init(config: Path, out: Path | None, force: bool, schema: str | None) -> Non
 
 @main.command()
 @click.option("--out", "-o", type=PATH, help="The file to write.  [default: print it]")
-def schema(out: Path | None) -> None:
+@click.option("--quiet", "-q", is_flag=True, help="Print only errors. Needs --out.")
+def schema(out: Path | None, quiet: bool) -> None:
     """Print the JSON Schema of a spec. Editors use it to complete and check specs.
 
     \b
@@ -311,11 +313,14 @@ def schema(out: Path | None) -> None:
     """
     from pav2gen.commands.schema import schema_text, write_schema
 
+    if quiet and out is None:
+        raise UserError("--quiet needs --out: without it, the schema is printed")
     if out is None:
         click.echo(schema_text(), nl=False)
     else:
         write_schema(out)
-        click.echo(f"{out}: written; name it in a spec's first line: # yaml-language-server: $schema={out.name}")
+        if not quiet:
+            click.echo(f"{out}: written; name it in a spec's first line: # yaml-language-server: $schema={out.name}")
 
 
 @main.command()

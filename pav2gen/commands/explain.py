@@ -52,11 +52,16 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class AxisEdit:
-    """An edit of a spec: put ``line`` at ``where`` (``file:line`` in the present file), to give axes new ``values``."""
+    """An edit of a spec: put ``line`` at ``where`` (``file:line`` in the present file), to give axes new ``values``.
+
+    under: the section at ``where`` that ``line`` is added to; empty if ``line`` replaces the lines at ``where``, or if
+    it is added at the end of the file.
+    """
 
     values: Mapping[str, tuple[object, ...]]
     line: str
     where: str
+    under: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,8 @@ class Explanation:
     def _remedy(self) -> Iterator[str]:
         if self.edits:
             yield "to add it, write"
-            yield from (f"  {edit.where}: {edit.line}" for edit in self.edits)
+            for edit in self.edits:
+                yield f"  {edit.where}: {f'under {edit.under}, add  ' if edit.under else ''}{edit.line}"
             yield f"and run  {self.command}"
         elif self.command:
             yield f"to add it, exclude less and run  {self.command}"
@@ -144,7 +150,9 @@ def read_query(words: Iterable[str]) -> dict[str, object]:
     for word in words:
         axis, equals, value = word.partition("=")
         if not equals:
-            raise UserError(f"{quoted(word)} is not axis=value; write it as head_size=128")
+            is_file = word.endswith((".yaml", ".yml"))
+            hint = f"name a spec by --spec {shlex.quote(word)}" if is_file else "write it as head_size=128"
+            raise UserError(f"{quoted(word)} is not axis=value; {hint}")
         if axis in query:
             raise UserError(f"{axis} is given twice; keep one")
         query[axis] = read_value(axis, value)
@@ -209,7 +217,8 @@ def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit
             whole.setdefault(section, {})[axis] = values
             continue
         where, last = spec.where(path, section), spec.where(f"{path}[{len(spec.axes[axis]) - 1}]", path, section)
-        yield AxisEdit({axis: values}, f"{axis}: {flow_list(values)}", _range(where, last))
+        under = "" if path in spec.places else section
+        yield AxisEdit({axis: values}, f"{axis}: {flow_list(values)}", _range(where, last), under)
     for section, added in whole.items():
         fields = {key: _values(spec, key) for key in _keys(spec, section)}
         fields |= {axis: flow_list(values) for axis, values in added.items()}

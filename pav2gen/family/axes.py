@@ -69,7 +69,7 @@ class Axis:
     def parse(self, text: str) -> object:
         """Parse a value from a command line. Raises UserError if ``text`` is not a value of this type."""
         text = text.strip()
-        if self.nullable and text in ("null", "none", "~"):
+        if self.nullable and text in ("null", "none", "None", "~"):
             return None
         if self.kind is str:
             return self.aliases.get(text, text)

@@ -110,7 +110,8 @@ class TestConveniences:
             ("remove", {"-o": "--out", "-n": "--dry-run", "-v": "--verbose", "-q": "--quiet"}),
             ("check", {"-o": "--out", "-v": "--verbose", "-q": "--quiet"}),
             ("init", {"-o": "--out"}),
-            ("schema", {"-o": "--out"}),
+            ("list", {"-f": "--filter"}),
+            ("schema", {"-o": "--out", "-q": "--quiet"}),
             ("doctor", {"-o": "--out"}),
             ("install", {"-o": "--out", "-n": "--dry-run"}),
             ("status", {"-o": "--out"}),
@@ -318,6 +319,19 @@ class TestListAndExplain:
         assert [entry["symbol"] for entry in listed] == [row["symbol"] for row in rows]
         assert listed[0]["head_size"] == 256 and listed[0]["alibi"] is False
 
+    def test_a_filter(self, run: Run, write_spec: Write) -> None:
+        write_spec()
+        (one,) = json.loads(run("list", "-f", "partition_size=512", "--json").stdout)
+        assert one["partition_size"] == 512
+
+    def test_a_quiet_schema(self, run: Run) -> None:
+        assert run("schema", "-q", "-o", "schema.json").output == "" and Path("schema.json").exists()
+        result = run("schema", "-q")
+        assert (result.exit_code, result.stderr) == (
+            2,
+            "error: --quiet needs --out: without it, the schema is printed\n",
+        )
+
     def test_figures_are_numbers(self, run: Run, write_spec: Write) -> None:
         spec = write_spec(backends="[torch, cuda]")
         figures = json.loads(run("list", spec, "--json").stdout)[0]["figures"]
@@ -409,6 +423,7 @@ class TestMistakes:
             (["init"], "Missing option '--from'", "pav2gen init"),
             (["build", "x", "--out", ""], "Invalid value for '--out' / '-o': the path is empty", "pav2gen build"),
             (["simt", "nonsense"], "No such command 'nonsense'", "pav2gen simt"),
+            (["simt", "run"], "no program is given; name its source: pav2gen simt run scale.cu", "pav2gen simt run"),
             (
                 ["bench", "x", "--max-gib", "nan"],
                 "Invalid value for '--max-gib': 'nan' is not a number",

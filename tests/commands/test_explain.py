@@ -169,7 +169,7 @@ def test_advice_where_the_section_is_not_written(specs: list[Spec]) -> None:
     (edit,) = ask([roomy], "head_size=256", "alibi=true", "blocksparse=true").edits
     assert edit.line == "features: {alibi: [false, true], blocksparse: [false, true]}"
     (edit,) = ask(specs, "head_size=80", "alibi=true").edits
-    assert (edit.where, edit.line) == ("specs/phi.yaml:10", "alibi: [false, true]")
+    assert (edit.where, edit.line, edit.under) == ("specs/phi.yaml:10", "alibi: [false, true]", "")
     braces = [parse(BRACES.encode(), "specs/braces.yaml")]
     first, second = ask(braces, "gqa_ratio=3", "alibi=true").edits
     assert (first.where, first.line) == (
@@ -180,8 +180,10 @@ def test_advice_where_the_section_is_not_written(specs: list[Spec]) -> None:
         "specs/braces.yaml:7",
         "features: {sliding_window: null, alibi: [false, true]}",
     )
-    (edit,) = ask(specs, "head_size=80", "dtype=float32").edits
-    assert (edit.where, edit.line) == ("specs/phi.yaml:5", "dtype: [float16, float32]")
+    found = ask(specs, "head_size=80", "dtype=float32")
+    (edit,) = found.edits
+    assert (edit.where, edit.line, edit.under) == ("specs/phi.yaml:5", "dtype: [float16, float32]", "axes")
+    assert "  specs/phi.yaml:5: under axes, add  dtype: [float16, float32]" in found.lines()
 
 
 def test_a_spec_that_is_full_is_not_advised(specs: list[Spec]) -> None:
@@ -211,6 +213,7 @@ def test_no_spec_can_take_it_or_there_is_none(specs: list[Spec]) -> None:
     [
         (["head=80"], "there is no axis 'head'; did you mean head_size?"),
         (["head_size"], "'head_size' is not axis=value; write it as head_size=128"),
+        (["my specs/mine.yaml"], "'my specs/mine.yaml' is not axis=value; name a spec by --spec 'my specs/mine.yaml'"),
         (["head_size=many"], "head_size=many is not a whole number from 0 to 999999999"),
         (["head_size=٣"], "head_size=٣ is not a whole number from 0 to 999999999"),
         (["head_size=-8"], "head_size=-8 is not a whole number from 0 to 999999999"),
@@ -303,7 +306,7 @@ def test_the_axes_of_a_query_are_all_axes() -> None:
         kind = AXES[axis].kind
         assert read_value(axis, "true" if kind is bool else "1") == (True if kind is bool else kind("1"))
         if AXES[axis].nullable:
-            assert read_value(axis, "null") is None
+            assert read_value(axis, "null") is None and read_value(axis, "None") is None
 
 
 def test_long_answers_are_cut(specs: list[Spec]) -> None:

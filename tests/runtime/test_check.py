@@ -96,6 +96,26 @@ REFUSED = {
         {"v_scale": torch.ones(1).half()},
         "v_scale must be a float, one float32 element or contig",
     ),
+    **{
+        f"{name} as a list": ({}, {name: [1]}, f"{name} must be a tensor, got list")
+        for name in ("query", "seq_lens", "block_tables", "alibi_slopes", "sinks", "lse")
+    },
+    "a scale as a text": ({}, {"k_scale": "1.0"}, "k_scale must be a number or a float32 tensor, got str"),
+    "scales as a list": ({}, {"v_scale": [1.0, 1.0]}, "v_scale must be a number or a float32 tensor, got list"),
+    **{
+        f"a scale of {scale}": ({}, {"v_scale": scale}, f"v_scale must be positive and finite, got {scale}")
+        for scale in (0.0, -1.0, float("nan"), float("inf"))
+    },
+    "tensors for no modification": (
+        {},
+        {"modification_tensors": {"bias": torch.ones(12)}},
+        "a call without a modification has no tensor bias",
+    ),
+    "tensors in a list": (
+        {},
+        {"modification_tensors": [torch.ones(12)]},
+        "modification_tensors must be a mapping of names to tensors, got list",
+    ),
     "a sparse block of half a page": (
         {},
         {"blocksparse_vert_stride": 2, "blocksparse_block_size": 24},

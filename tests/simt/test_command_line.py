@@ -47,6 +47,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ((), b"error: no program is given; name its source: "),
+        (("nope.cu",), b"error: "),
+        (("x.cu", "--seed", "x"), b"error: argument --seed: invalid int value: 'x'; see "),
+    ],
+)
+def test_a_mistake_is_one_line(cache, folder, words, said):
+    done = start(cache, folder, *words)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(said) and done.stderr.count(b"\n") == 1
+
+
 def test_a_report_never_replaces_another_kind_of_file(cache, folder):
     (folder / "other.json").write_text('{"name": 1}')
     os.mkfifo(folder / "fifo")

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from .build import CompileError, compile_commands, run_plan
 from .policy import CHOICES, Policy
@@ -40,7 +41,8 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         with _report_file(args.json):
             program = _build(args)
     except (ValueError, OSError, CompileError, ToolchainError) as error:
-        print(error, file=sys.stderr)
+        compiler_spoke = isinstance(error, CompileError) and error.command
+        print(error if compiler_spoke else f"error: {error}", file=sys.stderr)
         return 2
     code, left = _run(program, args.arguments, policy)
     report = _read(left, program)
@@ -96,8 +98,18 @@ def _refuse_to_lose(path: str) -> None:
             raise ValueError(f"{path}: this file is not a report and would be overwritten. Remove it, or name another")
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that reports a mistake in one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the mistake and exit with 2."""
+        if message.endswith("FILE.cu"):
+            message = f"no program is given; name its source: {self.prog} scale.cu"
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+
 def _parser(prog: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog or "simt", description=__doc__)
+    parser = _Parser(prog=prog or "simt", description=__doc__)
     add = parser.add_argument
     add("sources", nargs="+", metavar="FILE.cu", help="sources of one program; one of them has main()")
     add("--warp-size", type=int, choices=(32, 64), default=64)

@@ -6,6 +6,7 @@ The syntax is Python's, parsed by ``ast``. Only the constructs that this module 
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,7 +30,7 @@ _INSTEAD: Mapping[type, str] = {
     ast.Pow: "'**' is not part of the language; write x * x, or exp(y * log(x))",
     ast.BitAnd: "'&' is not part of the language; write 'and'",
     ast.BitOr: "'|' is not part of the language; write 'or'",
-    ast.BitXor: "'^' is not part of the language; compare with '!='",
+    ast.BitXor: "'^' is not part of the language; write x * x for a square, or '!=' for an exclusive or",
     ast.LShift: "'<<' is not part of the language; multiply",
     ast.RShift: "'>>' is not part of the language; write '//'",
     ast.MatMult: "'@' is not part of the language",
@@ -47,6 +48,37 @@ _INSTEAD: Mapping[type, str] = {
     ast.Set: "a set is not part of the language",
     ast.Dict: "a mapping is not part of the language; put the expression in quotes",
     ast.JoinedStr: "a string is not part of the language",
+}
+
+
+#: Advice for operators of other languages, which Python's parser does not read.
+_FOREIGN = {
+    "&&": "'&&' is not part of the language; write 'and'",
+    "||": "'||' is not part of the language; write 'or'",
+    "<>": "'<>' is not part of the language; write '!='",
+    "===": "'===' is not part of the language; write '=='",
+    "!==": "'!==' is not part of the language; write '!='",
+    "=>": "'=>' is not part of the language; write '>='",
+    "=<": "'=<' is not part of the language; write '<='",
+    "!": "'!' is not part of the language; write 'not'",
+    "?": "'?' is not part of the language; write 'a if condition else b'",
+    ";": "';' is not part of the language; write one expression",
+}
+_FOREIGN_OPERATOR = re.compile(r"!==|===|&&|\|\||<>|=>|=<|!(?!=)|\?|;")
+
+#: Advice for functions that the language lacks.
+_OTHER_FUNCTIONS = {
+    "float": "float() is not part of the language; an integer beside a number is converted: write 1.0 * x",
+    "int": "int() is not part of the language; floor() rounds a number down, and '//' divides integers",
+    "bool": "bool() is not part of the language; compare: write x != 0",
+    "round": "round() is not part of the language; write floor(x + 0.5)",
+    "pow": "pow() is not part of the language; write x * x, or exp(y * log(x))",
+}
+
+#: Advice for constants that the language lacks.
+_OTHER_NAMES = {
+    **dict.fromkeys(("True", "true", "False", "false"), "a condition compares values, such as k < 4"),
+    **dict.fromkeys(("None", "null"), "to leave out a score or a mask, remove its key"),
 }
 
 
@@ -112,6 +144,9 @@ def _syntax_error(text: str, error: Exception, start: int) -> ExpressionError:
         return ExpressionError("is nested too deep", 1)
     column = min((error.offset or len(text) + 1) + start, len(text) + 1)
     reason = (error.msg or "").removeprefix("invalid syntax").split(". ")[0].strip()
+    foreign = _FOREIGN_OPERATOR.search(text)
+    if foreign:
+        return ExpressionError(_FOREIGN[foreign[0]], foreign.start() + 1)
     if "=" in text and not any(sign in text for sign in ("==", "<=", ">=", "!=")):
         return ExpressionError("'=' is not part of the language; '==' compares", text.index("=") + 1)
     return ExpressionError(f"is not an expression{f': {reason}' if reason else ' from here on'}", column)
@@ -167,7 +202,8 @@ class _Reader:
             return tree.integer(node.value)
         if type(node.value) is float:
             return tree.number(node.value)
-        raise Mistake(f"{quoted(node.value)} is not part of the language; it has integers and numbers")
+        instead = _OTHER_NAMES.get(str(node.value), "it has integers and numbers")
+        raise Mistake(f"{quoted(node.value)} is not part of the language; {instead}")
 
     def name(self, node: ast.Name, depth: int) -> Expression:
         """A score, a position or a head."""
@@ -179,6 +215,8 @@ class _Reader:
             raise Mistake(f"{node.id} is a tensor; write {node.id}[{INDEX[self.tensors[node.id]]}]")
         if node.id in FUNCTIONS:
             raise Mistake(f"{node.id} is a function; write {node.id}(...)")
+        if node.id in _OTHER_NAMES:
+            raise Mistake(f"{quoted(node.id)} is not part of the language; {_OTHER_NAMES[node.id]}")
         known = [*(name for name in NAMES if name not in self.hidden), *self.tensors]
         raise Mistake(f"the name {quoted(node.id)} is unknown; {did_you_mean(node.id, known)}")
 
@@ -231,6 +269,8 @@ class _Reader:
         """A call of a function."""
         if not isinstance(node.func, ast.Name):
             raise self.error(node, _INSTEAD.get(type(node.func), "only a function can be called"))
+        if node.func.id in _OTHER_FUNCTIONS:
+            raise Mistake(_OTHER_FUNCTIONS[node.func.id])
         if node.func.id not in FUNCTIONS:
             raise Mistake(f"the function {quoted(node.func.id)} is unknown; {did_you_mean(node.func.id, FUNCTIONS)}")
         if node.keywords or any(isinstance(arg, ast.Starred) for arg in node.args):

@@ -1,13 +1,14 @@
-"""The parameter tensors of a modification: from the caller's mapping to the order of its definition."""
+"""Puts the parameter tensors of a modification, which a caller passes by name, into the order of its definition."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 
 import torch
 
 from .. import check
-from ..select import Table
+from ..select import NoKernelError, Table
 
 
 def ordered_tensors(
@@ -18,14 +19,24 @@ def ordered_tensors(
 ) -> tuple[torch.Tensor, ...]:
     """The parameter tensors of a modification, in the order of its definition in ``table``.
 
-    Raises ValueError for one that is missing, or that the modification does not have.
+    Raises ValueError for a tensor that is missing, that the modification does not have, or that is not a tensor. Raises
+    NoKernelError if tensors are given for a modification that is not built.
     """
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        check.fail(f"modification_tensors must be a mapping of names to tensors, got {type(given).__name__}", operator)
     defined = table.modifications.get(modification or "")
+    if given and modification and not defined:
+        built = ", ".join(sorted(map(str, table.modifications))) or "none"
+        raise NoKernelError(f"{operator}: no kernel has the modification {modification!r}; built: {built}")
     names = tuple(name for name, _ in defined.tensors) if defined else ()
-    given = given or {}
-    if missing := [name for name in names if name not in given]:
-        check.fail(f"the modification {modification} needs {', '.join(missing)} among modification_tensors", operator)
     if unknown := [name for name in given if name not in names]:
         what = f"the modification {modification}" if modification else "a call without a modification"
-        check.fail(f"{what} has no tensor {', '.join(unknown)}", operator)
+        near = difflib.get_close_matches(str(unknown[0]), names, 1)
+        hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(names)}" if names else ""
+        check.fail(f"{what} has no tensor {', '.join(map(str, unknown))}{hint}", operator)
+    if missing := [name for name in names if name not in given]:
+        check.fail(f"the modification {modification} needs {', '.join(missing)} among modification_tensors", operator)
+    for name in names:
+        check.check_tensor(f"modification_tensors[{name!r}]", given[name], operator)
     return tuple(given[name] for name in names)

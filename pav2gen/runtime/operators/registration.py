@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from .. import check
+
 
 def register(
     package: str, name: str, schema: str, run: Callable[..., None]
@@ -28,9 +30,38 @@ def register(
     return library, getattr(getattr(torch.ops, namespace), name).default
 
 
-def split_scale(scale: float | torch.Tensor) -> tuple[float, torch.Tensor | None]:
-    """Split a scale into the two arguments of the schema: (float, None), or (1.0, tensor)."""
-    return (1.0, scale) if isinstance(scale, torch.Tensor) else (float(scale), None)
+def with_tensors_checked(operator: Callable[..., None], name: str) -> Callable[..., None]:
+    """A function that calls a registered operator. It raises ValueError for an argument that must be a tensor.
+
+    torch's own message for such an argument is the whole schema. name: the operator's name in the message.
+    """
+    schema = operator._schema.arguments  # type: ignore[attr-defined]
+    tensors = tuple((i, each.name) for i, each in enumerate(schema) if str(each.type) == "Tensor")
+    optional = tuple((i, each.name) for i, each in enumerate(schema) if str(each.type) == "Optional[Tensor]")
+
+    def call(*args: object) -> None:
+        for i, argument in tensors:
+            check.check_tensor(argument, args[i], name)
+        for i, argument in optional:
+            if args[i] is not None:
+                check.check_tensor(argument, args[i], name)
+        operator(*args)
+
+    return call
+
+
+def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[float, torch.Tensor | None]:
+    """Split a scale into the two arguments of the schema: (float, None), or (1.0, tensor).
+
+    Raises ValueError if it is neither a tensor nor a positive, finite number. The values of a tensor are not read.
+    """
+    if isinstance(scale, torch.Tensor):
+        return 1.0, scale
+    if not hasattr(scale, "__float__"):
+        check.fail(f"{name} must be a number or a float32 tensor, got {type(scale).__name__}", operator)
+    if not 0 < scale < float("inf"):
+        check.fail(f"{name} must be positive and finite, got {scale}", operator)
+    return float(scale), None
 
 
 def _without_data(*args: object) -> None:
