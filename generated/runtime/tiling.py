@@ -233,7 +233,7 @@ class _Cut:
                 yield slice(group.start + span.start, group.start + span.stop)
 
     def _groups(self) -> Iterator[slice]:
-        """Split the sequences where their first partitions differ so much in size that padding them would be costly."""
+        """Split the sequences into groups with first partitions of similar size, so that they need little padding."""
         start = wasted = 0
         for row, extent in enumerate(self.extents):
             wasted += min(self.whole, self.extents[start]) - min(self.whole, extent)

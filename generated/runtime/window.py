@@ -1,4 +1,4 @@
-"""Calls with a sliding window: the work on each sequence starts at its window's first partition.
+"""Tiles calls with a sliding window: the work on each sequence starts at its window's first partition.
 
 A window of W tokens includes the current token: query q attends to key k if q - k < W. A window lies in at most
 ceil((W - 1) / partition) + 1 partitions, and this is the number of partitions processed for each sequence. The first

@@ -177,7 +177,7 @@ class CacheVariant(Point):
 
 
 def extenders_of(variants: Iterable[Variant]) -> tuple[ExtendVariant, ...]:
-    """The extend kernels of the keys of ``variants``, in the order of ``variants``: one for each key."""
+    """One extend kernel for each key of ``variants``, in the order of ``variants``."""
     made = (ExtendVariant(each.spec, *each.key, own=each.own) for each in variants)
     return tuple(dict.fromkeys(made))
 

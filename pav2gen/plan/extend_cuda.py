@@ -1,8 +1,9 @@
 """The layout of a CUDA extend kernel: the query rows of a thread block, its shared memory, and its threads.
 
-A block serves a tile: some query tokens of one sequence, with all query heads of a KV head if they fit. It reads each
-key and value of its partition once, for all of its rows. Three resources limit the rows: shared memory holds their
-queries and weights, registers hold their outputs, and the arithmetic grows with the rows.
+A thread block processes a tile: some query tokens of one sequence, with all query heads of a KV head if they fit. Each
+pair of a query token and a query head is a row. A block reads each key and value of its partition once for all of its
+rows. Three resources limit the rows: shared memory holds their queries and weights, registers hold their outputs, and
+the arithmetic grows with the rows.
 
 Which calls prefer this kernel
 ------------------------------
@@ -12,10 +13,10 @@ tile is R / BALANCED_ROWS if that is more than 1, and a query of q tokens with a
 
     max(ceil(q / tile), q * G / balanced rows)
 
-The PyTorch kernel gathers K and V once for more tokens than a short query has. The gather reads each element, writes it
-as float32, and the matmul reads it again. This takes 1 + 2 * 4 / item bytes units. The vendor's BLAS then does the
-arithmetic many times faster than scalar code. ``query_len`` is the longest query for which the first time is no more
-than the second. The model leaves out the launches of the PyTorch kernel, so the CUDA kernel gets the worse of it.
+The PyTorch kernel gathers K and V only once for a short query. The gather reads each element and writes it as float32,
+and the matmul reads it again. This takes 1 + 2 * 4 / item bytes units. The vendor's BLAS then does the arithmetic many
+times faster than scalar code. ``query_len`` is the longest query for which the time of the CUDA kernel is at most that
+of the PyTorch kernel. The model ignores the launches of the PyTorch kernel, which favours the PyTorch kernel.
 """
 
 from __future__ import annotations
@@ -109,12 +110,12 @@ class ExtendCudaPlan:
 
     @property
     def dims_may_end(self) -> bool:
-        """Whether some threads have no element of the head in the last round."""
+        """Whether some threads have no element of the head in the last round, and so are idle."""
         return self.variant.head_size % self.geometry.dim_lanes != 0
 
     @property
     def loads_may_end(self) -> bool:
-        """Whether some threads have nothing to load in the last round."""
+        """Whether some threads have nothing to load in the last round, and so are idle."""
         return (
             tile_bytes(self.variant, self.geometry.step) % (4 * self.geometry.load_words * self.geometry.threads) != 0
         )
@@ -136,12 +137,12 @@ class ExtendCudaPlan:
 
     @property
     def max_registers(self) -> int:
-        """Most registers of a thread that let ``RESIDENT_THREADS`` be resident."""
+        """The most registers that a thread may have if ``RESIDENT_THREADS`` are to be resident."""
         return min(255, REGISTER_FILE // max(self.geometry.threads, RESIDENT_THREADS))
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """The hooks: the changes of a score between the product and the softmax."""
+        """The hooks, which change or mask a score between the product and the softmax."""
         return CudaHooks(self.variant)
 
     @property
@@ -156,17 +157,17 @@ class ExtendCudaPlan:
 
     @property
     def key_lanes(self) -> int:
-        """Lanes of a warp side by side over keys."""
+        """The number of lanes of a warp that score different keys."""
         return KEY_LANES
 
     @property
     def picture(self) -> list[str]:
-        """Lines that show how lanes score keys and how threads add values, for the head of a source."""
+        """Lines that show how lanes score keys and how threads add values, for the top of a source."""
         return extend_picture(self.variant, self.geometry)
 
     @property
     def query_len(self) -> int:
-        """Calls with this max_query_len or less prefer the CUDA kernel: the model in this module's docstring."""
+        """Calls with this max_query_len or less prefer the CUDA kernel, by the model in this module's docstring."""
         v, g = self.variant, self.geometry
         other = 1 + 2 * 4 / v.cache_item_bytes
         balanced = BALANCED_ROWS * v.cache_item_bytes / 2
@@ -194,7 +195,7 @@ def tile_bytes(v: ExtendVariant, keys: int) -> int:
 
 
 def shared_bytes(v: ExtendVariant, g: ExtendGeometry) -> int:
-    """Bytes of shared memory: keys or values, queries, weights, page numbers, and the numbers of each row or head."""
+    """Bytes of shared memory: keys or values, queries, weights, page numbers, and a few numbers of each row or head."""
     item = {"float16": 2, "bfloat16": 2, "float32": 4}[v.dtype]
     queries = g.row_slots * v.head_size * item
     floats = g.row_slots * g.step + 2 * g.rows + len(CudaHooks(v).parameters) * g.heads
@@ -208,9 +209,10 @@ def outputs(v: ExtendVariant, g: ExtendGeometry) -> int:
 
 
 def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
-    """The geometry of a variant: the whole group in a block if it fits, else split evenly into the fewest blocks.
+    """Choose the layout of a variant's extend kernel.
 
-    The tile has as many tokens as fit. Each further block of a group, or tile of a query, reads the cache again.
+    The query heads of a KV head (a group) are split evenly over as few thread blocks as possible. The tile has as many
+    query tokens as fit. Both matter because each block and each tile reads the cache again.
     """
     limit = min(SHARED_LIMIT, target.shared_memory_bytes)
     for least in (LEAST_TILE_BYTES, 0):
@@ -236,15 +238,16 @@ def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> It
 
 
 def _threads(v: ExtendVariant, target: Target, rows: int) -> int:
-    """Threads of a block: fewer than 512 if each would have less than ``FEWEST_OUTPUTS`` accumulators."""
+    """The number of threads of a block: 512, or fewer if each would have less than ``FEWEST_OUTPUTS`` accumulators."""
     counts = [threads for threads in (512, 256) if threads <= target.max_threads_per_block]
     return next((threads for threads in counts if rows * v.head_size >= FEWEST_OUTPUTS * threads), 128)
 
 
 def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
-    """Threads over the head size. It is whole warps, so that all lanes of a warp read the weights of one row.
+    """How many threads divide the elements of the head among them. It is a multiple of a warp.
 
-    The fewest accumulators come first, then the most elements of the head for each weight that a thread reads.
+    So all lanes of a warp read the weights of the same row. The number with the fewest accumulators is chosen, then
+    the one with the most elements of the head for each weight that a thread reads.
     """
     choices = [lanes for lanes in (64, 128, 256, 512) if lanes <= threads]
 
@@ -255,7 +258,10 @@ def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
 
 
 def _steps(v: ExtendVariant) -> Iterator[int]:
-    """Keys of a step, the most first: whole pages, or a part of a page whose rows of V are whole sectors."""
+    """The possible numbers of keys of a step, the largest first. A step is whole pages, or a part of a page.
+
+    A part of a page is used only if its rows of V are whole sectors of memory.
+    """
     most = max(KEY_LANES, MOST_TILE_BYTES // tile_bytes(v, 1) // KEY_LANES * KEY_LANES)
     for step in range(min(most, PARTITIONS[0]), 0, -KEY_LANES):
         part = v.block_size % step == 0 and step * v.cache_item_bytes >= SECTOR
@@ -264,9 +270,9 @@ def _steps(v: ExtendVariant) -> Iterator[int]:
 
 
 def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
-    """Rows that a warp scores together and keys that a lane scores together, so that the warps are done the soonest.
+    """Choose how many rows a warp and how many keys a lane scores together, so that scoring takes the least time.
 
-    For each element of the head, a lane converts each key and each query, and multiplies them all.
+    For each element of the head, a lane converts each of its keys and queries, and multiplies all pairs of them.
     """
 
     def cost(choice: tuple[int, int]) -> tuple[int, int]:
@@ -279,11 +285,11 @@ def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
 
 
 def _load_words(v: ExtendVariant, target: Target, step: int) -> int:
-    """32-bit words of a load: the target's width, or what a page of the step holds of a row of V."""
+    """32-bit words of a load: the target's width, or the length of a row of V in a page of the step if that is less."""
     return min(target.load_bytes, min(step, v.block_size) * v.cache_item_bytes, 16) // 4
 
 
 def _partition(v: ExtendVariant, rows: int) -> int:
-    """Keys of a block. A row writes a float for each element of the head, and the reduction reads it."""
+    """The number of keys of a block: enough that the partial results are few bytes beside the keys and values."""
     share = [2 * 4 * rows / (2 * keys * v.cache_item_bytes) for keys in PARTITIONS]
     return next((keys for keys, part in zip(PARTITIONS, share) if part <= PARTIALS_SHARE), PARTITIONS[-1])

@@ -1,4 +1,4 @@
-"""The plan of an extend kernel: the figures of both backends, and which calls prefer which."""
+"""The plan of an extend kernel: the figures of both backends, and the calls that prefer each backend."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ class ExtendPlan(AttentionPlan):
 
 
 def plan_extend(variant: ExtendVariant, spec: Spec) -> ExtendPlan:
-    """The figures of ``variant`` under the limits and the target of ``spec``."""
+    """Make the plan of ``variant``, under the limits and for the target of ``spec``."""
     return ExtendPlan(variant, spec, ExtendTorchPlan(variant, spec.limits.workspace_mib * MIB))

@@ -1,4 +1,4 @@
-"""The costs of a PyTorch extend kernel: its tiles of query tokens, its workspace, its calls."""
+"""The plan of a PyTorch extend kernel: its tiles of query tokens, its workspace, and its number of ATen calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CPU_PADDING_OPERATIONS, GPU_PADDING_OPERATIONS = 30 * 10**6, 10**10
 
 @dataclass(frozen=True)
 class ExtendTorchPlan(TorchFigures):
-    """Figures of the PyTorch kernel. Bytes are of one KV head, and of one query token if they depend on the query."""
+    """Figures of the PyTorch kernel. All bytes are for one KV head, and for one query token if they depend on it."""
 
     variant: ExtendVariant
 
@@ -44,17 +44,17 @@ class ExtendTorchPlan(TorchFigures):
 
     @property
     def cpu_tile(self) -> int:
-        """Query tokens of a tile on a CPU, at most."""
+        """The most query tokens of a tile on a CPU."""
         return max(LEAST_TILE, CPU_ROWS // self.variant.gqa_ratio)
 
     @property
     def gpu_tile(self) -> int:
-        """Query tokens of a tile on a GPU, at most."""
+        """The most query tokens of a tile on a GPU."""
         return max(LEAST_TILE, GPU_ROWS // self.variant.gqa_ratio)
 
     @property
     def group_row_bytes(self) -> int:
-        """Bytes of one group's query, or output, as the call holds it."""
+        """Bytes of one group's query, or output, in the dtype of the call."""
         return self.group_bytes // 4 * ITEM_BYTES[self.variant.dtype]
 
     @property
@@ -106,25 +106,22 @@ class ExtendTorchPlan(TorchFigures):
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
-        """Bytes of workspace that hold one partition of one query token of all ``kv_heads`` KV heads."""
+        """The smallest workspace in bytes. It has room for one partition and one query token of all KV heads."""
         budget, pages = self.gpu, self.keys // self.variant.block_size
         each = pages * (budget.chunk_page + budget.segment_page) + budget.segment_item + budget.row
         return kv_heads * each + pages * (budget.page + budget.row_page)
 
     def shape(self, kv_heads: int) -> Shape:
-        """What the cut of a call depends on."""
+        """The sizes on which the split of a call into query tiles depends."""
         return Shape(kv_heads, self.keys, self.variant.block_size, self.variant.sliding_window)
 
     def calls(self, num_seqs: int, tokens: int, max_query_len: int, max_seq_len: int, kv_heads: int) -> int:
-        """ATen calls of the kernel on a CPU that are not views, for a call without lse.
-
-        The kernel does not read the lengths of the call.
-        """
+        """The number of ATen calls without views, for a call on a CPU without lse whose lengths are not read."""
         group = self.cpu.bound(tokens, num_seqs, max_seq_len, self.shape(kv_heads), max_query_len)
         return self.calls_of((group,))
 
     def calls_of(self, groups: Sequence[Group]) -> int:
-        """ATen calls of the kernel that are not views, for a call without lse that is cut into ``groups``.
+        """The number of ATen calls without views, for a call without lse that is split into ``groups``.
 
         The numbers follow templates/torch/extend.py.j2, runtime/extend/rows.py and runtime/state.py; tests count the
         calls.

@@ -1,4 +1,4 @@
-"""The arguments of one extend call as every kernel receives them, after the operator has checked them."""
+"""The arguments of one extend call, as kernels receive them after the operator has checked them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 
 
 class ExtendCall(NamedTuple):
-    """A checked call. Shapes: the docstring of ``paged_attention_extend``.
+    """The arguments of a call. The docstring of ``paged_attention_extend`` gives the shapes.
 
-    Kernels clamp what they read on the device, so that no content of a tensor makes them leave its bounds:
+    Kernels clamp the values that they read from tensors, so that no value makes them access memory out of bounds:
 
     * Sequence s owns the rows of ``query`` from begin to end. begin is query_start_loc[s] within [0, tokens]. end is
       query_start_loc[s + 1] within [begin, min(begin + max_query_len, tokens)]. q_len is end - begin.
-    * Its length is seq_lens[s] within [0, max_seq_len]. ``max_seq_len`` is no more than a row of the block table holds.
-    * Row i of a sequence is at position length - q_len + i. If that is negative, the row attends nothing.
+    * Its length is seq_lens[s] within [0, max_seq_len]. ``max_seq_len`` is at most what a row of the block table holds.
+    * Row i of a sequence is at position length - q_len + i. If that is negative, the row attends to no key.
     * A row that no sequence owns keeps its values in ``out`` and ``lse``.
 
     A kernel is called with at least one row and one sequence, max_query_len >= 1 and max_seq_len >= 1. max_query_len
-    is no more than the rows of ``query``.
+    is at most the number of rows of ``query``.
 
-    read_lengths: whether the host may read ``query_start_loc`` and ``seq_lens``. If not, a kernel knows only the
-    shapes, ``max_query_len`` and ``max_seq_len``.
+    read_lengths: whether the host may read ``query_start_loc`` and ``seq_lens``. If not, the host code of a kernel
+    knows only the shapes, ``max_query_len`` and ``max_seq_len``.
     """
 
     out: torch.Tensor

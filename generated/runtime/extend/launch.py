@@ -18,7 +18,7 @@ VERSION = 1
 
 
 class ExtendArgs(ctypes.Structure):
-    """``Pav2ExtendArgs`` of runtime/cuda/pav2_extend.h, field by field."""
+    """The C struct ``Pav2ExtendArgs`` of runtime/cuda/pav2_extend.h, with the same fields in the same order."""
 
     _fields_ = (
         *((name, c_int32) for name in ("version", "size")),
@@ -44,10 +44,10 @@ def launch(
     explain: Callable[[int], str],
     workspace: Callable[[int, torch.device, int | None], torch.Tensor] = held_workspace,
 ) -> None:
-    """Run an entry function on a checked call, on the current stream of the call's device.
+    """Run a kernel's entry function on a checked call, on the current stream of the call's device.
 
-    A launch takes as many tiles as have partials within the workspace of ``row``, or one. ``explain`` makes a sentence
-    of an error code. Raises RuntimeError with it if a launch fails.
+    If the partial results of all tiles exceed the workspace of ``row``, there are several launches of some tiles each.
+    ``explain`` turns an error code into a sentence. Raises RuntimeError with that sentence if a launch fails.
     """
     args, partitions = arguments(call), partitions_of(call, row)
     tiles, args.tiles_per_seq = tiles_of(call, row.tile_tokens)
@@ -70,10 +70,11 @@ def launch(
 
 
 def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
-    """(tiles of a call, tiles of each sequence), by host values alone. The second is 0 if the tiles are packed.
+    """(tiles of a call, tiles of each sequence), computed from host values. The second is 0 if the tiles are packed.
 
-    If each sequence has the tiles of ``max_query_len``, short sequences leave tiles unused. If the tiles are packed
-    (pav2_extend.cuh), each sequence may leave one unused. The smaller number is taken.
+    There are two ways to number tiles. Each sequence may have the tiles of ``max_query_len``; short sequences then
+    leave tiles unused. Or tiles are packed (pav2_extend.cuh); each sequence may then leave one tile unused. The way
+    with fewer tiles is taken.
     """
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     each, packed = -(-call.max_query_len // tile_tokens), tokens // tile_tokens + seqs
@@ -81,7 +82,7 @@ def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
 
 
 def partitions_of(call: ExtendCall, row: Row) -> int:
-    """The most partitions with a key that some token of a tile attends."""
+    """The largest number of partitions to which the tokens of a tile attend."""
     window = call.sliding_window
     reach = None if window is None else window + min(row.tile_tokens, call.max_query_len) - 1
     return partitions_reached(call.max_seq_len, row.partition_size, reach)

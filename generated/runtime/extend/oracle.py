@@ -1,6 +1,6 @@
-"""The float64 reference of extend: each row is a decode of its own, by the float64 reference of decode.
+"""The float64 reference of extend. It computes each row with the float64 reference of decode.
 
-The ranges of rows are computed in plain Python, so that they share no code with the kernels.
+The rows of each sequence are found in plain Python, which shares no code with the kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def row_ranges(call: ExtendCall) -> list[range]:
 
 
 def reference(call: ExtendCall, kv_cache_dtype: str, modification: Modification | None = None) -> Reference:
-    """The result of a call with its tensors on the CPU. modification: the definition of ``call.modification``."""
+    """Compute the result of a call whose tensors are on the CPU. modification: definition of ``call.modification``."""
     tokens, heads, head_size = call.query.shape
     result = Reference(
         out=torch.zeros(tokens, heads, head_size, dtype=torch.float64),
@@ -58,7 +58,7 @@ def attend(
     kv_cache_dtype: str,
     modification: Modification | None,
 ) -> None:
-    """Fill ``result`` at the rows of sequence ``s``."""
+    """Compute the rows of sequence ``s``, and write them to ``result``."""
     decode = as_decode(call)
     capacity = min(call.max_seq_len, call.block_tables.shape[1] * call.key_cache.shape[3])
     length = max(0, min(int(call.seq_lens[s]), capacity))
@@ -80,6 +80,6 @@ def attend(
 
 
 def as_decode(call: ExtendCall) -> Call:
-    """The tensors of a call as the reference of decode reads them: its query by row, its tables by sequence."""
+    """The call as one of decode, for its float64 reference. The query has all rows; tables are those of sequences."""
     shared = {name: value for name, value in call._asdict().items() if name in Call._fields}
     return Call(scratch=None, sparse=None, **shared)

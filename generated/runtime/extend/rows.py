@@ -1,9 +1,9 @@
-"""The query tiles of a call on the device: which rows they have, which tokens and pages these attend, where results go.
+"""Computes on the device which rows a query tile has, to which tokens and pages they attend, and where results go.
 
-A query tile with fewer rows than its group is wide repeats its last row. Its results then hold several copies of that
-row. One of them is written for all, so that the order of the writes does not matter. Where the host does not know the
-lengths, the last query tiles of a group may have no row at all. For them the last row of the last query tile that has
-some is written again. If there is none, ``out`` is written as it was.
+``tiles`` defines query tiles and groups. A query tile with fewer rows than the width of its group repeats its last row.
+All copies of that row's result are equal, so the order in which they are written does not matter. If the host does not
+know the lengths, the last query tiles of a group may have no rows. They then repeat the last row of the last query tile
+that has rows. If no query tile has rows, the present content of ``out`` is written back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Taken(NamedTuple):
     """The query tiles of a row tile.
 
     sequences: [query tiles] int64. rows: [query tiles, width] int64, the rows of the query.
-    places: [query tiles * width] int64: which result each place holds when it is written; None if each holds its own.
+    places: [query tiles * width] int64: for each row, the index of the result to write; None if each has its own.
     some: [1] bool, whether any query tile has a row; None if all have.
     queries: [query tiles, width] int32, the positions of the rows. seq_lens: [query tiles] int32, whole lengths.
     ends: [query tiles, 1] int32, the tokens up to the last row; 0 without a row.
@@ -40,7 +40,7 @@ class Taken(NamedTuple):
     starts: torch.Tensor | None
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        """Write ``values`` [query tiles * width, ...] to the rows of ``target``, both of one dtype."""
+        """Write ``values`` [query tiles * width, ...] to the rows of ``target``, which has the same dtype."""
         rows = self.rows.flatten()
         if self.places is not None:
             values = torch.index_select(values, 0, self.places)
@@ -51,12 +51,12 @@ class Taken(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The tokens of a tile: some query tiles by some partitions, which are flattened, query tile by query tile.
+    """The positions and page numbers of a tile. An item is one partition of one query tile; items are in their order.
 
     queries, seq_lens: as in ``Taken``. positions: [1 or query tiles, tokens] int32, of keys.
-    hidden: [query tiles, parts, 1, width, 1, tokens of a part] bool, True where a row does not attend a key; or None.
-    unread: [query tiles, tokens] bool, True where no row of a query tile attends a key; or None.
-    pages: [items, pages] int32, block numbers; 0 for a page that no row attends.
+    hidden: [query tiles, parts, 1, width, 1, tokens of a part] bool, True if a row does not attend to a key; or None.
+    unread: [query tiles, tokens] bool, True if no row of a query tile attends to a key; or None.
+    pages: [items, pages] int32, block numbers; 0 for a page to which no row attends.
     """
 
     tile: Tile
@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 
 def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Group, ...]:
-    """The cut of a call: by its lengths if the host may read them, else by bounds."""
+    """The groups of query tiles of a call, from its lengths if the host may read them, else from upper bounds."""
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     bound = budget.bound(tokens, seqs, call.max_seq_len, shape, call.max_query_len)
     if call.read_lengths:
@@ -119,7 +119,7 @@ class QueryRows:
         self.positions = torch.sub(lengths, rows_here).add_(before).masked_fill_(self.counts == 0, -1)
 
     def take(self, taken: slice) -> Taken:
-        """The query tiles ``taken``."""
+        """The rows of the query tiles in the slice ``taken``."""
         width, window = self.group.width, self.shape.window
         each = torch.arange(width, device=self.firsts.device)
         offsets = torch.minimum(each, self.counts[taken].sub(1).clamp_min_(0).unsqueeze(1))  # [query tiles, width]
@@ -149,7 +149,7 @@ class QueryRows:
         )
 
     def part(self, held: Taken, tile: Tile) -> Part:
-        """The tokens and pages of ``tile`` of the query tiles ``held``. They count from position 0."""
+        """The part of ``tile`` for the query tiles ``held``. Partitions are numbered from position 0."""
         table, page = self.call.block_tables, self.shape.page
         start = tile.parts.start * self.shape.keys
         stop = start + (tile.num_parts - 1) * self.shape.keys + tile.pages * page
@@ -165,9 +165,9 @@ class QueryRows:
         return self._part(held, tile, positions, hidden, unread, pages)
 
     def window_part(self, held: Taken, tile: Tile) -> Part:
-        """The tokens and pages of ``tile`` of the query tiles ``held``.
+        """The part of ``tile`` for the query tiles ``held``, in a kernel with a window.
 
-        They count from the partition where the window of a query tile's first row starts.
+        Partitions are numbered from the one where the window of a query tile's first row starts.
         """
         assert held.starts is not None and self.shape.window is not None
         table, page, keys = self.call.block_tables, self.shape.page, self.shape.keys
@@ -187,11 +187,11 @@ class QueryRows:
         return self._part(held, tile, positions, hidden, unread, pages)
 
     def _by_part(self, positions: torch.Tensor, tile: Tile) -> torch.Tensor:
-        """Positions of keys as [1 or query tiles, parts, 1, 1, 1, tokens of a part]."""
+        """Reshape positions of keys to [1 or query tiles, parts, 1, 1, 1, tokens of a part]."""
         return positions.view(positions.shape[0], tile.num_parts, 1, 1, 1, tile.pages * self.shape.page)
 
     def _by_row(self, held: Taken, tile: Tile) -> torch.Tensor:
-        """Positions of rows as [query tiles, 1, 1, width, 1, 1]."""
+        """The positions of the rows, shaped [query tiles, 1, 1, width, 1, 1]."""
         return held.queries[: tile.rows].view(-1, 1, 1, self.group.width, 1, 1)
 
     def _part(
@@ -209,10 +209,10 @@ class QueryRows:
 
 
 def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor) -> None:
-    """Write the rows of ``held``: out = o / z, or zeros where no token was attended, and lse if the call asks for it.
+    """Write out = o / z for the rows of ``held``, or zeros for a row that attends to no token; also lse if asked for.
 
-    state: m and z [query tiles, kv heads, width, group]; o [..., head size]. found: memory for the results,
-    [query tiles, width, kv heads, group, head size] in the dtype of out. Uses up ``state``.
+    state: m and z [query tiles, kv heads, width, group]; o [..., head size]; it is overwritten. found: memory for the
+    results, [query tiles, width, kv heads, group, head size] in the dtype of out.
     """
     sinks = None if call.sinks is None else call.sinks.view(state.m.shape[1], 1, -1)
     z, lse = with_sink(state, sinks, call.lse is not None)

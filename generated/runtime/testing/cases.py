@@ -268,7 +268,7 @@ def reserve(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def dense_pieces(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """The parts of a tensor without strides over 2^31 elements, and the indices of each part, such as ``[2][0]``."""
+    """Split a tensor that has strides over 2^31 elements into dense parts, each with its indices (``[2][0]``)."""
     if all(stride < FAR for size, stride in zip(tensor.shape, tensor.stride()) if size > 1):
         return [("", tensor)]
     return [(f"[{i}]{indices}", piece) for i in range(tensor.shape[0]) for indices, piece in dense_pieces(tensor[i])]

@@ -1,1 +1,1 @@
-"""Extend: attention of several query tokens per sequence over the paged cache."""
+"""The extend operator: attention of several query tokens per sequence over the paged cache."""

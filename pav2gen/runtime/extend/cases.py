@@ -1,6 +1,7 @@
-"""The inputs of extend tests: packed ragged queries, rows that nobody owns, poison where no kernel may read.
+"""The inputs of extend tests. An ``ExtendCase`` describes a call; ``make`` makes its tensors.
 
-They are made on the CPU, from a seed, in vLLM's layouts.
+The queries of sequences of different lengths are packed. Some rows belong to no sequence. "Poison" is NaN in all places
+that a kernel must not read. The tensors are made on the CPU, from a seed, in vLLM's layouts.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from ..testing import cases
 from ..testing.cases import Case, far_apart, pages_of
 from .call import ExtendCall
 
-#: The content of ``out`` and ``lse`` before a call. It must still be in the rows that no sequence owns.
+#: The content of ``out`` and ``lse`` before a call. After it, rows that no sequence owns must still have this content.
 SENTINEL = 77.0
 
-#: A partition size for cases of operators without partitions: their calls have one.
+#: The partition size of the decode case that an extend case is made from. Its value has no effect.
 ONE_PARTITION = 1 << 30
 
 
 @dataclass(frozen=True)
 class ExtendCase(Case):
-    """One problem for an extend kernel. ``seq_lens`` include the new tokens. The partition size does not matter.
+    """The description of a test input. ``seq_lens`` include the new tokens. The partition size has no effect.
 
     query_lens: new tokens of each sequence. leading_rows, trailing_rows: rows of the query before the first sequence
-    and after the last one, which no sequence owns; they are NaN. shared_pages: the first pages of sequence 0 that the
-    other sequences share with it, as far as both have them in full. starts: query_start_loc, if it is hostile;
-    ``query_lens`` are then the rows that are left after clamping. tokens: rows of the query, given with ``starts``.
+    and after the last one, which no sequence owns; they are NaN. shared_pages: how many first pages the other sequences
+    share with sequence 0, if both fill them. starts: query_start_loc, for tests of invalid values; ``query_lens`` are
+    then the rows that remain after clamping. tokens: the number of rows of the query, given with ``starts``.
     """
 
     query_lens: Sequence[int] = ()
@@ -46,7 +47,7 @@ class ExtendCase(Case):
         return max(self.query_lens, default=0) if self.max_query_len is None else self.max_query_len
 
     def attended(self, s: int) -> range:
-        """The positions that some row of sequence ``s`` attends."""
+        """The positions to which at least one row of sequence ``s`` attends."""
         rows = min(self.query_lens[s], self.most_queries)
         stop = max(0, min(self.seq_lens[s], self.longest))
         if rows <= 0:
@@ -57,7 +58,7 @@ class ExtendCase(Case):
 
 
 def make(case: ExtendCase) -> ExtendCall:
-    """The call of a case, on the CPU: N(0, 1) query, keys and values; out and lse full of ``SENTINEL``."""
+    """Make the call of a case, on the CPU. Query, keys and values are N(0, 1). out and lse are full of ``SENTINEL``."""
     call = cases.make(case)  # for the tables, the caches and the parameters of the key
     generator = torch.Generator().manual_seed(case.seed + 1_000_003)
     heads, head_size = call.query.shape[1:]
@@ -93,7 +94,7 @@ def make(case: ExtendCase) -> ExtendCall:
 def share_pages(
     case: ExtendCase, tables: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Let the other sequences begin with pages of sequence 0, in place. Their own pages are poisoned."""
+    """Replace the first pages of the other sequences by those of sequence 0, in place. Their own pages are poisoned."""
     if not case.shared_pages or case.shared_blocks:
         return key_cache, value_cache
     page, first = case.key.block_size, pages_of(case, 0)
@@ -113,7 +114,7 @@ def copy_outputs(call: ExtendCall) -> ExtendCall:
 
 
 def to(call: ExtendCall, device: torch.device) -> ExtendCall:
-    """The same call on another device; strides are kept."""
+    """Copy a call to another device. Strides are kept."""
 
     def move(value: object) -> object:
         if isinstance(value, tuple):
@@ -127,9 +128,9 @@ def to(call: ExtendCall, device: torch.device) -> ExtendCall:
 
 
 def spread(call: ExtendCall) -> ExtendCall:
-    """The same CPU call with far strides in its query, caches and block table.
+    """The same call on the CPU with strides over 2^31 elements in its query, caches and block table.
 
-    Raises OSError where the system grants no address space beyond its memory.
+    Raises OSError if the system does not grant more address space than it has memory.
     """
     return call._replace(
         query=far_apart(call.query, axes=1),
@@ -140,6 +141,6 @@ def spread(call: ExtendCall) -> ExtendCall:
 
 
 def of_decode(case: ExtendCase, partition_size: int) -> Case:
-    """The decode case with the same tables and caches, for a case where each sequence has one new token."""
+    """The decode case with the same tables and caches. Each sequence of ``case`` must have one new token."""
     fields = {name: getattr(case, name) for name in Case.__dataclass_fields__}
     return Case(**{**fields, "partition_size": partition_size})

@@ -1,4 +1,4 @@
-"""The checks of an extend call. They cover everything that a kernel relies on, before anything is written."""
+"""Checks the arguments of an extend call: everything that a kernel relies on, before anything is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _fail = partial(checks.fail, operator=NAME)
 
 
 def check(call: ExtendCall, kv_cache_dtype: str) -> Key:
-    """Check all of a call and return its key. Raises ValueError, one sentence, for the first thing that is wrong."""
+    """Check all arguments of a call and return its key. Raises ValueError for the first argument that is wrong."""
     name = checks.kv_dtype(kv_cache_dtype, NAME)
     for field in NEEDED:
         checks.check_tensor(field, getattr(call, field), NAME)
@@ -69,9 +69,9 @@ def check_sequences(call: ExtendCall) -> None:
 
 
 def layout_of(call: ExtendCall, kv_cache_dtype: str) -> Hashable | None:
-    """All that the checks of a call depend on. If one call passed ``check``, all calls with its layout pass.
+    """The layout of a call: all properties that ``check`` looks at. If a call passed, so do all others of its layout.
 
-    None if an argument that must be a tensor is not a tensor; ``check`` then reports it.
+    The result is None if an argument that must be a tensor is not a tensor. ``check`` then reports it.
     """
     optional = (call.alibi_slopes, call.sinks, call.lse, *call.tensors, call.k_scale, call.v_scale)
     try:

@@ -128,9 +128,9 @@ class ExtendHarness:
         return call
 
     def check_decode(self, case: ExtendCase) -> None:
-        """Where every sequence has one new token, the result is that of a decode kernel of the package, within 1e-6.
+        """Check that the result is that of a decode kernel of the package, if each sequence has one new token.
 
-        A 16-bit output may differ by its own rounding instead.
+        float32 outputs may differ by 1e-6, 16-bit outputs by their rounding.
         """
         call = make(case)
         done = self.run(call)

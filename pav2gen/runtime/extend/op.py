@@ -1,4 +1,4 @@
-"""Extend as an operator: ``paged_attention_extend`` over a table of kernels, registered with torch.library."""
+"""The operator ``paged_attention_extend`` over a table of kernels, registered with torch.library."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Arguments(NamedTuple):
 
 
 class ExtendOperator:
-    """The extend kernels of one generated package as one operator. ``files`` are the specs' files, by name."""
+    """The extend operator of one generated package. files: the file of each spec, by the spec's name."""
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
         self.kernels = kernels
@@ -93,7 +93,7 @@ class ExtendOperator:
 
     @torch.no_grad()
     def run(self, *args: Any) -> None:
-        """The operator behind the dispatcher: check, choose, launch."""
+        """What torch's dispatcher calls: check the arguments, choose a kernel, launch it."""
         arguments = Arguments(*args)
         call = arguments.call()
         key, _ = self.check(call, arguments.kv_cache_dtype)
@@ -118,12 +118,12 @@ class ExtendOperator:
 
 
 def preferring_cuda(rows: Iterable[Row], max_query_len: int) -> list[Row]:
-    """The rows with a CUDA kernel that calls of this ``max_query_len`` prefer, and those without another kernel."""
+    """The dispatch rows whose CUDA kernel should run: it is faster for this ``max_query_len``, or the only kernel."""
     return [row for row in rows if max_query_len <= row.cuda_query_len or not row.torch]
 
 
 def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
-    """Run a kernel on a checked call, if there can be a row that a sequence owns and a token that it attends."""
+    """Run a kernel on a checked call, if the call can have rows and cached tokens. Else compute the result here."""
     if not (call.seq_lens.shape[0] and call.max_query_len and call.query.shape[0]):
         return
     if call.max_seq_len:
@@ -133,7 +133,7 @@ def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
 
 
 def attend_nothing(call: ExtendCall) -> None:
-    """The result of a call without cached tokens: each row that a sequence owns is zero, and its lse is the sink."""
+    """Write the result of a call without cached tokens: 0 in each row that a sequence owns, and its sink as lse."""
     owned = owned_rows(call)  # [tokens]
     call.out.masked_fill_(owned.view(-1, 1, 1), 0.0)
     if call.lse is not None:
@@ -142,7 +142,7 @@ def attend_nothing(call: ExtendCall) -> None:
 
 
 def owned_rows(call: ExtendCall) -> torch.Tensor:
-    """[tokens] bool on the call's device: whether a sequence owns the row. Nothing is read on the host."""
+    """Whether a sequence owns each row: [tokens] bool, computed on the call's device."""
     tokens = call.query.shape[0]
     begin = call.query_start_loc[:-1].clamp(0, tokens)
     end = torch.minimum(call.query_start_loc[1:].clamp(0, tokens), begin + call.max_query_len)

@@ -1,15 +1,16 @@
-"""Cuts the query rows of an extend call into query tiles, and these into work that stays within a workspace.
+"""Splits the query rows of an extend call into query tiles, so that the workspace stays within a bound.
 
 A *query tile* is a run of rows of one sequence. The kernel reads the keys and values of a query tile once for all its
-rows and heads. It treats a query tile as ``runtime.tiling`` treats a sequence of decode: the tokens up to the last row
-are cut into partitions, and tiles of scores cover several query tiles by several partitions.
+rows and heads. ``runtime.tiling`` is applied to query tiles as to the sequences of a decode: the tokens up to the last
+row are split into partitions, and a tile of scores has several query tiles and several partitions.
 
-A *group* is the query tiles of one width. The cut follows from host values alone:
+A *group* is a set of query tiles that are padded to the same width (number of rows). The split depends on host values
+alone. There are two cases:
 
-* Known lengths. Query tiles have only rows of their sequence. Those of similar width form a group, which is as wide as
-  its widest query tile. They are padded only where that costs less than another group. A query tile is as long as the
-  tokens up to its last row, so that causal work is not done twice.
-* Bounds. All query tiles form one group. Each may be as long as the longest sequence. Their number is a bound too.
+* The host knows the lengths. Query tiles of similar width form a group, which has the width of its widest query tile.
+  Padding is used only where it costs less than another group. Each query tile has only the tokens up to its last row.
+* The host knows only upper bounds. All query tiles form one group, and each may be as long as the longest sequence. The
+  number of query tiles is an upper bound too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from ..tiling import Budget, Tiling, partitions_reached
 
 
 class Shape(NamedTuple):
-    """What the cut of a kernel depends on. keys: tokens of a partition. page: tokens of a page. window: or None."""
+    """The sizes on which the split into query tiles depends.
+
+    keys: tokens of a partition. page: tokens of a page. window: tokens of the sliding window, or None."""
 
     kv_heads: int
     keys: int
@@ -32,9 +35,9 @@ class Shape(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """A run of rows of a sequence. first: its first row in the query. position: of this row in the sequence.
+    """A run of rows of a sequence. first: the index of its first row in the query. position: that row's position.
 
-    A position is negative where a sequence has more rows than tokens.
+    A position is negative if a sequence has more rows than tokens.
     """
 
     sequence: int
@@ -43,25 +46,25 @@ class QueryTile(NamedTuple):
     position: int
 
     def begin(self, shape: Shape) -> int:
-        """The first position of the partition where the work begins: where the window of the first row begins."""
+        """The first position of the partition in which the window of the first row begins; 0 without a window."""
         if shape.window is None:
             return 0
         return max(0, self.position + 1 - shape.window) // shape.keys * shape.keys
 
     def tokens(self, shape: Shape) -> int:
-        """The tokens from ``begin`` to the position of the last row."""
+        """The number of tokens from ``begin`` to the position of the last row."""
         return max(0, self.position + self.rows - self.begin(shape))
 
     def attended_by_all(self, shape: Shape) -> int:
-        """The tokens from ``begin`` on that every row attends. With a window this is not worked out: none."""
+        """How many tokens from ``begin`` on are attended to by all rows. With a window, the result is always 0."""
         return max(0, self.position + 1) if shape.window is None else 0
 
 
 class Group(NamedTuple):
     """The query tiles of one width.
 
-    width: query rows of a tile. A tile of fewer rows repeats its last one. tiles: the query tiles in the order of
-    ``tiling``; None if they are found on the device. number: of query tiles, or a bound of it.
+    width: rows of a query tile. One with fewer rows repeats its last row. tiles: the query tiles in the order of
+    ``tiling``; None if they are computed on the device. number: the number of query tiles, or an upper bound.
     """
 
     width: int
@@ -76,12 +79,12 @@ class Group(NamedTuple):
 
 
 class ExtendBudget(NamedTuple):
-    """The workspace on one kind of device, and the costs of its pieces in bytes, as in ``tiling.Budget``.
+    """The bounds of the workspace on one kind of device, and the bytes that its parts need, as in ``tiling.Budget``.
 
-    width: the most query rows of a tile. chunk, segment, padding: as in ``tiling.Budget``.
-    row_padding: query rows by pages by KV heads of padding that cost as much time as one more tile.
-    chunk_page: the cost of a page in a chunk, for each KV head. page: of a page in a tile, for all heads together.
-    The other costs are of one query row: row_page of a page for all heads; segment_page, segment_item and row for
+    width: the most rows of a query tile. chunk, segment, padding: as in ``tiling.Budget``.
+    row_padding: processing this much padding, in query rows × pages × KV heads, takes as long as one more tile.
+    chunk_page: bytes of a page in a chunk, for each KV head. page: bytes of a page in a tile, for all heads together.
+    The others are bytes for one query row. row_page: of a page, for all heads. segment_page, segment_item, row: for
     each KV head, as in ``tiling.Budget``.
     """
 
@@ -98,7 +101,7 @@ class ExtendBudget(NamedTuple):
     row: int
 
     def of(self, width: int) -> Budget:
-        """The budget of query tiles of ``width`` rows. The wider they are, the less padding is worthwhile."""
+        """The budget for query tiles of ``width`` rows. The wider they are, the more time a page of padding takes."""
         return Budget(
             chunk=self.chunk,
             segment=self.segment,
@@ -111,7 +114,7 @@ class ExtendBudget(NamedTuple):
         )
 
     def widest(self, shape: Shape, max_query_len: int) -> int:
-        """The query rows of a tile: as many as fit the workspace with one partition, and no more than are needed."""
+        """The rows of a query tile: as many as fit the workspace with one partition, but at most ``max_query_len``."""
         pages, heads = shape.keys // shape.page, shape.kv_heads
         each = pages * self.row_page + heads * (pages * self.segment_page + self.segment_item + self.row)
         return max(1, min(self.width, max_query_len, (self.segment - pages * self.page) // each))
@@ -119,15 +122,15 @@ class ExtendBudget(NamedTuple):
     def fit(
         self, starts: Sequence[int], seq_lens: Sequence[int], shape: Shape, max_query_len: int
     ) -> tuple[Group, ...]:
-        """The groups of a call of known lengths.
+        """The groups of a call whose lengths the host knows.
 
         starts: the first row of each sequence, and the end of the last one. A sequence has at most ``max_query_len``
-        rows, and none if the next one starts before it. seq_lens: lengths with the new tokens, not negative.
+        rows. It has none if the next sequence starts before it. seq_lens: the lengths with the new tokens, at least 0.
         """
         return _fit(self, tuple(starts), tuple(seq_lens), shape, max_query_len)
 
     def bound(self, tokens: int, num_seqs: int, longest: int, shape: Shape, max_query_len: int) -> Group:
-        """The one group of a call of ``tokens`` rows, whose lengths the host does not read: at most ``longest``."""
+        """The group of a call of ``tokens`` rows if the host knows only that lengths are at most ``longest``."""
         width = self.widest(shape, max_query_len)
         count = min((tokens + num_seqs * (width - 1)) // width, num_seqs * _ceil(max_query_len, width))
         window = shape.window and shape.window + width - 1  # of all rows of a tile
@@ -153,7 +156,10 @@ def _fit(
 
 
 def _query_tiles(sequence: int, start: int, count: int, position: int, width: int) -> Iterator[QueryTile]:
-    """The query tiles of ``count`` rows from ``start`` and ``position`` on: of even size, at most ``width``."""
+    """Split ``count`` rows of a sequence evenly into query tiles of at most ``width`` rows.
+
+    start, position: the index of the first row in the query, and its position in the sequence.
+    """
     if count:
         step = _ceil(count, _ceil(count, width))
         for first in range(0, count, step):
@@ -161,7 +167,7 @@ def _query_tiles(sequence: int, start: int, count: int, position: int, width: in
 
 
 def _of_similar_width(tiles: Sequence[QueryTile], shape: Shape, spare: int) -> Iterator[list[QueryTile]]:
-    """The tiles in groups, widest first. Padding the tiles of a group costs at most ``spare`` rows by pages."""
+    """Split query tiles into groups, the widest first. The padding of a group is at most ``spare`` rows × pages."""
     group: list[QueryTile] = []
     wasted = 0
     for tile in sorted(tiles, key=lambda tile: -tile.rows):
@@ -175,7 +181,7 @@ def _of_similar_width(tiles: Sequence[QueryTile], shape: Shape, spare: int) -> I
 
 
 def _group(budget: ExtendBudget, tiles: Sequence[QueryTile], shape: Shape) -> Group:
-    """The group of ``tiles``, the longest first."""
+    """Make a group of ``tiles``. It has them in order of length, the longest first."""
     ordered = sorted(tiles, key=lambda tile: -tile.tokens(shape))
     width = max(tile.rows for tile in tiles)
     tiling = budget.of(width).fit(
