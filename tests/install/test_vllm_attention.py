@@ -10,20 +10,13 @@ for byte between two layouts, so that most elements of its K are another element
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from pav2gen.install.apply import InstallOptions, install
-from pav2gen.install.package_contents import Choice
-
 from .conftest import make_package
-from .vllm_files import cached
+from .vllm_own_tests import run
 
 #: The shapes of vLLM's tests: heads (40, 40) and (64, 8), and of the other axes each of these values.
 SPEC = """\
@@ -71,46 +64,15 @@ SHORT, WHOLE = {"LONGEST": "1100", "NUM_BLOCKS": "64"}, {"LONGEST": "7680", "NUM
 def test_vllms_own_attention_tests_pass(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     whole = request.config.getoption("--full", default=False) and backend == "torch"
     every = 1 if whole else EVERY[backend]
-    counts, checked = run(tmp_path, backend, every, WHOLE if whole else SHORT)
+    package = make_package(tmp_path, SPEC.format(**(ALL if backend == "torch" else FEW)))
+    sizes = WHOLE if whole else SHORT
+    counts, said = run(
+        tmp_path, package, "test_attention.py", "attention_conftest.py",
+        {"EVERY": str(every), "PAV2_BACKEND": backend, **sizes}, tests=backend == "cuda",
+    )  # fmt: skip
+    (checked,) = re.findall(r"^opcheck: (\d+)$", said, re.M)
     print(f"vLLM's own attention tests, V2, {backend}: {counts}")
     assert set(counts) <= {"passed", "skipped"}
     assert sum(counts.values()) == len(range(0, CASES[backend], every))
     assert counts.get("skipped", 0) <= (SKIPPED if every == 1 else 3)
-    assert checked > 0  # opcheck, of the cases with head size 64 and block size 16
-
-
-def run(folder: Path, backend: str, every: int, sizes: dict[str, str]) -> tuple[dict[str, int], int]:
-    """Install into a tree and run vLLM's tests against it: the number of each outcome, and of opcheck's checks."""
-    source = cached("0.6.3.post1")
-    shutil.copytree(source / "vllm", folder / "tree/vllm")
-    package = make_package(folder, SPEC.format(**(ALL if backend == "torch" else FEW)))
-    install(folder / "tree", InstallOptions(package, Choice(tests=backend == "cuda"), python=""))
-    shutil.copytree(source / "tests/kernels", folder / "run/tests/kernels")
-    (folder / "run/tests/__init__.py").touch()
-    here = Path(__file__).parent
-    shutil.copy(here / "attention_conftest.py", folder / "run/conftest.py")
-    environment = {
-        **os.environ,
-        "STUBS": str(here),
-        "TREE": str(folder / "tree"),
-        "EVERY": str(every),
-        **sizes,
-        "PAV2_BACKEND": backend,
-        "OMP_NUM_THREADS": "1",  # threads that wait by spinning take ten times as long on a busy machine
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        ".",
-        "tests/kernels/test_attention.py",
-    ]
-    done = subprocess.run(command, cwd=folder / "run", env=environment, capture_output=True, text=True)
-    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    (checked,) = re.findall(r"^opcheck: (\d+)$", done.stdout, re.M)
-    return {word: int(number) for number, word in re.findall(r"(\d+) (\w+)(?=,| in )", last)}, int(checked)
+    assert int(checked) > 0  # opcheck, of the cases with head size 64 and block size 16

@@ -1,0 +1,51 @@
+"""vLLM's own tests of prefills with a cached prefix pass through the installed extend kernels, on the CPU.
+
+vLLM 0.6.3's tests/kernels/test_prefix_prefill.py has 216 cases for one device: 72 of them have a head size of 24, which
+no kernel here and none of vLLM's decode kernels has. By default every 13th of the others is run, with short sequences;
+``--full`` runs all of them, with sequences of up to 400 tokens in place of 2,048.
+
+These tests are weak. Their values lie within 1e-3 of zero, and so does the error that they allow for an fp8 cache.
+``test_life`` and the kernels' own tests measure the result.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .conftest import make_package
+from .vllm_own_tests import run
+
+SPEC = """\
+schema: 1
+name: vllm_prefix
+target: bi-v100
+model: {num_heads: 64, num_kv_heads: 8, max_seq_len: 32768}
+axes: {head_size: [128, 96], gqa_ratio: [1, 8, 64], block_size: 32, kv_cache_dtype: [auto, fp8, fp8_e5m2]}
+features: {alibi: [false, true], sliding_window: [null, 16, 64, 128, 256, 512, 2048]}
+exclude:
+  - {when: {alibi: true, sliding_window: [16, 64, 128, 256, 512, 2048]}, because: vLLM tests no window with ALiBi}
+operators: [extend, cache]
+backends: [torch]
+limits: {max_variants: 400}
+"""
+CASES, SERVED = 216, 144
+EVERY = 13  # no axis divides it
+#: The most new tokens, and the most tokens before them, of a sequence; the number of sequences.
+SHORT, LONG = (80, 3), (200, 10)
+
+
+def test_vllms_own_prefix_tests_pass(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    whole = request.config.getoption("--full", default=False)
+    every, (longest, batch) = (1, LONG) if whole else (EVERY, SHORT)
+    edits = {"MAX_SEQ_LEN = 1024": f"MAX_SEQ_LEN = {longest}", "MAX_CTX_LEN = 1024": f"MAX_CTX_LEN = {longest}"}
+    edits["BS = 10"] = f"BS = {batch}"
+    counts, said = run(
+        tmp_path, make_package(tmp_path, SPEC), "test_prefix_prefill.py", "prefix_conftest.py", {"EVERY": str(every)},
+        edits, writer="always",
+    )  # fmt: skip
+    print(f"vLLM's own prefix tests: {counts}")
+    assert re.findall(r"^cases: (\d+)$", said, re.M) == [str(CASES)]
+    assert counts == {"passed": len(range(0, SERVED, every))}
