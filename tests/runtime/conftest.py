@@ -11,6 +11,24 @@ from pav2gen.commands.build import BuildOptions, build
 
 from .stand_in import CorexMachine
 
+#: A conftest for a folder of packages with faults in them: the first test that notices a fault is enough.
+CAUGHT_ONCE = """
+import pytest
+
+CAUGHT = set()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if item.nodeid.split("/")[0] in CAUGHT:
+        pytest.skip("a test of this package failed already")
+
+
+def pytest_runtest_logreport(report):
+    if report.failed:
+        CAUGHT.add(report.nodeid.split("/")[0])
+"""
+
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from pav2gen.commands.build import BuildOptions, build
 
+from .conftest import CAUGHT_ONCE
+
 SPEC = """
 schema: 1
 name: {name}
@@ -125,11 +127,11 @@ FAULTS = [
     Fault("a partition of the window too few", TILING, "_ceil(window - 1, partition) + 1", "_ceil(window - 1, partition)", "windowed"),
     Fault("scratch at the window's own partitions", WINDOW, "torch.add(rows.firsts[part.rows], parts)", "torch.add(rows.firsts[part.rows] * 0, parts)", "windowed"),
     Fault("scratch before the window left", KERNEL, "clear_scratch(call.scratch, 0)", "pass", "windowed"),
-    Fault("sinks dropped", STATE, "z.add_(torch.sub(call.sinks, base).exp_())", "pass", "sunk"),
-    Fault("sinks added twice", STATE, "torch.sub(call.sinks, base).exp_()", "torch.sub(call.sinks, base).exp_().mul_(2)", "sunk"),
-    Fault("sinks scaled", STATE, "torch.sub(call.sinks, base)", "torch.sub(call.sinks * call.scale, base)", "sunk"),
-    Fault("sinks of other heads", STATE, "torch.sub(call.sinks, base)", "torch.sub(call.sinks.flip(0), base)", "sunk"),
-    Fault("a sink above all scores", STATE, "torch.maximum(state.m, call.sinks)", "state.m - 200", "sunk"),
+    Fault("sinks dropped", STATE, "z.add_(torch.sub(sinks, base).exp_())", "pass", "sunk"),
+    Fault("sinks added twice", STATE, "torch.sub(sinks, base).exp_()", "torch.sub(sinks, base).exp_().mul_(2)", "sunk"),
+    Fault("sinks scaled", STATE, "with_sink(state, call.sinks,", "with_sink(state, call.sinks * call.scale,", "sunk"),
+    Fault("sinks of other heads", STATE, "with_sink(state, call.sinks,", "with_sink(state, call.sinks.flip(0),", "sunk"),
+    Fault("a sink above all scores", STATE, "torch.maximum(state.m, sinks)", "state.m - 200", "sunk"),
     Fault("sinks in every partition's scratch", KERNEL, "z = weights.sum(-1)", "z = weights.sum(-1) + (call.sinks.view(1, -1, 3) - m).exp()", "sunk"),
     Fault("softcap dropped", KERNEL, "scores.tanh_()", "scores.mul_(1.0)", "capped"),
     Fault("softcap not scaled back", KERNEL, "scores.mul_(5.0)", "scores.mul_(1.0)", "capped"),
@@ -160,6 +162,7 @@ def verdicts(tmp_path_factory):
     build(specs, BuildOptions(root / "healthy"))
     for number, fault in enumerate(FAULTS):
         plant(fault, root / "healthy", root / f"mutant{number}")
+    (root / "conftest.py").write_text(CAUGHT_ONCE)
     report = root / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "--tb=no"]
     result = subprocess.run([*command, f"--junitxml={report}", str(root)], cwd=root, capture_output=True, text=True)

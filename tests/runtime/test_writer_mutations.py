@@ -15,7 +15,7 @@ import pytest
 
 from pav2gen.commands.build import BuildOptions, build
 
-from .conftest import load
+from .conftest import CAUGHT_ONCE, load
 
 SPEC = """
 schema: 1
@@ -81,6 +81,7 @@ def verdicts(tmp_path_factory):
     build(specs, BuildOptions(root / "healthy"))
     for number, fault in enumerate(FAULTS):
         plant(fault, root / "healthy", root / f"mutant{number}")
+    (root / "conftest.py").write_text(CAUGHT_ONCE)
     report = root / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "--tb=no"]
     result = subprocess.run([*command, f"--junitxml={report}", str(root)], cwd=root, capture_output=True, text=True)
