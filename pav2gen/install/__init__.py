@@ -1,1 +1,5 @@
-"""Install a generated package into a vLLM tree, report on it, undo it; or pack the package as a vLLM plugin."""
+"""Installs a generated package into a vLLM tree, reports on it, and undoes it; or packs the package as a vLLM plugin.
+
+A "tree" is a vLLM: its package folder, installed or in a source checkout. "Our" files, lines and calls are those that
+an install puts into a tree.
+"""

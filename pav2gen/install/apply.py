@@ -124,7 +124,7 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
 
 
 def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
-    """Raise UserError if ``pav2/`` is not ours. Without ``force``, also if someone's work in it would be lost.
+    """Raise UserError if no install made ``pav2/``. Without ``force``, also if edits in it would be lost.
 
     files: the files to install, by path below ``pav2/``.
     """
@@ -167,11 +167,11 @@ def _edit(before: bytes, after: bytes) -> RecordedEdit:
 def _changes(
     found: TreeState, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
 ) -> Iterator[Change]:
-    """The changes that install ``files`` and ``sources``. Empty if they are installed already.
+    """The changes, in order, that install ``files`` and the edited ``sources``. Empty if they are installed already.
 
     The first change writes the record of both states. Then the package is written, with the dispatch table after its
-    kernels. The sources follow, so that they never call a missing file. Then the files of the earlier package are
-    removed. The last change writes the record of this install alone.
+    kernels. Then vLLM's sources are edited, so that they never call a missing file. Then the files of the earlier
+    package are removed. The last change writes the record of this install alone.
     """
     tree, there = found.tree, found.record
     place = tree.pav2 / NAME
@@ -215,7 +215,7 @@ def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
 
 
 def _together(planned: Sequence[PlannedInstall]) -> list[Change]:
-    """The changes of all trees. Raises UserError if two trees share a file by a link but need different edits."""
+    """Merge the changes of all trees. Raises UserError if two trees share a file by a link but need different edits."""
     changes = [change for plan in planned for change in plan.changes]
     last = {change.path: change for change in changes}
     for change in changes:

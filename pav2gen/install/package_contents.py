@@ -1,4 +1,4 @@
-"""The files that go into a vLLM tree or a wheel: the chosen specs of a package, with a dispatch table of only these."""
+"""Collects the files for a vLLM tree or a wheel: the chosen specs of a package, with a dispatch table of only these."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PREBUILT = "prebuilt"
 
 #: Files that only tests need: pytest's settings, and the code that compiles many libraries before the tests.
 FOR_TESTS = frozenset(("pytest.ini", "tests/conftest.py", "runtime/building/prefetch.py"))
-#: Modules of the runtime's folders that only tests need: inputs and runs.
+#: Names of modules that only tests need, in the runtime's folders of operators.
 TEST_MODULES = frozenset(("cases", "harness"))
 #: Folders that only tests need: the harnesses and references, and the C++ that executes CUDA on a CPU.
 TEST_FOLDERS = ("runtime/testing/", "runtime/simt/include/")
@@ -113,7 +113,7 @@ def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
 
 
 def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
-    """A manifest whose rows have another ``min_seq_len``."""
+    """A copy of a manifest in which all rows have ``min_seq_len``, if that is given."""
     if min_seq_len is None:
         return entry
     return replace(entry, rows=tuple({**row, "min_seq_len": min_seq_len} for row in entry.rows))
@@ -145,7 +145,7 @@ def _wanted(path: str, choice: Choice) -> bool:
 
 
 def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents:
-    """``found`` with a compiled library of its CUDA kernels added.
+    """Add a compiled library of the CUDA kernels to ``found``.
 
     Raises UserError for a file that is not such a library, a library for the CPU, and one compiled from other sources.
     """
@@ -176,7 +176,7 @@ def cuda_sources(found: PackageContents) -> dict[str, str]:
 
 
 def read_library(path: Path) -> LibraryRecord:
-    """The record in a compiled library. None of its code runs. Raises UserError for any other file."""
+    """Read the record in a compiled library, without running its code. Raises UserError for any other file."""
     try:
         return read_record(path)
     except RecordError as reason:

@@ -1,7 +1,8 @@
 """INSTALLED.json, in ``pav2/``: the record of an install. It says what changed, from which package, and how to undo it.
 
-The record is written twice. Before the first change it contains the record that it replaces; after the last change it
-stands alone. After a kill the file holds both, so that the next install or uninstall recognizes either state.
+The record is written twice. The first time, before the first change, it also contains the record of the earlier
+install. The second time, after the last change, it does not. If an install is killed, the next install or uninstall
+therefore recognizes the files of both.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Record:
         return replace(self, complete=False, replaces=earlier and replace(earlier, replaces=None))
 
     def states(self) -> list[Record]:
-        """The installs that may have written a file of the tree: this one, and the one that it replaces, if any."""
+        """The records of the installs that may have written files of the tree: this one, and one that it replaces."""
         return [self, *([self.replaces] if self.replaces else [])]
 
     def known(self, path: str) -> set[str]:
@@ -80,7 +81,7 @@ def parse_record(content: bytes, where: str) -> Record:
 
 
 def _with_defaults(read: json_data.Reader) -> json_data.Reader:
-    """Reads a record with ``read``, after adding the fields that records of version 0.1 lack."""
+    """Make a reader that adds the fields that records of version 0.1 lack, and then calls ``read``."""
     return lambda value: read({"writer": "auto", "operators": {}, **value} if isinstance(value, dict) else value)
 
 

@@ -1,4 +1,4 @@
-"""Sentences on the operators that an install serves in a tree. ``install`` and ``status`` print them."""
+"""Makes the sentences with which ``install`` and ``status`` say what each operator of an install serves."""
 
 from __future__ import annotations
 

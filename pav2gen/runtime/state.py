@@ -62,7 +62,7 @@ def merge(a: State | None, b: State) -> State:
 def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
     """Write out[taken] = o / z, or zeros for a row that attends to no token. Also write lse if the call asks for it.
 
-    A sink adds to the divisor, only here. ``state`` is overwritten.
+    A sink is added to the divisor here and nowhere else. ``state`` is overwritten.
     """
     z, lse = with_sink(state, call.sinks, call.lse is not None)
     if call.lse is not None and lse is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pav2gen.cli import Commands
+from pav2gen.cli.failures import Commands
 from pav2gen.install import commands
 from pav2gen.install.payload.structure import DECODE
 

@@ -34,7 +34,7 @@ SPARSE = BlockSparse(local_blocks=4, vert_stride=8, block_size=64, head_sliding_
 class Problem:
     """``num_seqs`` sequences of ``seq_len`` tokens, for a rank with ``kv_heads`` KV heads.
 
-    modification: the definition of the one that ``key`` names.
+    modification: the definition of the modification that ``key`` names.
     """
 
     key: Key

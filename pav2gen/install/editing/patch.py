@@ -129,7 +129,7 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
 
 
 def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[Prefix], list[str]]:
-    """The places for the calls of the writer and of the extend operator, and a note for each that is missing."""
+    """The functions that get a call of the writer or of the extend operator, and a note for each that is missing."""
     writers: list[Writer] = []
     prefixes: list[Prefix] = []
     missing = []
@@ -156,7 +156,7 @@ def v1_kind(works: bool, plain: bool) -> str:
 
 
 def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
-    """The result of ``find`` on a source. Raises UserError if the source is unfit."""
+    """Call ``find`` with the syntax tree of a source. Raises UserError if ``find`` does not know the source's form."""
     try:
         return find(source.tree)
     except Unfit as reason:
@@ -222,7 +222,7 @@ def _layer_check(layer: Layer, fork: Fork) -> Insertion:
 
 
 def _notes(decodes: Decodes) -> Iterator[str]:
-    """Notes on the decodes of a module that do not reach our kernels."""
+    """A note for each ``if`` in a module that gives some decodes to a kernel of the tree's own."""
     for decode in decodes.choices:
         for test in (*decode.others, *decode.detours):
             yield (

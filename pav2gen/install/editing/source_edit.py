@@ -52,9 +52,9 @@ class Insertion(NamedTuple):
 def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Mapping[int, str] = {}) -> bytes:
     """The bytes of ``source`` with ``insertions`` made. A comment precedes each of them.
 
-    tests: line of an ``if`` or ``elif`` -> the name that becomes its test. In an insertion, the name ``TEST`` stands
-    for the old test. libcst gets only the module's statements that hold these lines. Raises UserError if libcst cannot
-    reproduce a statement exactly, or if an insertion's place is not found.
+    tests: line of an ``if`` or ``elif`` -> the name that becomes its test. In an insertion, the name ``TEST`` is
+    replaced by the old test. Only the statements that contain these lines are parsed by libcst. Raises UserError if
+    libcst cannot reproduce a statement exactly, or if an insertion's place is not found.
     """
     lines = list(io.StringIO(source.text, newline=""))
     for statement in reversed(source.tree.body):
@@ -90,7 +90,7 @@ def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str]
 
 
 class _Editor(cst.CSTTransformer):
-    """Makes the insertions. ``pending`` holds the lines of the insertions that are still to be made."""
+    """A libcst transformer that makes the insertions. ``pending`` has those that are not made yet."""
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 

@@ -1,4 +1,4 @@
-"""Makes the changes of a vLLM tree in order, each by a rename. If a later step fails, all of them are taken back."""
+"""Makes the changes of a vLLM tree in order, each by a rename. If a step fails, all changes are undone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Change:
 
 @contextmanager
 def transaction(changes: Iterable[Change], shown: str) -> Iterator[None]:
-    """Make the changes. If the block ends in an exception, take them back, the last one first.
+    """Make the changes, then run the ``with`` block. If it ends in an exception, undo them, the last one first.
 
     Files keep their mode and owner. ``shown`` names the tree in messages. Raises UserError and restores everything if a
     file cannot be written, or was changed since the command read it.

@@ -1,4 +1,4 @@
-"""A unified diff of a file, as ``--dry-run`` prints it."""
+"""Makes the unified diff of a file that ``--dry-run`` prints."""
 
 from __future__ import annotations
 

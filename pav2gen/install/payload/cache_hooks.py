@@ -16,9 +16,9 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
     """Run the generated ``reshape_and_cache``. ``call`` holds its arguments by name. False leaves the call to vLLM.
 
     writer: what the tree's own writer can do. "whole" takes every argument; "plain" ignores kv_cache_dtype, or refuses
-    all but "auto"; "none" only raises. Calls that the tree's writer can do stay with it. With ``always`` (``pav2gen
-    install --writer always``) the generated writer is tried first for them. The generated writer serves all other
-    calls. If no kernel takes such a call, the operator's error says why.
+    all but "auto"; "none" only raises. The tree's writer keeps the calls that it can do, unless ``always`` is set
+    (``pav2gen install --writer always``): then the generated writer is tried first. The generated writer serves all
+    other calls. If no kernel takes such a call, the operator's error says why.
     """
     if disabled():
         return False

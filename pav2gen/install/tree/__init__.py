@@ -1,1 +1,1 @@
-"""The current state of a vLLM tree: its place, the install in it, and the callers of its decode."""
+"""Reads the current state of a vLLM tree: its folders, the install in it, and the backends that call its decode."""

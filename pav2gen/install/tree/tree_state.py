@@ -1,4 +1,4 @@
-"""The state of a tree: the files of an install, the sources without our lines, and later edits."""
+"""Reads the state of a tree: the files of an install, vLLM's sources without our lines, and later edits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_tree_state(tree: VllmTree) -> TreeState:
     """The state of a tree.
 
     Raises UserError if a file to be edited is missing, a file cannot be read, the record is broken, or our lines were
-    changed, so that they cannot be told from the rest.
+    changed, so that they cannot be recognized.
     """
     disk = Disk(tree.pav2, tree.where(PAV2))
     if tree.pav2.is_symlink():

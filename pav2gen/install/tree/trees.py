@@ -1,4 +1,4 @@
-"""Finds vLLM: a source checkout, an installed package, or the lib and lib64 of a prefix. Each real folder once."""
+"""Finds vLLM's package folders in a source checkout, an installation, or a prefix. Each real folder is found once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class VllmTree:
 
     @property
     def pav2(self) -> Path:
-        """Where the generated package goes."""
+        """The folder for the generated package."""
         return self.folder / PAV2
 
     def source(self, path: str) -> Path:
@@ -41,7 +41,7 @@ class VllmTree:
 
 
 def find_trees(path: Path) -> list[VllmTree]:
-    """The vLLM trees at ``path``: itself, its ``vllm``, those of the Pythons of a prefix, and their lib/lib64 twins.
+    """The vLLM trees at ``path``: itself, its ``vllm``, and those below lib and lib64 of a prefix.
 
     Raises UserError if none is found, if the path cannot be read, or if a symbolic link leads from a file to be edited
     to a place outside of these trees.
@@ -77,7 +77,7 @@ def _candidates(path: Path) -> Iterator[Path]:
 
 
 def _with_twins(folders: Iterable[Path]) -> Iterator[Path]:
-    """The folders. For a folder below lib or lib64, the same folder below the other is added."""
+    """Add to each folder below lib the same one below lib64, and the other way round."""
     for folder in folders:
         yield folder
         parts = folder.absolute().parts

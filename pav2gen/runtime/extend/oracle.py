@@ -80,6 +80,6 @@ def attend(
 
 
 def as_decode(call: ExtendCall) -> Call:
-    """The call as one of decode, for its float64 reference. The query has all rows; tables are those of sequences."""
+    """Convert a call to one of decode, for the functions of decode's reference. Each row of the query is a sequence."""
     shared = {name: value for name, value in call._asdict().items() if name in Call._fields}
     return Call(scratch=None, sparse=None, **shared)

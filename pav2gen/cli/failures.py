@@ -1,0 +1,65 @@
+"""Shows a user's mistakes and system errors as one line, with exit code 2."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import Any
+
+import click
+
+from pav2gen.errors import UserError
+
+
+class Failure(click.ClickException):
+    """A user's mistake. It is shown as one line, and the exit code is 2."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """Print the line to stderr."""
+        click.echo(f"error: {' '.join(self.message.splitlines())}", file=file, err=True)
+
+
+class CompilerFailure(Failure):
+    """A compiler's messages, line by line as the compiler wrote them."""
+
+    def show(self, file: Any = None) -> None:
+        """Print the lines to stderr."""
+        click.echo(f"error: {self.message}", file=file, err=True)
+
+
+def usage_failure(error: click.UsageError) -> click.ClickException:
+    """Convert an error in a command's arguments to a Failure. The exception that shows the help is not converted."""
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2
+        return error
+    command = error.ctx.command_path if error.ctx else "pav2gen"
+    return Failure(f"{error.format_message().rstrip('.')}; see {command} --help")
+
+
+class Commands(click.Group):
+    """The group of all commands. It shows mistakes and system errors as one line, and prints text in any locale."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments before the command's name."""
+        ctx.meta["words"] = tuple(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise usage_failure(error) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        for stream in (sys.stdout, sys.stderr):
+            if reconfigure := getattr(stream, "reconfigure", None):
+                reconfigure(errors="backslashreplace")
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            raise usage_failure(error) from error
+        except UserError as error:
+            raise Failure(str(error)) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # the reader closed the pipe; click then exits silently
+            raise Failure(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)) from error

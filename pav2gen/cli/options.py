@@ -1,0 +1,53 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pav2gen.errors import UserError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class NonEmptyPath(click.Path):
+    """A path that must not be empty, so that ``--out "$UNSET"`` is an error and not the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Turn the argument into a path."""
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def default_specs(ctx: click.Context, param: click.Parameter, value: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The spec files given, or all of ``specs/*.yaml``."""
+    paths = value or tuple(sorted(Path("specs").glob("*.yaml")))
+    if not paths and not ctx.resilient_parsing:
+        raise UserError("there are no specs/*.yaml here; name the spec files, or change to the folder that has specs/")
+    return paths
+
+
+def complete_axis(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The axes that a shell offers for ``AXIS=VALUE``."""
+    from pav2gen.family.axes import AXES
+
+    return [f"{name}=" for name in AXES if name.startswith(incomplete)]
+
+
+PATH = NonEmptyPath(path_type=Path)
+specs_argument = click.argument("specs", nargs=-1, metavar="[SPEC]...", type=PATH, callback=default_specs)
+out_option = click.option(
+    "--out", "-o", type=PATH, default="generated", show_default=True, help="The generated package."
+)
+dry_run_option = click.option("--dry-run", "-n", is_flag=True, help="Print what would change, and write nothing.")
+force_option = click.option("--force", is_flag=True, help="Replace or remove even files that were edited by hand.")
+
+
+def verbosity_options(command: Command) -> Command:
+    """The options ``-v`` and ``-q`` of a command that reports what it did."""
+    quiet = click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
+    return click.option("--verbose", "-v", is_flag=True, help="Print a line for each file.")(quiet(command))
