@@ -9,8 +9,9 @@ from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES, PARTITION_SIZES
 from pav2gen.family.modifications.tree import MOST_TOKENS
 from pav2gen.family.spec import Spec, extended, variants
-from pav2gen.family.variant import expand
+from pav2gen.family.variant import ExtendVariant, Variant, expand, extenders_of
 from pav2gen.plan.cuda_plan import CHOICES
+from pav2gen.plan.extend_torch import ExtendTorchPlan
 from pav2gen.plan.torch_plan import smallest_workspace_bytes
 from pav2gen.reading.rule import AxisRule, Expanded, Rule, SpecRule, Violation
 from pav2gen.runtime.select import MIB, MOST_BLOCKS, Key
@@ -218,14 +219,27 @@ def _workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | 
     kv_heads: dict[int, int] = {}
     for rank in spec.model.ranks():
         kv_heads[rank.gqa_ratio] = max(rank.num_kv_heads, kv_heads.get(rank.gqa_ratio, 1))
-    for variant in expanded():
-        heads = kv_heads.get(variant.gqa_ratio, spec.model.num_kv_heads)
-        needed = math.ceil(smallest_workspace_bytes(variant, heads) / MIB)
-        if needed > spec.limits.workspace_mib:
-            what = f"one partition of {heads} KV heads of {variant.slug} needs {needed} MiB"
-            sentence = f"{what}, limits.workspace_mib is {spec.limits.workspace_mib}; raise it to {needed}"
-            return Violation(f"{sentence}, or take a smaller partition_size", ("limits.workspace_mib", "limits"))
-    return None
+    family: list[Variant | ExtendVariant] = [
+        *expanded(),
+        *(extenders_of(expanded()) if "extend" in spec.operators else ()),
+    ]
+    heads = {variant: kv_heads.get(variant.gqa_ratio, spec.model.num_kv_heads) for variant in family}
+    sizes = {variant: _workspace_bytes(variant, count) for variant, count in heads.items()}
+    largest = max(family, key=lambda variant: sizes[variant])
+    needed = math.ceil(sizes[largest] / MIB)
+    if needed <= spec.limits.workspace_mib:
+        return None
+    what = f"one partition of {heads[largest]} KV heads of {largest.slug} needs {needed} MiB"
+    sentence = f"{what}, limits.workspace_mib is {spec.limits.workspace_mib}; raise it to {needed}"
+    smaller = ", or take a smaller partition_size" if isinstance(largest, Variant) else ""
+    return Violation(f"{sentence}{smaller}", ("limits.workspace_mib", "limits"))
+
+
+def _workspace_bytes(variant: Variant | ExtendVariant, kv_heads: int) -> int:
+    """The smallest workspace of a PyTorch kernel in bytes."""
+    if isinstance(variant, Variant):
+        return smallest_workspace_bytes(variant, kv_heads)
+    return ExtendTorchPlan(variant, 0).smallest_workspace(kv_heads)
 
 
 #: Every rule, in the order in which they are checked.

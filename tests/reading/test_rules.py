@@ -175,6 +175,19 @@ def test_the_workspace_that_is_advised_is_the_least_that_works() -> None:
                 parse(text, "small.yaml")
 
 
+def test_the_workspace_holds_a_piece_of_an_extend_kernel() -> None:
+    """Its pieces have hundreds of keys, whatever the partitions of the decode kernels are."""
+    short = GOOD.replace("[64, 512]", "64").replace("exclude:\n", "exclude: []\n").replace("partition: auto", "")
+    short = re.sub(r"  - when: .*\n    because: .*\n", "", short).replace("step: 256", "step: 64")
+    short = short.replace("workspace_mib: 16", "workspace_mib: 1")
+    parse(short.encode(), "small.yaml")
+    found = re.search(
+        r"of (extend_\w+) needs (\d+) MiB.*raise it to \2 ", answer(f"{short}operators: [decode, extend]\n")
+    )
+    assert found
+    parse(f"{short}operators: [decode, extend]\n".replace("mib: 1}", f"mib: {found[2]}}}").encode(), "small.yaml")
+
+
 def test_the_heads_of_the_least_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every variant is asked about with the most KV heads that a rank of its ratio has."""
     asked: dict[int, set[int]] = {}

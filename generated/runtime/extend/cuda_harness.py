@@ -9,9 +9,9 @@ import torch
 
 from ..select import Row
 from ..simt import Report
-from ..testing import cuda_harness as decoding
 from ..testing.cases import dense_pieces
-from ..testing.cuda_harness import extent, loaded
+from ..testing.cuda_harness import CudaKernel, extent, loaded
+from ..testing.harness import Harness
 from . import cases
 from .call import ExtendCall
 from .cases import ExtendCase
@@ -46,9 +46,9 @@ class CudaExtend(ExtendHarness):
         if call.lse is not None and moved.lse is not None:
             call.lse.copy_(moved.lse)
 
-    def decoder(self, row: Row) -> decoding.CudaKernel:
-        """The CUDA decode kernel of ``row``."""
-        return decoding.CudaKernel(self.package, row, self.machine, [*self.rows, row])
+    def decoder(self, row: Row) -> Harness:
+        """The decode kernel of ``row`` under test: in PyTorch if there is one, which needs no compiler."""
+        return super().decoder(row) if row.torch else CudaKernel(self.package, row, self.machine, [*self.rows, row])
 
     def check_table(self, case: ExtendCase) -> None:
         """The package's operator runs this kernel after its library is loaded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Sequence
 from types import ModuleType
@@ -47,6 +48,7 @@ class ExtendHarness:
             options = {"k_scale": 0.3, "v_scale": 0.7, **options}
         seq_lens = tuple(new + cached for new, cached in zip(query_lens, contexts))
         own = {"modification": self.row.modification, "query_lens": tuple(query_lens)}
+        own["starts"] = tuple(options.pop("starts", ()))
         return ExtendCase(self.key, ONE_PARTITION, seq_lens, **{**own, **options})
 
     def run(self, call: ExtendCall) -> ExtendCall:
@@ -66,17 +68,16 @@ class ExtendHarness:
 
         Large scores have a float32 error that shows in their weights. The tolerance grows with the case's score_size.
         """
-        self.compare(
-            make(case)._replace(read_lengths=not captured), largest=4 * case.score_size if case.score_size > 1 else 0.0
-        )
+        call = make(case)._replace(read_lengths=not captured)
+        self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
 
-    def compare(self, call: ExtendCall, largest: float = 0.0) -> ExtendCall:
+    def compare(self, call: ExtendCall, largest: float = 0.0, truth: Reference | None = None) -> ExtendCall:
         """Run a call, compare out and lse with float64, and return the call with its outputs.
 
         The rows that no sequence owns must keep every bit. largest: the size of the scores; the tolerance grows with
         it.
         """
-        truth = self.truth(call)
+        truth = truth or self.truth(call)
         done = self.run(call)
         worst = excess(done.out[truth.owned], truth.out[truth.owned], score_noise(largest))
         assert worst <= 1, f"out is off by {worst:.3g} times what is allowed{self.worst_row(done, truth, largest)}"
@@ -142,8 +143,8 @@ class ExtendHarness:
         torch.testing.assert_close(done.lse, decoded.lse, rtol=1e-6, atol=1e-5)
 
     def decoder(self, row: Row) -> decoding.Harness:
-        """The decode kernel of ``row`` under test, of the same backend."""
-        raise NotImplementedError
+        """The PyTorch decode kernel of ``row`` under test."""
+        return decoding.TorchKernel(self.package, row)
 
     def check_far_strides(self, case: ExtendCase) -> None:
         """The kernel is right if every stride exceeds 2^31 elements, and touches nothing between its inputs.
@@ -181,10 +182,6 @@ class TorchExtend(ExtendHarness):
         """Run the kernel on a checked call."""
         self.module.paged_attention_extend(call)
 
-    def decoder(self, row: Row) -> decoding.Harness:
-        """The PyTorch decode kernel of ``row``."""
-        return decoding.TorchKernel(self.package, row)
-
     def with_budget(self, monkeypatch: Any, **figures: int) -> None:
         """Give the kernel other figures of its workspace on the CPU for the duration of a test."""
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(padding=0, row_padding=1, **figures))
@@ -197,3 +194,9 @@ class TorchExtend(ExtendHarness):
         reads = [name for name in probe.HOST_READS if counts[name]]
         assert not reads, f"the kernel reads device values on the host: {reads}"
         return sum(counts.values())
+
+
+@functools.lru_cache(maxsize=8)
+def truth_of(case: ExtendCase) -> Reference:
+    """The float64 result of a case. Tests that differ only in how they run the kernel share it."""
+    return reference(make(case), case.key.kv_cache_dtype, case.modification)
