@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pav2gen.runtime import simt
-from pav2gen.runtime.building.cache import locked
+from pav2gen.runtime.building.cache import cache_folder, locked
 
 HERE = Path(__file__).parent
 CHECKED = [HERE / name for name in ("storage.cu", "patterns.cu", "faults.cu", "races.cu")]
@@ -24,15 +24,19 @@ def cache(session_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def library(cache: Path) -> Callable[..., simt.Program]:
+def kept() -> Path:
+    """Where the libraries of all tests are kept for the next run, by the content of all that goes in."""
+    return simt.own_folder(simt.own_folder(Path(os.environ.get("SIMT_CACHE") or cache_folder())) / "simt_tests")
+
+
+@pytest.fixture(scope="session")
+def library(kept: Path) -> Callable[..., simt.Program]:
     """`library(warp_size, checked)`: the test kernels."""
 
     @functools.cache
     def build(warp_size: int, checked: bool) -> simt.Program:
-        with locked(
-            simt.own_folder(cache) / f"tests-{warp_size}-{checked}"
-        ):  # one worker builds it, the others find it
-            return simt.build(CHECKED if checked else FAST, warp_size=warp_size, checked=checked, cache_dir=cache)
+        with locked(kept / f"tests-{warp_size}-{checked}"):  # one worker builds it, the others find it
+            return simt.build(CHECKED if checked else FAST, warp_size=warp_size, checked=checked, cache_dir=kept)
 
     return build
 

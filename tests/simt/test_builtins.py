@@ -340,10 +340,10 @@ def test_host_api(fast, warp):
 @pytest.mark.parametrize(
     "option", [{"native": False}, {"runtime_flags": ("-DSIMT_UCONTEXT",)}], ids=["soft", "ucontext"]
 )
-def test_without_hardware_conversions_and_without_assembly(library, cache, option):
+def test_without_hardware_conversions_and_without_assembly(library, kept, option):
     """The software conversions give the same bits, the portable switch the same results."""
     native = library(64, False)
-    portable = simt.build([HERE / "builtins.cu"], warp_size=64, cache_dir=cache, **option)
+    portable = simt.build([HERE / "builtins.cu"], warp_size=64, cache_dir=kept, **option)
     assert native.path != portable.path
     codes = np.arange(65536, dtype=np.uint16)
     floats = np.random.default_rng(10).standard_normal(4096).astype(np.float32) * np.float32(100)
