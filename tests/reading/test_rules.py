@@ -11,10 +11,11 @@ import pytest
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES
 from pav2gen.plan.torch_plan import smallest_workspace_bytes
-from pav2gen.reading import rules
+from pav2gen.reading import spec_checks
 from pav2gen.reading.rule import AxisRule
 from pav2gen.reading.rules import RULES, check
 from pav2gen.reading.spec_file import Spec, parse, variants
+from pav2gen.runtime.select import MIB
 
 GOOD = """\
 schema: 1
@@ -166,7 +167,7 @@ def test_the_workspace_that_is_advised_is_the_least_that_works() -> None:
     spec = parse(GOOD.encode(), "small.yaml")
     heads = {6: 4, 3: 1}
     largest = max(smallest_workspace_bytes(variant, heads[variant.gqa_ratio]) for variant in variants(spec))
-    for size, keeps in ((-(-largest // rules.MIB), True), (-(-largest // rules.MIB) - 1, False)):
+    for size, keeps in ((-(-largest // MIB), True), (-(-largest // MIB) - 1, False)):
         text = GOOD.replace("workspace_mib: 16", f"workspace_mib: {size}").encode()
         if keeps:
             parse(text, "small.yaml")
@@ -196,7 +197,7 @@ def test_the_heads_of_the_least_workspace(monkeypatch: pytest.MonkeyPatch) -> No
         asked.setdefault(variant.gqa_ratio, set()).add(num_kv_heads)  # type: ignore[attr-defined]
         return 1
 
-    monkeypatch.setattr(rules, "smallest_workspace_bytes", remember)
+    monkeypatch.setattr(spec_checks, "smallest_workspace_bytes", remember)
     parse(GOOD.replace("[1, 8]", "[2, 1, 8, 4]").replace("[3, 6]", "[3, 6, 5]").encode(), "small.yaml")
     assert asked == {3: {1}, 6: {4}, 5: {4}}  # no rank has ratio 5: as if the rank were the whole model
 

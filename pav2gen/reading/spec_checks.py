@@ -1,0 +1,204 @@
+"""The checks of rules on a spec as a whole. Each returns the first violation of its rule in a spec, or None."""
+
+from __future__ import annotations
+
+import math
+
+from pav2gen.family.axes import AXES, PARTITION_SIZES
+from pav2gen.family.modifications.tree import MOST_TOKENS
+from pav2gen.family.spec import Spec, extended
+from pav2gen.family.variant import ExtendVariant, Variant, expand, extenders_of
+from pav2gen.plan.cuda_plan import CHOICES
+from pav2gen.plan.extend_torch import ExtendTorchPlan
+from pav2gen.plan.torch_plan import smallest_workspace_bytes
+from pav2gen.reading.rule import Expanded, Violation
+from pav2gen.runtime.select import MIB, MOST_BLOCKS, Key
+from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
+
+
+def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
+    """The spec defines every modification that its features name, and has kernels for every one that it defines."""
+    names = [name for name in spec.axes["modification"] if name is not None]
+    for place, name in enumerate(spec.axes["modification"]):
+        if name is not None and name not in spec.modifications:
+            works = did_you_mean(str(name), spec.modifications) if spec.modifications else "define it there"
+            paths = (f"features.modification[{place}]", "features.modification", "features")
+            return Violation(f"modification {quoted(name)} is not among the modifications; {works}", paths)
+    for name in spec.modifications:
+        if name not in names:
+            sentence = f"no kernel has the modification {name}; write features: {{modification: [null, {name}]}}"
+            return Violation(sentence, (f"modifications.{name}",))
+    return None
+
+
+def positions_fit(spec: Spec, expanded: Expanded) -> Violation | None:
+    """Positions up to ``max_seq_len`` fit the integers of a modification."""
+    if spec.model.max_seq_len <= MOST_TOKENS or spec.axes["modification"] == (None,):
+        return None
+    sentence = f"model.max_seq_len {spec.model.max_seq_len} is over {MOST_TOKENS}, which a modification can calculate"
+    return Violation(sentence, ("model.max_seq_len", "model"))
+
+
+def kv_heads_divide_heads(spec: Spec, expanded: Expanded) -> Violation | None:
+    """The number of query heads is a multiple of the number of KV heads."""
+    heads, kv_heads = spec.model.num_heads, spec.model.num_kv_heads
+    if heads % kv_heads == 0:
+        return None
+    return Violation(f"model.num_heads {heads} is not a multiple of num_kv_heads {kv_heads}", ("model.num_heads",))
+
+
+def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
+    """The heads split evenly over every tensor-parallel size."""
+    model = spec.model
+    for index, size in enumerate(model.tensor_parallel):
+        if not model.shards_over(size):
+            sizes = [other for other in range(1, model.num_heads + 1) if model.shards_over(other)]
+            shape = f"{model.num_heads} heads and {model.num_kv_heads} KV heads"
+            sentence = f"{shape} do not split over {size} ranks; they do over {one_of(sizes)}"
+            return Violation(sentence, (f"model.tensor_parallel[{index}]", "model.tensor_parallel", "model"))
+    return None
+
+
+def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
+    """The number of variants is at most ``limits.max_variants``."""
+    sizes = [len(spec.axes[axis]) for axis in AXES]
+    product, limit = math.prod(sizes), spec.limits.max_variants
+    if product <= limit:
+        return None
+    factors = " x ".join(f"{size} {axis}" for axis, size in zip(AXES, sizes, strict=True) if size > 1)
+    sentence = f"the axes make {product} variants ({factors}), over limits.max_variants {limit}"
+    return Violation(f"{sentence}; shorten an axis, or raise the limit", ("axes",))
+
+
+def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
+    """Every exclusion names only values that the axes have."""
+    for index, exclusion in enumerate(spec.exclude):
+        for axis, values in exclusion.when.items():
+            for place, value in enumerate(values):
+                if value not in spec.axes[axis]:
+                    hint = did_you_mean(spelled(value), map(spelled, spec.axes[axis]))
+                    has = f"{axis} {flow_list(spec.axes[axis])} lacks {quoted(spelled(value))}"
+                    path = f"exclude[{index}].when.{axis}"
+                    return Violation(f"excludes nothing: {has}; {hint}", (f"{path}[{place}]", path, "exclude"))
+    return None
+
+
+def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
+    """Every exclusion removes at least one kernel, and together they leave at least one."""
+    left = expand(spec.name, spec.axes) if spec.exclude else ()
+    for index, exclusion in enumerate(spec.exclude):
+        rest = tuple(variant for variant in left if not exclusion.covers(variant))
+        if len(rest) == len(left):
+            sentence = "the exclusions above already cover all that this one excludes; remove it"
+            return Violation(sentence, (f"exclude[{index}]", "exclude"))
+        if not rest:
+            sentence = "this exclusion removes the last kernels of the family; exclude less"
+            return Violation(sentence, (f"exclude[{index}]", "exclude"))
+        left = rest
+    return None
+
+
+def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
+    """Every tensor-parallel size has a kernel for its ratio of query heads to KV heads."""
+    ratios = {variant.gqa_ratio for variant in expanded()}
+    for index, rank in enumerate(spec.model.ranks()):
+        if rank.gqa_ratio not in ratios:
+            shape = f"each of {rank.tensor_parallel} ranks has ratio {rank.gqa_ratio}"
+            heads = f"({rank.num_heads} heads over {rank.num_kv_heads})"
+            ratio, axis = rank.gqa_ratio, spec.axes["gqa_ratio"]
+            works = "exclude less" if ratio in axis else f"write gqa_ratio: {flow_list(extended(axis, ratio))}"
+            sentence = f"{shape} {heads}, which no variant serves; {works}"
+            return Violation(sentence, (f"model.tensor_parallel[{index}]", "model.tensor_parallel", "model"))
+    return None
+
+
+def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
+    """A spec with extend kernels has no block-sparse ones."""
+    if "extend" not in spec.operators or not any(variant.blocksparse for variant in expanded()):
+        return None
+    sentence = (
+        "there are no block-sparse extend kernels; write features: {blocksparse: false}, and put the block-sparse "
+        "kernels into another spec, with operators: [decode]"
+    )
+    return Violation(sentence, ("features.blocksparse", "operators"))
+
+
+def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
+    """If the spec fixes a partition size, every key has a kernel of that size."""
+    partition, paths = spec.dispatch.partition, ("dispatch.partition", "dispatch")
+    if partition is None:
+        return None
+    if partition not in spec.axes["partition_size"]:
+        built = one_of(("auto", *spec.axes["partition_size"]))
+        return Violation(f"dispatch.partition {partition} is not built; write {built}", paths)
+    keys: dict[Key, set[int]] = {}
+    for variant in expanded():
+        keys.setdefault(variant.key, set()).add(variant.partition_size)
+    for key, sizes in keys.items():
+        if partition not in sizes:
+            what = flow_map(zip(Key._fields, key, strict=True))
+            sentence = f"dispatch.partition {partition} is excluded for {what}; exclude less, or write auto"
+            return Violation(sentence, paths)
+    return None
+
+
+def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
+    """The layout settings have known values, and there is a CUDA kernel to use them."""
+    if spec.cuda and "cuda" not in spec.backends:
+        return Violation(
+            "no CUDA kernel is built that could use this setting; write backends: [torch, cuda]", ("cuda",)
+        )
+    for name, value in spec.cuda.items():
+        if value not in CHOICES[name]:
+            return Violation(f"cuda.{name} cannot be {value}; it is {one_of(CHOICES[name])}", (f"cuda.{name}",))
+    return None
+
+
+def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
+    """A step of a CUDA kernel has at least the tokens of a page."""
+    step, page = spec.cuda.get("step"), max(variant.block_size for variant in expanded())
+    if step is None or step >= page:
+        return None
+    return Violation(f"cuda.step {step} is less than a page of {page} tokens; write at least {page}", ("cuda.step",))
+
+
+def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
+    """A CUDA grid can have a block for each partition of the longest sequence."""
+    length = spec.model.max_seq_len
+    smallest = min(variant.partition_size for variant in expanded())
+    if "cuda" not in spec.backends or length <= MOST_BLOCKS * smallest:
+        return None
+    what = f"partitions of {smallest} make {-(-length // smallest)} of max_seq_len {length}, and a grid holds"
+    fit = [size for size in PARTITION_SIZES if length <= MOST_BLOCKS * size]
+    works = f"take partition_size {fit[0]} or more, or leave" if fit else "leave"
+    return Violation(
+        f"{what} {MOST_BLOCKS}; {works} cuda out of the backends", ("axes.partition_size", "model.max_seq_len")
+    )
+
+
+def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | None:
+    """The workspace has room for one partition of all KV heads of a rank."""
+    kv_heads: dict[int, int] = {}
+    for rank in spec.model.ranks():
+        kv_heads[rank.gqa_ratio] = max(rank.num_kv_heads, kv_heads.get(rank.gqa_ratio, 1))
+    family: list[Variant | ExtendVariant] = [
+        *expanded(),
+        *(extenders_of(expanded()) if "extend" in spec.operators else ()),
+    ]
+    heads = {variant: kv_heads.get(variant.gqa_ratio, spec.model.num_kv_heads) for variant in family}
+    sizes = {variant: _workspace_bytes(variant, count) for variant, count in heads.items()}
+    largest = max(family, key=lambda variant: sizes[variant])
+    needed = math.ceil(sizes[largest] / MIB)
+    if needed <= spec.limits.workspace_mib:
+        return None
+    what = f"one partition of {heads[largest]} KV heads of {largest.slug} needs {needed} MiB"
+    sentence = f"{what}, limits.workspace_mib is {spec.limits.workspace_mib}; raise it to {needed}"
+    smaller = ", or take a smaller partition_size" if isinstance(largest, Variant) else ""
+    return Violation(f"{sentence}{smaller}", ("limits.workspace_mib", "limits"))
+
+
+def _workspace_bytes(variant: Variant | ExtendVariant, kv_heads: int) -> int:
+    """The smallest workspace of a PyTorch kernel in bytes."""
+    if isinstance(variant, Variant):
+        return smallest_workspace_bytes(variant, kv_heads)
+    return ExtendTorchPlan(variant, 0).smallest_workspace(kv_heads)
