@@ -337,7 +337,7 @@ def reduction_cost(partitions: int) -> int:
 
 
 def own_key(key: Key, operator: str) -> AnyKey:
-    """The key of the kernel of ``operator`` that goes with a decode kernel of ``key``."""
+    """The key that a kernel of ``operator`` needs to serve the same layers as a decode kernel of ``key``."""
     kind = KEYS[operator]
     return kind(*(getattr(key, axis) for axis in kind._fields))
 

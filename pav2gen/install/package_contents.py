@@ -133,7 +133,7 @@ def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
 
 
 def _wanted(path: str, choice: Choice) -> bool:
-    """Whether a file is copied. The shared manifest is not: it describes the whole package."""
+    """Whether a file is copied. The shared manifest is not copied, because it describes the whole package."""
     if path == manifest.path_of(SHARED):
         return False
     return choice.tests or not (

@@ -58,7 +58,7 @@ class Record:
         return (json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True) + "\n").encode()
 
     def under_way(self, earlier: Record | None) -> Record:
-        """This record in the form that is written while its install is under way."""
+        """A copy of this record to write before the first change. It contains the record of the earlier install."""
         return replace(self, complete=False, replaces=earlier and replace(earlier, replaces=None))
 
     def states(self) -> list[Record]:

@@ -30,23 +30,23 @@ class Geometry:
     row_lanes: int
 
 
-#: Lanes of a warp that lie side by side over keys while scores are computed. The others split the head.
+#: The number of lanes of a warp that score different keys. The lanes of one key share the elements of the head.
 KEY_LANES = 16
 
 
 @dataclass(frozen=True)
 class ExtendGeometry:
-    """The rows of a block are its query heads of each query token of its tile.
+    """How the threads of a block of an extend kernel share the work. A row is a pair of a query token and a query head.
 
     threads: threads of a block.
     heads: query heads of a block.
     tokens: query tokens of a tile.
-    step: keys that lie in shared memory together, and later their values in the same place.
+    step: keys that are in shared memory together. Later their values are in the same place.
     chunk_rows: rows that a warp scores together.
     lane_keys: keys that a lane scores together.
     load_words: 32-bit words of a load from the cache.
-    dim_lanes: threads side by side over the head size while values are added. The others share the rows.
-    partition: keys of a block.
+    dim_lanes: threads that share the elements of one row while values are added.
+    partition: keys that a block processes.
     """
 
     threads: int

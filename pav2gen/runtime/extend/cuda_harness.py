@@ -1,4 +1,4 @@
-"""CUDA extend kernels under test, on a GPU if there is one, else on the CPU, which also checks and counts accesses."""
+"""Harnesses that test CUDA extend kernels: on a GPU if there is one, else on the CPU, which counts memory accesses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .launch import launch
 
 
 class CudaExtend(ExtendHarness):
-    """A CUDA extend kernel under test, on one machine."""
+    """A CUDA extend kernel that is tested on one machine."""
 
     backend = "cuda"
     checked = False
@@ -31,7 +31,7 @@ class CudaExtend(ExtendHarness):
         self.library = loaded(package, rows, machine, checked=self.checked)
 
     def launch(self, call: ExtendCall) -> None:
-        """Run the kernel on a checked call; on the CPU, lanes and blocks in a random order."""
+        """Run the kernel on a checked call. On the CPU, lanes and blocks run in a random order."""
         if self.library.program is None:
             self.launch_on_gpu(call)
             return
@@ -47,11 +47,11 @@ class CudaExtend(ExtendHarness):
             call.lse.copy_(moved.lse)
 
     def decoder(self, row: Row) -> Harness:
-        """The decode kernel of ``row`` under test: in PyTorch if there is one, which needs no compiler."""
+        """The harness of a row's decode kernel: in PyTorch if possible, because that needs no compiler."""
         return super().decoder(row) if row.torch else CudaKernel(self.package, row, self.machine, [*self.rows, row])
 
     def check_table(self, case: ExtendCase) -> None:
-        """The package's operator runs this kernel after its library is loaded."""
+        """Check that the package's operator runs this kernel after its library is loaded."""
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU
         self.package.kernels.libraries[False] = self.library
@@ -59,7 +59,7 @@ class CudaExtend(ExtendHarness):
 
 
 class CheckedExtend(CudaExtend):
-    """A CUDA kernel in a checked build. Each launch fails on a finding, and leaves its counters in ``report``.
+    """A CUDA kernel in a checked build. A launch raises if it has findings, and stores its counters in ``report``.
 
     Only ``__syncthreads`` counts as a fence, because ``__syncwarp`` is not a fence on the BI-V100.
     """
@@ -68,7 +68,7 @@ class CheckedExtend(CudaExtend):
     report: Report
 
     def launch(self, call: ExtendCall) -> None:
-        """Run the kernel with every buffer registered; raises for a finding."""
+        """Run the kernel with all its buffers registered. Raises FindingsError for a finding."""
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
 
@@ -89,6 +89,6 @@ class CheckedExtend(CudaExtend):
 
 
 def buffers(call: ExtendCall) -> list[tuple[str, torch.Tensor, bool]]:
-    """(name, tensor, whether a kernel writes it) of every tensor of a call."""
+    """All tensors of a call: (name, tensor, whether a kernel writes it)."""
     named = {**call._asdict(), **{f"tensors[{place}]": tensor for place, tensor in enumerate(call.tensors)}}
     return [(name, value, name in ("out", "lse")) for name, value in named.items() if isinstance(value, torch.Tensor)]

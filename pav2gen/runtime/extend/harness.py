@@ -1,4 +1,4 @@
-"""The steps of a generated extend test: make inputs, run the kernel, and compare with float64."""
+"""The steps of generated tests of an extend kernel: make inputs, run the kernel, and compare with float64."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .oracle import Reference, reference
 
 
 class ExtendHarness:
-    """An extend kernel under test, of any backend. Subclasses launch it.
+    """An extend kernel that is tested. Each backend has a subclass that launches it.
 
-    package: the loaded package. row: the kernel's row in its table.
+    package: the generated package. row: the kernel's row in the package's dispatch table.
     """
 
     backend = "torch"
@@ -40,9 +40,9 @@ class ExtendHarness:
         raise NotImplementedError
 
     def case(self, query_lens: Sequence[int], contexts: Sequence[int], **options: Any) -> ExtendCase:
-        """A case of this kernel's key: new tokens and cached tokens before them, of each sequence.
+        """A test case for this kernel: the numbers of new tokens, and of cached tokens before them, of each sequence.
 
-        Options: fields of ``cases.ExtendCase``; scales have defaults.
+        Options: fields of ``cases.ExtendCase``. Scales have defaults.
         """
         if self.key.kv_cache_dtype != "auto":
             options = {"k_scale": 0.3, "v_scale": 0.7, **options}
@@ -52,7 +52,7 @@ class ExtendHarness:
         return ExtendCase(self.key, ONE_PARTITION, seq_lens, **{**own, **options})
 
     def run(self, call: ExtendCall) -> ExtendCall:
-        """Run the kernel directly, without the table, on copies of the outputs. Returns the call with these."""
+        """Run the kernel directly, without the dispatch table. Returns the call with copies of its outputs, filled."""
         call = copy_outputs(call)
         found = check.check(call, self.key.kv_cache_dtype)
         assert found == self.key, f"the inputs are of {found}, the kernel is of {self.key}"
@@ -66,7 +66,7 @@ class ExtendHarness:
     def check(self, case: ExtendCase, captured: bool = False) -> None:
         """Run a case and compare out and lse with float64. captured: without host reads, as in a CUDA graph.
 
-        Large scores have a float32 error that shows in their weights. The tolerance grows with the case's score_size.
+        The tolerance grows with the case's score_size, because float32 errors of large scores change their weights.
         """
         call = make(case)._replace(read_lengths=not captured)
         self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
@@ -95,13 +95,13 @@ class ExtendHarness:
         return ""
 
     def check_lse(self, lse: torch.Tensor, truth: torch.Tensor, largest: float) -> None:
-        """lse is the natural logarithm of the sum of exp(score), including the sink. [rows, heads] float64 each."""
+        """Check that lse is the natural logarithm of the sum of exp(score), with the sink. Both are [rows, heads]."""
         off = (lse - truth).abs() > 1e-5 + 4e-7 * truth.abs().clamp_min(largest)
         wrong = torch.where(truth.isinf(), lse != truth, off | lse.isnan())
         assert not wrong.any(), f"lse is off at {wrong.nonzero().tolist()[:5]} of the rows that sequences own"
 
     def check_table(self, case: ExtendCase) -> None:
-        """The package's operator gives the same bits as this kernel; with scales on the device too."""
+        """Check that the package's operator gives the same bits as this kernel. Scales may be on the device."""
         call = make(case)
         direct = self.run(call)
         on_device = call._replace(lse=None)
@@ -143,13 +143,13 @@ class ExtendHarness:
         torch.testing.assert_close(done.lse, decoded.lse, rtol=1e-6, atol=1e-5)
 
     def decoder(self, row: Row) -> decoding.Harness:
-        """The PyTorch decode kernel of ``row`` under test."""
+        """The harness of a row's PyTorch decode kernel."""
         return decoding.TorchKernel(self.package, row)
 
     def check_far_strides(self, case: ExtendCase) -> None:
-        """The kernel is right if every stride exceeds 2^31 elements, and touches nothing between its inputs.
+        """Check that the kernel is right with strides over 2^31 elements, and accesses nothing between its inputs.
 
-        Skips if the system grants no address space beyond its memory.
+        Skips the test if the system does not grant more address space than it has memory.
         """
         try:
             call = cases.spread(make(case))
@@ -160,7 +160,7 @@ class ExtendHarness:
         self.compare(call)
 
     def check_codes(self) -> None:
-        """Each finite code of a compressed cache, in K and in V, is decoded to its value."""
+        """Check that each finite code of a compressed cache, in K and in V, is decoded to its value."""
         page, head_size = self.key.block_size, self.key.head_size
         call = make(self.case([3], [-(-256 // page) * page - 3], poison=False))
         codes = torch.arange(256, dtype=torch.uint8).view(call.key_cache.dtype)
@@ -172,7 +172,7 @@ class ExtendHarness:
 
 
 class TorchExtend(ExtendHarness):
-    """A PyTorch extend kernel under test."""
+    """A PyTorch extend kernel that is tested."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
@@ -183,11 +183,11 @@ class TorchExtend(ExtendHarness):
         self.module.paged_attention_extend(call)
 
     def with_budget(self, monkeypatch: Any, **figures: int) -> None:
-        """Give the kernel other figures of its workspace on the CPU for the duration of a test."""
+        """Change the kernel's workspace bounds on the CPU, for the duration of a test."""
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(padding=0, row_padding=1, **figures))
 
     def count_calls(self, case: ExtendCase) -> int:
-        """ATen calls of the kernel that are not views, without lse; fails if any reads a device value on the host."""
+        """The number of ATen calls without views, without lse. Fails if a call reads device values on the host."""
         call = make(case)._replace(read_lengths=False, lse=None)
         self.module.paged_attention_extend(call)  # tables that are made once
         counts = probe.count_calls(lambda: self.module.paged_attention_extend(call))
@@ -198,5 +198,5 @@ class TorchExtend(ExtendHarness):
 
 @functools.lru_cache(maxsize=8)
 def truth_of(case: ExtendCase) -> Reference:
-    """The float64 result of a case. Tests that differ only in how they run the kernel share it."""
+    """The float64 result of a case. It is cached, because several tests run a kernel on the same case."""
     return reference(make(case), case.key.kv_cache_dtype, case.modification)
