@@ -41,13 +41,19 @@ MOST_TOKENS, MOST_ROWS = 16, 48
 BALANCED_ROWS = 25
 
 #: Most and least bytes of K, or of V, that a block loads together.
-MOST_TILE_BYTES, LEAST_TILE_BYTES = 16 << 10, 8 << 10
+MOST_STEP_BYTES, LEAST_STEP_BYTES = 16 << 10, 8 << 10
+
+#: Most loads of a block together. Each has an address in registers.
+MOST_LOADS = 2048
 
 #: Most accumulators of outputs (float32) of a thread, and the fewest for which a block has more threads.
 MOST_OUTPUTS, FEWEST_OUTPUTS = 48, 12
 
-#: Most rows that a warp scores together, and most keys that a lane scores together.
-MOST_CHUNK_ROWS, MOST_LANE_KEYS = 8, 2
+#: Most elements of the head that a thread adds values to. It unpacks up to eight values of each together.
+MOST_ELEMENTS = 2
+
+#: Most rows that a warp scores together, most keys that a lane scores together, and most accumulators of scores.
+MOST_CHUNK_ROWS, MOST_LANE_KEYS, MOST_SCORES = 8, 2, 8
 
 #: The partials of a block are at most this part of the bytes that it reads, if the partition can be long enough.
 PARTIALS_SHARE = 1 / 10
@@ -116,14 +122,12 @@ class ExtendCudaPlan:
     @property
     def loads_may_end(self) -> bool:
         """Whether some threads have nothing to load in the last round, and so are idle."""
-        return (
-            tile_bytes(self.variant, self.geometry.step) % (4 * self.geometry.load_words * self.geometry.threads) != 0
-        )
+        return kv_bytes(self.variant, self.geometry.step) % (4 * self.geometry.load_words * self.geometry.threads) != 0
 
     @property
     def page_bytes(self) -> int:
         """Bytes of K, or of V, in a page of one KV head."""
-        return tile_bytes(self.variant, self.variant.block_size)
+        return kv_bytes(self.variant, self.variant.block_size)
 
     @property
     def shared_bytes(self) -> int:
@@ -189,7 +193,7 @@ class ExtendCudaPlan:
         }
 
 
-def tile_bytes(v: ExtendVariant, keys: int) -> int:
+def kv_bytes(v: ExtendVariant, keys: int) -> int:
     """Bytes of K, or of V, of ``keys`` tokens in one KV head."""
     return keys * v.head_size * v.cache_item_bytes
 
@@ -199,7 +203,7 @@ def shared_bytes(v: ExtendVariant, g: ExtendGeometry) -> int:
     item = {"float16": 2, "bfloat16": 2, "float32": 4}[v.dtype]
     queries = g.row_slots * v.head_size * item
     floats = g.row_slots * g.step + 2 * g.rows + len(CudaHooks(v).parameters) * g.heads
-    total = tile_bytes(v, g.step) + queries + 4 * (floats + g.partition // v.block_size)
+    total = kv_bytes(v, g.step) + queries + 4 * (floats + g.partition // v.block_size)
     return -(-total // 16) * 16
 
 
@@ -215,12 +219,12 @@ def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
     query tokens as fit. Both matter because each block and each tile reads the cache again.
     """
     limit = min(SHARED_LIMIT, target.shared_memory_bytes)
-    for least in (LEAST_TILE_BYTES, 0):
+    for least in (LEAST_STEP_BYTES, 0):
         for blocks in range(1, v.gqa_ratio + 1):
             heads = -(-v.gqa_ratio // blocks)
             for tokens in range(min(MOST_TOKENS, MOST_ROWS // heads), 0, -1):
                 for g in _candidates(v, target, heads, tokens):
-                    small = tile_bytes(v, g.step) < least
+                    small = kv_bytes(v, g.step) < least
                     if not small and shared_bytes(v, g) <= limit and outputs(v, g) <= MOST_OUTPUTS:
                         return ExtendCudaPlan(v, g, target)
     raise AssertionError(f"no layout of {v.slug}")
@@ -231,7 +235,7 @@ def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> It
     rows = heads * tokens
     threads = _threads(v, target, rows)
     dim_lanes = _dim_lanes(v, threads, rows)
-    for step in _steps(v):
+    for step in _steps(v, target):
         chunk, lane_keys = _scoring(step, rows, threads // target.warp_size)
         words = _load_words(v, target, step)
         yield ExtendGeometry(threads, heads, tokens, step, chunk, lane_keys, words, dim_lanes, _partition(v, rows))
@@ -249,7 +253,8 @@ def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
     So all lanes of a warp read the weights of the same row. The number with the fewest accumulators is chosen, then
     the one with the most elements of the head for each weight that a thread reads.
     """
-    choices = [lanes for lanes in (64, 128, 256, 512) if lanes <= threads]
+    least = min(threads, -(-v.head_size // MOST_ELEMENTS))
+    choices = [lanes for lanes in (64, 128, 256, 512) if least <= lanes <= threads]
 
     def cost(lanes: int) -> tuple[int, int]:
         return -(-rows // (threads // lanes)) * -(-v.head_size // lanes), lanes
@@ -257,16 +262,19 @@ def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
     return min(choices, key=cost)
 
 
-def _steps(v: ExtendVariant) -> Iterator[int]:
+def _steps(v: ExtendVariant, target: Target) -> list[int]:
     """The possible numbers of keys of a step, the largest first. A step is whole pages, or a part of a page.
 
     A part of a page is used only if its rows of V are whole sectors of memory.
     """
-    most = max(KEY_LANES, MOST_TILE_BYTES // tile_bytes(v, 1) // KEY_LANES * KEY_LANES)
-    for step in range(min(most, PARTITIONS[0]), 0, -KEY_LANES):
-        part = v.block_size % step == 0 and step * v.cache_item_bytes >= SECTOR
-        if step % v.block_size == 0 or part:
-            yield step
+    page, item = v.block_size, v.cache_item_bytes
+    steps = [
+        step
+        for step in range(KEY_LANES, PARTITIONS[0] + 1, KEY_LANES)
+        if step % page == 0 or (page % step == 0 and step * item >= SECTOR)
+    ]
+    most = min(MOST_STEP_BYTES, MOST_LOADS * target.load_bytes)
+    return [step for step in reversed(steps) if kv_bytes(v, step) <= most] or steps[:1]
 
 
 def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
@@ -281,7 +289,8 @@ def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
         return -(-items // warps) * (chunk * keys + chunk + keys), -chunk
 
     choices = [(c, k) for c in range(1, min(MOST_CHUNK_ROWS, rows) + 1) for k in range(1, MOST_LANE_KEYS + 1)]
-    return min((c for c in choices if step % (c[1] * KEY_LANES) == 0), key=cost)
+    fit = (c for c in choices if step % (c[1] * KEY_LANES) == 0 and c[0] * c[1] <= MOST_SCORES)
+    return min(fit, key=cost)
 
 
 def _load_words(v: ExtendVariant, target: Target, step: int) -> int:

@@ -40,7 +40,11 @@ class ExtendPlan(AttentionPlan):
         if "cuda" not in self.spec.backends:
             return self.base_row(0)
         row = self.base_row(self.cuda.partition_size)
-        return row._replace(tile_tokens=self.cuda.geometry.tokens, cuda_query_len=self.cuda.query_len)
+        return row._replace(
+            blocks_per_group=self.cuda.blocks_per_group,
+            tile_tokens=self.cuda.geometry.tokens,
+            cuda_query_len=self.cuda.query_len,
+        )
 
 
 def plan_extend(variant: ExtendVariant, spec: Spec) -> ExtendPlan:

@@ -4,16 +4,9 @@ Each mutant is the source of a kernel, under a name of its own, with one change;
 fault that is one of memory, barriers or shuffles must be reported with the changed line, or one that it races with.
 """
 
-import importlib
-import re
-import shutil
-from dataclasses import dataclass
-
 import pytest
 
-from pav2gen.commands.build import BuildOptions, build
-
-from .conftest import load
+from .cuda_mutants import Fault, Mutants, narrow
 
 SPEC = """
 schema: 1
@@ -51,27 +44,6 @@ FAMILIES = {
     "capped": {**PLAIN, "cap": "5.0", "alibi": "true"},
     "own": {**PLAIN, "mod": "near", "defined": NEAR},
 }
-
-
-@dataclass(frozen=True)
-class Fault:
-    """``old`` becomes ``new``, once; ``found`` is the kind of finding, or empty where the numbers tell.
-
-    run: the method below that must catch it.
-    """
-
-    name: str
-    found: str
-    old: str
-    new: str
-    family: str = "dense"
-    header: str = ""
-    run: str = "short"
-
-
-def narrow(name, old, header="", family="dense"):
-    """The fault of an offset that is computed in 32 bits."""
-    return Fault(f"{name} in 32 bits", "out", old, f"static_cast<int>({old})", family, header, run="far")
 
 
 CAP = "    s = 5.0f * tanhf(s / 5.0f);  // softcap\n"
@@ -149,60 +121,15 @@ FAULTS = [
 ]  # fmt: skip
 
 
-class Mutants:
-    """A package with the sources of all mutants beside the healthy ones, and their rows."""
-
-    def __init__(self, root):
-        self.root = root / "package"
-        specs = []
-        for name, options in FAMILIES.items():
-            specs.append(root / f"{name}.yaml")
-            specs[-1].write_text(SPEC.format(name=name, heads=2 * options["ratio"], **options))
-        build(specs, BuildOptions(self.root))
-        self.package = load(self.root, "pav2_of_the_cuda_mutants")
-        self.healthy = {row.spec: row for row in self.package.operator.table.rows}
-        self.rows = [self.plant(number, fault) for number, fault in enumerate(FAULTS)]
-
-    def plant(self, number, fault):
-        """Write the source of a mutant; returns its row."""
-        row = self.healthy[fault.family]
-        text = (self.root / row.cuda).read_text()
-        if fault.header:  # all headers, in a folder and a namespace of their own, one of them changed
-            folder = self.root / "runtime" / f"mutant{number}"
-            shutil.copytree(self.root / "runtime" / "cuda", folder)
-            for header in folder.iterdir():
-                content = header.read_text()
-                content = self.change(fault, content) if header.name == fault.header else content
-                header.write_text(content.replace("namespace pav2", f"namespace mutant{number}"))
-            text = text.replace("runtime/cuda/", f"runtime/mutant{number}/")
-            text = text.replace("using namespace pav2;", f"using namespace mutant{number};")
-        else:
-            text = self.change(fault, text)
-        own = f"{row.symbol}_mutant{number}"
-        text = re.sub(rf"\b{row.symbol}\b", own, text)
-        text = re.sub(rf"\b{row.symbol.removeprefix('pav2_')}\b", f"mutant{number}_kernel", text)
-        path = f"{row.spec}/cuda_kernels/mutant{number}.cu"
-        (self.root / path).write_text(text)
-        return row._replace(symbol=own, cuda=path)
-
-    def change(self, fault, text):
-        assert fault.old in text, f"{fault.name}: {fault.old!r} is not in the source"
-        return text.replace(fault.old, fault.new, 1)
-
-
 @pytest.fixture(scope="module")
 def mutants(tmp_path_factory):
-    return Mutants(tmp_path_factory.mktemp("cuda_mutants"))
-
-
-def module(mutants, name):
-    """A module of the mutants' package."""
-    return importlib.import_module(f"{mutants.package.__name__}.runtime.{name}")
+    specs = {name: SPEC.format(name=name, heads=2 * options["ratio"], **options) for name, options in FAMILIES.items()}
+    return Mutants(tmp_path_factory.mktemp("cuda_mutants"), specs, FAULTS)
 
 
 def checked(mutants, row, rows, host):
     """The checked build of a row."""
-    return module(mutants, "testing.cuda_harness").CheckedKernel(mutants.package, row, host, rows)
+    return mutants.module("testing.cuda_harness").CheckedKernel(mutants.package, row, host, rows)
 
 
 def short(kernel):
@@ -234,16 +161,5 @@ def test_healthy_kernels_pass(mutants, run, family, host):
 
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=[fault.name.replace(" ", "-") for fault in FAULTS])
 def test_caught(mutants, number):
-    fault = FAULTS[number]
-    with pytest.raises((AssertionError, RuntimeError)) as raised:  # a finding is an AssertionError too
-        RUNS[fault.run](checked(mutants, mutants.rows[number], mutants.rows, "warp64"))
-    findings = getattr(raised.value, "findings", ())
-    kinds = {finding.kind for finding in findings}
-    assert bool(findings) == bool(fault.found), f"{kinds}: {raised.value}"
-    if fault.found:
-        assert any(fault.found in kind for kind in kinds), kinds
-        places = [place for finding in findings for place in finding.locations]
-        lines = [(place.file, place.line) for place in places] + [
-            caller for place in places for caller in place.callers
-        ]
-        assert any(f"mutant{number}" in file and line for file, line in lines), f"no line of the mutant: {raised.value}"
+    run = RUNS[FAULTS[number].run]
+    mutants.expect_caught(number, lambda: run(checked(mutants, mutants.rows[number], mutants.rows, "warp64")))

@@ -28,13 +28,13 @@
 //   grain 4: lane 0 again
 //
 // Values: the 512 threads add values to the output of each row.
-//           element 0   element 1   ...   element 63
-//   row 0   0           1                 63
-//   row 1   64          65                127
+//           element 0   element 1   ...   element 127
+//   row 0   0           1                 127
+//   row 1   128         129               255
 //   ...
-//   row 7   448         449               511
-//   row 8: thread 0 again
-//   element 64: thread 0 again
+//   row 3   384         385               511
+//   row 4: thread 0 again
+//   element 128: thread 0 again
 
 #include "../../runtime/cuda/pav2_device.cuh"
 #include "../../runtime/cuda/pav2_extend.cuh"
@@ -60,7 +60,7 @@ constexpr int kThreads = 512;
 constexpr int kChunkRows = 4;  // rows that a warp scores together
 constexpr int kLaneKeys = 2;  // keys that a lane scores together
 constexpr int kLoadWords = 2;  // 32-bit words of a load from the cache
-constexpr int kDimLanes = 64;  // threads side by side in a head while values are added
+constexpr int kDimLanes = 128;  // threads side by side in a head while values are added
 
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kRows = kTileTokens * kBlockHeads;  // row = token of the tile * kBlockHeads + head of the block

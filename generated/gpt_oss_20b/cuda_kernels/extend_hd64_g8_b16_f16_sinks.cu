@@ -14,7 +14,7 @@
 // Token i of sequence s is at position q and attends the keys k <= q. A row is one query head of one token. A thread
 // block serves a tile of up to 6 query tokens of one sequence, all 8 query heads of one KV head, and one
 // partition of 1024 keys. It reads each byte of the cache once for all of its rows. For every 128 keys:
-//   1. scores   The keys lie in shared memory. A warp scores 8 rows with 32 keys; its lanes split keys and head.
+//   1. scores   The keys lie in shared memory. A warp scores 4 rows with 32 keys; its lanes split keys and head.
 //   2. softmax  A warp serves one row: the maximum m, the weights exp(score - m), and their sum z.
 //   3. values   The values lie in the place of the keys. A thread adds one element of the head for some rows.
 // Loads of the next keys or values are in flight meanwhile. A second kernel merges the partitions of a token.
@@ -55,7 +55,7 @@ constexpr int kPageTokens = 16;  // keys of a page
 constexpr int kPartitionTokens = 1024;  // keys of a thread block
 constexpr int kStepTokens = 128;  // keys of one step, which lie in shared memory together
 constexpr int kThreads = 256;
-constexpr int kChunkRows = 8;  // rows that a warp scores together
+constexpr int kChunkRows = 4;  // rows that a warp scores together
 constexpr int kLaneKeys = 2;  // keys that a lane scores together
 constexpr int kLoadWords = 2;  // 32-bit words of a load from the cache
 constexpr int kDimLanes = 64;  // threads side by side in a head while values are added

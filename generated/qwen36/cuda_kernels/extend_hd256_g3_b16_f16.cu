@@ -14,7 +14,7 @@
 // Token i of sequence s is at position q and attends the keys k <= q. A row is one query head of one token. A thread
 // block serves a tile of up to 16 query tokens of one sequence, all 3 query heads of one KV head, and one
 // partition of 1024 keys. It reads each byte of the cache once for all of its rows. For every 32 keys:
-//   1. scores   The keys lie in shared memory. A warp scores 6 rows with 32 keys; its lanes split keys and head.
+//   1. scores   The keys lie in shared memory. A warp scores 3 rows with 32 keys; its lanes split keys and head.
 //   2. softmax  A warp serves one row: the maximum m, the weights exp(score - m), and their sum z.
 //   3. values   The values lie in the place of the keys. A thread adds some elements of the head for some rows.
 // Loads of the next keys or values are in flight meanwhile. A second kernel merges the partitions of a token.
@@ -28,13 +28,13 @@
 //   grain 4: lane 0 again
 //
 // Values: the 512 threads add values to the output of each row.
-//           element 0   element 1   ...   element 63
-//   row 0   0           1                 63
-//   row 1   64          65                127
+//           element 0   element 1   ...   element 127
+//   row 0   0           1                 127
+//   row 1   128         129               255
 //   ...
-//   row 7   448         449               511
-//   row 8: thread 0 again
-//   element 64: thread 0 again
+//   row 3   384         385               511
+//   row 4: thread 0 again
+//   element 128: thread 0 again
 
 #include "../../runtime/cuda/pav2_device.cuh"
 #include "../../runtime/cuda/pav2_extend.cuh"
@@ -56,10 +56,10 @@ constexpr int kPageTokens = 16;  // keys of a page
 constexpr int kPartitionTokens = 1024;  // keys of a thread block
 constexpr int kStepTokens = 32;  // keys of one step, which lie in shared memory together
 constexpr int kThreads = 512;
-constexpr int kChunkRows = 6;  // rows that a warp scores together
+constexpr int kChunkRows = 3;  // rows that a warp scores together
 constexpr int kLaneKeys = 2;  // keys that a lane scores together
 constexpr int kLoadWords = 2;  // 32-bit words of a load from the cache
-constexpr int kDimLanes = 64;  // threads side by side in a head while values are added
+constexpr int kDimLanes = 128;  // threads side by side in a head while values are added
 
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kRows = kTileTokens * kBlockHeads;  // row = token of the tile * kBlockHeads + head of the block

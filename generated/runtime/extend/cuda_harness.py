@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 
 import torch
 
 from ..select import Row
 from ..simt import Report
+from ..simt.report import Traffic
 from ..testing.cases import dense_pieces
 from ..testing.cuda_harness import CudaKernel, extent, loaded
 from ..testing.harness import Harness
@@ -86,6 +88,66 @@ class CheckedExtend(CudaExtend):
             finally:  # a finding can stop the launch; report the finding rather than the failed launch
                 self.report = session.report
                 self.report.raise_for_findings()
+
+    def check_counters(
+        self, case: ExtendCase, *, page_bytes: int, shared_bytes: int, blocks_per_group: int, reads: int = 1
+    ) -> None:
+        """The loads of a call and the shared memory of its partial kernel match the plan.
+
+        page_bytes: bytes of K and V in a page of one KV head. shared_bytes: of a thread block. blocks_per_group: thread
+        blocks that share the query heads of a KV head; each loads the cache. reads: how often each byte of the cache is
+        read for such a block. It is 1 if no query has more tokens than a tile.
+        """
+        call = cases.make(case)
+        self.run(call)
+        kv_heads = call.key_cache.shape[1]
+        pages = kv_heads * pages_of_tiles(call, self.row.tile_tokens)
+        loads = [self.report.buffers[name].loads for name in ("key_cache", "value_cache")]
+        requested = sum(load.bytes for load in loads)
+        assert requested == pages * page_bytes * blocks_per_group, "bytes requested of the cache"
+        assert 32 * sum(load.sectors_32 for load in loads) == requested, "whole sectors"
+        unique = sum(self.report.buffers[name].bytes_read for name in ("key_cache", "value_cache"))
+        assert unique * blocks_per_group * reads == requested, "how often each byte of the cache is read"
+        table = self.report.buffers["block_tables"].loads.bytes
+        assert table == 4 * pages * blocks_per_group, "bytes of the block tables"
+        shared = [buffer for buffer in self.report.buffers.values() if buffer.shared]
+        passes = sum(buffer.loads.passes + buffer.stores.passes for buffer in shared)
+        assert passes == sum(b.loads.passes_ideal + b.stores.passes_ideal for b in shared), "bank conflicts"
+        kernel = next(kernel for kernel in self.report.kernels if "partial_kernel" in kernel.name)
+        assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
+
+    def check_empty_work(self, case: ExtendCase, max_seq_len: int) -> None:
+        """A call with room for ``max_seq_len`` tokens does no more than one with room for few more than there are.
+
+        ``case`` has sequences with as many tiles each. Then each warp loads one length and two entries of
+        query_start_loc to find its tile. All other loads, and the stores, are the same in both calls.
+        """
+        least = max(*case.seq_lens, self.row.partition_size + 1)  # both calls have a reduction
+        tight, roomy = (self._traffic(replace(case, max_seq_len=room)) for room in (least, max_seq_len))
+        for name in sorted({*tight, *roomy} - {"seq_lens", "query_start_loc"}):
+            for of_roomy, of_tight in zip(roomy[name], tight[name]):
+                same = (of_roomy.accesses, of_roomy.bytes) == (of_tight.accesses, of_tight.bytes)
+                assert same, f"loads and stores of {name} depend on max_seq_len"
+        warps = sum(kernel.threads for kernel in self.report.kernels) // self.report.warp_size
+        assert roomy["seq_lens"][0].accesses == warps, "each warp loads its sequence's length once"
+        assert roomy["query_start_loc"][0].accesses == 2 * warps, "each warp loads where its sequence begins and ends"
+
+    def _traffic(self, case: ExtendCase) -> dict[str, tuple[Traffic, Traffic]]:
+        """Buffer -> (loads, stores) of a call."""
+        self.run(cases.make(case))
+        return {name: (buffer.loads, buffer.stores) for name, buffer in self.report.buffers.items()}
+
+
+def pages_of_tiles(call: ExtendCall, tile_tokens: int) -> int:
+    """Pages that a KV head's thread blocks must load: for each tile, the pages with a key that some token attends."""
+    page, count = call.key_cache.shape[3], 0
+    starts = call.query_start_loc.tolist()
+    for s, length in enumerate(call.seq_lens.tolist()):
+        first = length - (starts[s + 1] - starts[s])  # position of the first new token
+        for position in range(first, length, tile_tokens):
+            begin = 0 if call.sliding_window is None else max(0, position + 1 - call.sliding_window)
+            count += -(-min(position + tile_tokens, length) // page) - begin // page
+    return count
 
 
 def buffers(call: ExtendCall) -> list[tuple[str, torch.Tensor, bool]]:

@@ -50,6 +50,11 @@ def launch(
     ``explain`` turns an error code into a sentence. Raises RuntimeError with that sentence if a launch fails.
     """
     args, partitions = arguments(call), partitions_of(call, row)
+    if partitions > MOST_BLOCKS:
+        raise RuntimeError(
+            f"paged_attention_extend: max_seq_len is {call.max_seq_len}, and a grid holds {MOST_BLOCKS} partitions of "
+            f"{row.partition_size} tokens; pass a smaller max_seq_len"
+        )
     tiles, args.tiles_per_seq = tiles_of(call, row.tile_tokens)
     args.partitions = partitions
     heads, head_size = call.query.shape[1:]

@@ -1,0 +1,98 @@
+"""Mutants of CUDA sources: kernels with one planted fault each, which checked runs must catch."""
+
+import importlib
+import re
+import shutil
+from dataclasses import dataclass
+
+import pytest
+
+from pav2gen.commands.build import BuildOptions, build
+
+from .conftest import load
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``old`` becomes ``new``, once; ``found`` is the kind of finding, or empty where the numbers tell.
+
+    family: the kernel to change. header: the header to change instead of its source. run: the method of the test module
+    that must catch it.
+    """
+
+    name: str
+    found: str
+    old: str
+    new: str
+    family: str = "dense"
+    header: str = ""
+    run: str = "short"
+
+
+def narrow(name, old, header="", family="dense"):
+    """The fault of an offset that is computed in 32 bits."""
+    return Fault(f"{name} in 32 bits", "out", old, f"static_cast<int>({old})", family, header, run="far")
+
+
+class Mutants:
+    """A package with the sources of all mutants beside the healthy ones, and their rows.
+
+    specs: family -> text of its spec. operator: of the kernels to change.
+    """
+
+    def __init__(self, root, specs, faults, operator="decode"):
+        self.root, self.faults = root / "package", faults
+        paths = [root / f"{name}.yaml" for name in specs]
+        for path, text in zip(paths, specs.values()):
+            path.write_text(text)
+        build(paths, BuildOptions(self.root))
+        self.package = load(self.root, f"pav2_of_the_{operator}_mutants")
+        self.healthy = {row.spec: row for row in self.package.kernels.rows if row.operator == operator}
+        self.rows = [self.plant(number, fault) for number, fault in enumerate(faults)]
+
+    def plant(self, number, fault):
+        """Write the source of a mutant; returns its row."""
+        row = self.healthy[fault.family]
+        text = (self.root / row.cuda).read_text()
+        if fault.header:  # all headers, in a folder and a namespace of their own, one of them changed
+            folder = self.root / "runtime" / f"mutant{number}"
+            shutil.copytree(self.root / "runtime" / "cuda", folder)
+            for header in folder.iterdir():
+                content = header.read_text()
+                content = self.change(fault, content) if header.name == fault.header else content
+                header.write_text(content.replace("namespace pav2", f"namespace mutant{number}"))
+            text = text.replace("runtime/cuda/", f"runtime/mutant{number}/")
+            text = text.replace("using namespace pav2;", f"using namespace mutant{number};")
+        else:
+            text = self.change(fault, text)
+        own = f"{row.symbol}_mutant{number}"
+        text = re.sub(rf"\b{row.symbol}\b", own, text)
+        text = re.sub(rf"\b{row.symbol.removeprefix('pav2_')}\b", f"mutant{number}_kernel", text)
+        path = f"{row.spec}/cuda_kernels/mutant{number}.cu"
+        (self.root / path).write_text(text)
+        return row._replace(symbol=own, cuda=path)
+
+    def change(self, fault, text):
+        assert fault.old in text, f"{fault.name}: {fault.old!r} is not in the source"
+        return text.replace(fault.old, fault.new, 1)
+
+    def module(self, name):
+        """A module of the package's runtime."""
+        return importlib.import_module(f"{self.package.__name__}.runtime.{name}")
+
+    def expect_caught(self, number, run):
+        """Fail unless ``run()`` of mutant ``number`` fails as the fault says."""
+        fault = self.faults[number]
+        with pytest.raises((AssertionError, RuntimeError)) as raised:  # a finding is an AssertionError too
+            run()
+        findings = getattr(raised.value, "findings", ())
+        kinds = {finding.kind for finding in findings}
+        assert bool(findings) == bool(fault.found), f"{kinds}: {raised.value}"
+        if fault.found:
+            assert any(fault.found in kind for kind in kinds), kinds
+            places = [place for finding in findings for place in finding.locations]
+            lines = [(place.file, place.line) for place in places] + [
+                caller for place in places for caller in place.callers
+            ]
+            named = any(f"mutant{number}" in file and line for file, line in lines)
+            assert named, f"no line of the mutant: {raised.value}"

@@ -1,0 +1,133 @@
+"""What nvcc says of CUDA extend kernels: registers, spills, shared memory, the width of loads. They are never run."""
+
+import concurrent.futures
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pav2gen.commands.build import BuildOptions, build
+from pav2gen.family.spec import points
+from pav2gen.family.variant import ExtendVariant
+from pav2gen.plan.extend_plan import plan_extend
+from pav2gen.reading import spec_file
+
+from .conftest import GENERATED
+from .test_compilers import mangled, required, tool, usages
+
+#: How many sources nvcc compiles at once.
+BATCH = 6
+
+SPEC = """
+schema: 1
+name: {name}
+target: {target}
+model: {{num_heads: {heads}, num_kv_heads: 2, max_seq_len: 32768}}
+axes:
+  {{head_size: {size}, gqa_ratio: {ratio}, partition_size: 512, block_size: {page}, dtype: {dtype},
+   kv_cache_dtype: {kv}}}
+features: {features}
+{defined}
+operators: [decode, extend]
+backends: [cuda]
+"""
+PLAIN = dict(
+    target="bi-v100", size=128, ratio=4, page=16, dtype="float16", kv="auto", features="{}", defined=""
+)  # fmt: skip
+OWN = """
+modifications:
+  own: {score: "s + bias[h] * tanh(0.1 * (k - q))", mask: "k // 64 == q // 64", tensors: {bias: [heads]}}
+"""
+ALL = "{alibi: true, softcap: 30.0, sliding_window: 512, sinks: true, modification: own}"
+#: A kernel for each shape of the code: storage, features, widths, splits, ends of heads and of loads.
+FAMILIES = {
+    "wide": {**PLAIN, "size": 256, "ratio": 6},
+    "wide8": {**PLAIN, "size": 256, "ratio": 6, "kv": "fp8_e4m3"},
+    "wide_int8": {**PLAIN, "size": 256, "ratio": 3, "kv": "int8"},
+    "nvidia": {**PLAIN, "size": 256, "ratio": 6, "target": "sm_75"},
+    "nvidia_wide": {**PLAIN, "target": "sm_90"},
+    "narrow": {**PLAIN, "size": 256, "ratio": 6, "target": "mr-v100"},
+    "long_pages": {**PLAIN, "size": 256, "ratio": 6, "page": 64},
+    "int8_192": {**PLAIN, "size": 192, "page": 32, "kv": "int8"},
+    "single": {**PLAIN, "ratio": 1, "page": 32},
+    "float32": {**PLAIN, "dtype": "float32"},
+    "bfloat16": {**PLAIN, "dtype": "bfloat16", "ratio": 8},
+    "split": {**PLAIN, "ratio": 71, "size": 64},
+    "odd": {**PLAIN, "size": 120, "page": 8, "ratio": 5},
+    "large": {**PLAIN, "size": 512, "ratio": 8, "page": 64},
+    "all": {**PLAIN, "size": 256, "ratio": 2, "features": ALL, "defined": OWN},
+}
+
+
+SPECS = [spec_file.load(path) for path in sorted(Path("specs").glob("*.yaml"))]
+#: Name -> the plan of each extend kernel of the committed specs.
+COMMITTED = {v.symbol: plan_extend(v, spec) for spec in SPECS for v in points(spec) if isinstance(v, ExtendVariant)}
+NAMES = [*FAMILIES, *COMMITTED]
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """Name -> (the source of an extend kernel, the kernel's plan)."""
+    folder = tmp_path_factory.mktemp("extend_sources")
+    found = {name: (GENERATED / plan.variant.cuda_path, plan) for name, plan in COMMITTED.items()}
+    for name, options in FAMILIES.items():
+        path = folder / f"{name}.yaml"
+        path.write_text(SPEC.format(name=name, heads=2 * options["ratio"], **options))
+        spec = spec_file.load(path)
+        (variant,) = (v for v in points(spec) if isinstance(v, ExtendVariant))
+        found[name] = folder / "package" / variant.cuda_path, plan_extend(variant, spec)
+    build([folder / f"{name}.yaml" for name in FAMILIES], BuildOptions(folder / "package"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def cubins(plans, tmp_path_factory):
+    """Name -> (cubin, what ptxas says), for compute capability 7.5. Kernels of a batch share both."""
+    required(tool("nvcc"), what="nvcc")
+    folder = tmp_path_factory.mktemp("extend_cubins")
+    flags = ["-std=c++17", "-O3", "-arch=sm_75", "-cubin", "-Xptxas=-v", "-Werror=all-warnings", "-DPAV2_WARP_SIZE=32"]
+
+    def compile_some(names):
+        source, out = folder / f"{names[0]}.cu", folder / f"{names[0]}.cubin"
+        source.write_text("".join(f'#include "{plans[name][0]}"\n' for name in names))
+        done = subprocess.run([tool("nvcc"), *flags, str(source), "-o", str(out)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return dict.fromkeys(names, (out, done.stderr))
+
+    # the headers of the package of FAMILIES and those of the committed one define the same names
+    batches = [
+        names[first : first + BATCH]
+        for names in (list(FAMILIES), list(COMMITTED))
+        for first in range(0, len(names), BATCH)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return {name: each for batch in pool.map(compile_some, batches) for name, each in batch.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_spills_and_shared_memory_is_as_planned(plans, cubins, name):
+    plan, said = plans[name][1], cubins[name][1]
+    ((registers, spilled, shared),) = usages(said, mangled(plan.variant.symbol, "partial_kernel"))
+    assert (spilled, shared) == (0, plan.cuda.shared_bytes)
+    assert registers <= plan.cuda.max_registers
+
+
+def test_the_reductions_spill_nothing(cubins):
+    found = [each for said in {said for _, said in cubins.values()} for each in usages(said, "extend_reduce_kernel")]
+    assert len(found) >= len(cubins) // BATCH
+    assert all(spilled == 0 and registers <= 64 for registers, spilled, _ in found)
+
+
+@pytest.mark.parametrize("name", ["wide", "nvidia", "narrow", "float32"])
+def test_loads_are_as_wide_as_planned(plans, cubins, name):
+    required(tool("cuobjdump"), what="cuobjdump and nvdisasm")
+    path = os.pathsep.join([str(Path(tool("cuobjdump")).parent), os.environ["PATH"]])  # it calls nvdisasm
+    command = [tool("cuobjdump"), "-sass", str(cubins[name][0])]
+    dump = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path})
+    kernel = mangled(plans[name][1].variant.symbol, "partial_kernel")
+    partial = next(part for part in dump.stdout.split("Function : ") if kernel in part.splitlines()[0])
+    widths = {int(width or 32) // 8 for width in re.findall(r"\bLDG\.E(?:\.CONSTANT)?(?:\.(64|128))?\S*", partial)}
+    assert max(widths) == 4 * plans[name][1].cuda.geometry.load_words
+    assert "STL" not in partial and "LDL" not in partial  # no local memory
