@@ -176,6 +176,16 @@ def test_every_source_can_be_opened(page, selection):
         assert f'<a href="#source-{variant.slug}">' in page and f"<code>{variant.cuda_path}</code>" in page
 
 
+def test_extend_kernels_have_a_table_and_sources():
+    (chosen,) = load([Path(__file__).resolve().parents[2] / "specs" / "own_attention.yaml"])
+    page = report(chosen, [])
+    extended = [each for each in chosen.built if each.v.operator == "extend"]
+    assert 'id="extend-table"' in page and len(extended) == 2
+    for v, p in extended:
+        assert f'<a href="#source-{v.slug}">' in page and f"<code>{v.torch_path}</code>" in page
+        assert f"<td>{p.figures['cuda_query_len']}</td></tr>" in page
+
+
 def test_a_prediction_is_called_one(page):
     for figure in re.findall(r'<figure id="prediction-\d+">.*?</figure>', page, flags=re.DOTALL):
         assert "prediction, not measured</span>" in figure and "(prediction)</title>" in figure

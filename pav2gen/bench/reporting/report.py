@@ -15,7 +15,7 @@ from pav2gen.bench.reporting.model_summary import short_title, summary_table
 from pav2gen.bench.reporting.prediction import Predictor, predictable
 from pav2gen.errors import UserError
 from pav2gen.family.spec import RankShape, Spec
-from pav2gen.plan.kernel import Kernel, Plan
+from pav2gen.plan.kernel import Extender, Kernel, Plan
 from pav2gen.reading.selection import Selection
 from pav2gen.render.kernels import GENERATOR, render_spec
 from pav2gen.render.templates import Templates
@@ -43,6 +43,7 @@ def report(chosen: Selection, files: Sequence[Path]) -> str:
     found = measurements(documents)
     templates = Templates()
     plans = plans_by_key(chosen.kernels)
+    extenders = tuple(each for each in chosen.built if isinstance(each, Extender))
     return templates.render(
         TEMPLATE,
         generator=GENERATOR,
@@ -51,7 +52,8 @@ def report(chosen: Selection, files: Sequence[Path]) -> str:
         summary_table=summary_table(chosen.spec, plans),
         tuned=any(tuning.rows for tuning in chosen.tuned),
         kernels=chosen.kernels,
-        sources=render_spec(chosen.spec, chosen.kernels, templates),
+        extenders=extenders,
+        sources=render_spec(chosen.spec, [*chosen.kernels, *extenders], templates),
         documents=documents,
         found=found,
         outdated=[each for each in documents if each["spec"].get("sha256") != chosen.spec.sha256],
