@@ -289,10 +289,10 @@ class Life:
         self.tables = torch.tensor(order, dtype=torch.int32).view(self.tables.shape)
 
 
-def decode_and_move(life: Life) -> None:
+def decode_and_move(life: Life, steps: int) -> None:
     """Two prompts, decodes, and more decodes after all blocks were copied and swapped."""
     life.step(PROMPTS)
-    for _ in range(STEPS):
+    for _ in range(steps):
         life.step((1, 1))
     life.check_codes()
     life.move()
@@ -336,7 +336,7 @@ def live(job: dict[str, Any], kernels: Kernels) -> dict[str, Any]:
                 life, apart = pieces_apart(job)
             else:
                 life = Life(job)
-                decode_and_move(life)
+                decode_and_move(life, job.get("steps", STEPS))
             if job.get("context"):
                 life.step((5, 3), context=True)
                 life.speculate()

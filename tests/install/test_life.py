@@ -111,7 +111,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     feature_plugin = {"plugin": str(folder / "features/site"), "env": PLUGIN}
     (folder / "decodes").mkdir()
     without_extend = make_package(folder / "decodes", FEATURES.replace("decode, extend, cache", "decode"))
-    softcap, context = {**AUTO, "softcap": 50.0}, {"context": True}
+    softcap, context = {**AUTO, "softcap": 50.0, "steps": 2}, {"context": True, "steps": 2}
     add("window", bi, {**AUTO, "window": 32}, generated=features)
     add("window of another size", bi, {**AUTO, "window": 31}, generated=features)
     add("window plugin", bi, {**AUTO, "window": 32, **feature_plugin}, patch=False)
@@ -139,7 +139,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
         fault = folder / f"fault {number}/vllm" / path
         assert old in fault.read_text()
         fault.write_text(fault.read_text().replace(old, new))
-        jobs[f"fault {number}"] = {**jobs[name], "tree": str(folder / f"fault {number}")}
+        jobs[f"fault {number}"] = {**jobs[name], "steps": 2, "tree": str(folder / f"fault {number}")}
     file = folder / "jobs.json"
     file.write_text(json.dumps([*jobs.values()]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
