@@ -5,6 +5,7 @@ Everything here runs on the CPU, because some cards compute float64 wrongly (a B
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from typing import Any, NamedTuple
@@ -76,10 +77,16 @@ def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor
 
     scale: a number, or one for each KV head, of a shape that broadcasts over the part.
     """
-    if kv_cache_dtype in ("auto", "int8"):
-        return cache.double() * (1.0 if kv_cache_dtype == "auto" else scale)
-    table = torch.tensor([fp8_value(code, kv_cache_dtype) for code in range(256)], dtype=torch.float64)
-    return table[cache.long()] * scale
+    if kv_cache_dtype == "auto":
+        return cache.double()
+    values = cache.double() if kv_cache_dtype == "int8" else fp8_values(kv_cache_dtype)[cache.long()]
+    return values * scale
+
+
+@functools.cache
+def fp8_values(kv_cache_dtype: str) -> torch.Tensor:
+    """The value of each code of a format: [256] float64."""
+    return torch.tensor([fp8_value(code, kv_cache_dtype) for code in range(256)], dtype=torch.float64)
 
 
 def reference(
@@ -120,18 +127,22 @@ def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) ->
     head_size = call.query.shape[2]
     limit = min(call.max_seq_len, call.block_tables.shape[1] * page)
     length = max(0, min(int(call.seq_lens[s]), limit))
-    k_scale, v_scale = (torch.as_tensor(scale, dtype=torch.float64) for scale in (call.k_scale, call.v_scale))
     start = window_start(call, length) if start is None else start
     before, count = start // page, -(-length // page)
     pages = call.block_tables[s, before:count].long()
-    k = decode(
-        call.key_cache[pages], kv_cache_dtype, k_scale.view(-1, 1, 1, 1)
-    )  # [count, kv heads, head size / x, page, x]
-    v = decode(call.value_cache[pages], kv_cache_dtype, v_scale.view(-1, 1, 1))  # [count, kv heads, head size, page]
-    k = k.permute(1, 0, 3, 2, 4).reshape(kv_heads, -1, head_size)
-    v = v.permute(1, 0, 3, 2).reshape(kv_heads, -1, head_size)
+    k = call.key_cache[pages].permute(1, 0, 3, 2, 4)  # [kv heads, count, page, head size / x, x]
+    v = call.value_cache[pages].permute(1, 0, 3, 2)  # [kv heads, count, page, head size]
+    k, v = (
+        decode(stored.reshape(kv_heads, -1, head_size), kv_cache_dtype, each_head(scale))
+        for stored, scale in ((k, call.k_scale), (v, call.v_scale))
+    )
     skipped = torch.zeros(kv_heads, before * page, head_size, dtype=torch.float64)
     return torch.cat([skipped, k], 1)[:, :length], torch.cat([skipped, v], 1)[:, :length]
+
+
+def each_head(scale: float | torch.Tensor) -> torch.Tensor:
+    """A scale in float64, in the shape that broadcasts over [kv heads, tokens, head size]."""
+    return torch.as_tensor(scale, dtype=torch.float64).view(-1, 1, 1)
 
 
 def window_start(call: Call, tokens: int) -> int:
