@@ -8,7 +8,7 @@ from functools import cached_property
 from pav2gen.family.variant import AttentionVariant, Variant
 from pav2gen.plan.torch_hooks import TorchHooks
 from pav2gen.runtime.select import MIB
-from pav2gen.runtime.tiling import Budget, Tiling, partitions_reached
+from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_reached
 
 #: Shares of the workspace. On a CPU a chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3:
 #: docs/performance.md). On a GPU a chunk must fill the card, and costs launches (20 to 30 us each on a BI-V100).
@@ -126,6 +126,23 @@ class TorchPlan(TorchFigures):
         """Bytes of a token in a tile, without its scores: positions as int and float, and temporaries of hooks."""
         return 13 + 4 * self.hooks.token_values + 4 * bool(self.variant.sliding_window)
 
+    @property
+    def reads_positions(self) -> bool:
+        """Whether hooks or the sparse pattern read the positions of keys, or the lengths of sequences."""
+        hooks, steps = self.hooks, (*self.hooks.scores, *self.hooks.masks)
+        return self.variant.blocksparse or any(hooks.reads(steps, name) for name in ("k", "q", "len"))
+
+    @property
+    def always_attends(self) -> bool:
+        """Whether every query attends every token of its sequence. Then no partition with tokens has the sum 0."""
+        v = self.variant
+        return not (v.blocksparse or v.sliding_window or v.own or self.hooks.masks)
+
+    @property
+    def lone_output(self) -> bool:
+        """Whether the output of a sequence's only partition is the sequence's output."""
+        return not (self.variant.sinks or self.variant.sliding_window)
+
     def lengths(self, num_seqs: int, longest: int) -> tuple[int, ...]:
         """The lengths to tile for ``num_seqs`` sequences of ``longest`` tokens. A window makes them shorter."""
         partition = self.variant.partition_size
@@ -168,31 +185,61 @@ class TorchPlan(TorchFigures):
     def calls(self, tiling: Tiling) -> int:
         """The number of ATen calls, without views, for a call that has the tiles ``tiling`` and a scratch.
 
-        The numbers follow templates/torch/kernel.py.j2 and runtime/{call,rows,state,sparse}.py; generated tests count
-        the calls. Tiles write ``tiling.covered`` partitions. If the call has more, two ATen calls clear the others.
+        The numbers follow templates/torch/kernel.py.j2 and runtime/{call,rows,scratch,sparse,state,window}.py;
+        generated tests count the calls. Tiles write ``tiling.covered`` partitions. If the call has more, two calls
+        clear the others.
         """
-        v, counts = self.variant, tiling.counts()
-        ordered, rounds = tiling.ordered, tiling.ordered and v.dtype != "float32"
-        window = bool(v.sliding_window)
-        each_row_tile = 4 + self.scaled + 2 * ordered + rounds + 9 * v.sinks
-        each_tile = 10 + self.scaled + self.hooks.calls + 16 * v.blocksparse + 2 * ordered + rounds
-        each_tile += window * (14 + (v.dtype != "float32"))  # pages found, partitions scattered
-        each_chunk = 6 + 2 * self.converts + 2 * self.fp8
+        window, ordered = bool(self.variant.sliding_window), tiling.ordered
+        clamped = ordered or window or self.reads_positions or any(tile.masked for tile in tiling.tiles())
         return (
-            2  # lengths, workspace
-            + ordered
-            + counts.row_tiles * each_row_tile
-            + counts.tiles * each_tile
-            + counts.chunks * each_chunk
-            + counts.merged_row_tiles
-            + (counts.tiles - counts.row_tiles) * 11  # merges
-            + counts.wide_tiles * 9  # queries copied, partitions reduced
-            + counts.masked_tiles * 5
-            + (0 if ordered else counts.tiles - counts.masked_tiles)  # block numbers copied
-            + (0 if window else counts.padded_tiles)
+            1  # workspace
+            + clamped
+            + ordered  # sort
             + 6 * window  # first partitions, scratch cleared
-            + counts.masked_chunks
+            + sum(self._row_tile_calls(row_tile, ordered) for row_tile in tiling.row_tiles)
         )
+
+    def _row_tile_calls(self, row_tile: RowTile, ordered: bool) -> int:
+        """ATen calls of a row tile."""
+        tiles, rounds = row_tile.tiles, self._rounds(ordered)
+        lone = self.lone_output and len(tiles) == tiles[0].num_parts == 1 and not ordered
+        if lone:
+            output = 3 + (tiles[0].masked or not self.always_attends)  # the sum clamped; o / z; out and tmp_out
+        else:
+            output = 2 + ordered + rounds + 9 * self.variant.sinks
+        merges = 3 + (len(tiles) - 1) * 11 if len(tiles) > 1 else 0
+        return ordered + sum(self._tile_calls(tile, ordered, lone) for tile in tiles) + merges + output
+
+    def _tile_calls(self, tile: Tile, ordered: bool, lone: bool) -> int:
+        """ATen calls of a tile."""
+        v, window, paged = self.variant, bool(self.variant.sliding_window), tile.pages > 1
+        segment = (
+            (window or tile.masked or self.reads_positions)  # positions
+            + (0 if window else tile.padded)
+            + 5 * tile.masked  # the mask, and what it is applied to
+            + (ordered or (tile.rows > 1 and not tile.masked))  # block numbers copied
+        )
+        softmax = 4 + (tile.masked or not self.always_attends) + paged
+        scratch = 3 * ordered + self._rounds(ordered) + (not lone)
+        if window:  # and the pages found
+            scratch = 17 + (v.dtype != "float32")
+        each_chunk = 5 + paged + 2 * self.converts + 2 * self.fp8 + tile.masked
+        return (
+            (1 + 2 * self.scaled)  # query copied; scales
+            + segment
+            + bool(tile.tail)
+            + sum(map(bool, divmod(tile.tail, v.block_size)))
+            + self.hooks.calls
+            + 16 * v.blocksparse
+            + softmax
+            + scratch
+            + 8 * (tile.num_parts > 1)  # partitions reduced
+            + each_chunk * -(-tile.items // tile.chunk)
+        )
+
+    def _rounds(self, ordered: bool) -> bool:
+        """Whether ordered results are rounded before they are put in place."""
+        return ordered and self.variant.dtype != "float32"
 
 
 def smallest_workspace_bytes(variant: Variant, num_kv_heads: int) -> int:
