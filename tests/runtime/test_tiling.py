@@ -64,8 +64,9 @@ def test_every_page_is_read_once(budget, lengths, kv_heads, partition, known):
 def test_chunks_are_runs_of_a_tile_s_items(budget, lengths, kv_heads, partition):
     for tile in budget.fit(lengths, kv_heads, partition, PAGE, known=True).tiles():
         items = torch.arange(tile.items)
-        chunks = list(tile.chunks(items, None, items))
-        assert all(first is second or torch.equal(first, second) for first, _, second in chunks)
+        chunks = list(tile.chunks(items, None, items.repeat_interleave(3)))
+        assert all(torch.equal(first.repeat_interleave(3), second) for first, _, second in chunks)
+        assert len(list(tile.tails())) == len(chunks)
         assert max(len(first) for first, _, _ in chunks) <= tile.chunk
         assert torch.equal(torch.cat([first for first, _, _ in chunks]), items)
         assert all(nothing is None for _, nothing, _ in chunks)
@@ -88,9 +89,13 @@ def test_a_tile_without_a_mask_holds_tokens_in_every_slot(budget, lengths, kv_he
     for row_tile in tiling.row_tiles:
         for tile in row_tile.tiles:
             end = (tile.parts.stop - 1) * partition + tile.pages * PAGE
-            full = min(ordered[row_tile.rows.start : row_tile.rows.start + tile.rows]) >= end
-            assert tile.masked == (not known or not full)
-            assert tile.padded == (end > -(-max(lengths) // PAGE) * PAGE)
+            past = max(0, end - min(ordered[row_tile.rows.start : row_tile.rows.start + tile.rows]))
+            if known and tile.rows == 1 and past < tile.pages * PAGE:  # the host knows which slots hold no token
+                assert (tile.tail, tile.masked, tile.padded) == (past, False, past >= PAGE)
+                assert sum(tile.tails()) == list(tile.tails())[-1] == past
+            else:
+                assert (tile.tail, tile.masked) == (0, not known or past > 0)
+                assert tile.padded == (end > -(-max(lengths) // PAGE) * PAGE)
 
 
 @given(budgets(), batches(), heads)
@@ -170,7 +175,7 @@ def test_chunks_are_of_even_size(items, chunk):
 def test_the_last_partition_is_trimmed():
     budget = Budget(8 << 20, 8 << 20, 1 << 20, 32 << 10, 768, 18528, 352, 37056)
     (alone,) = budget.fit([20], 4, 512, PAGE, known=True).tiles()
-    assert (alone.pages, alone.parts, alone.masked) == (2, slice(0, 1), True)
+    assert (alone.pages, alone.parts, alone.masked, alone.tail) == (2, slice(0, 1), False, 12)
     full, last = budget.fit([1024 + 20], 4, 512, PAGE, known=False).tiles()
     assert (full.pages, full.parts, last.pages, last.parts) == (32, slice(0, 2), 2, slice(2, 3))
     (both,) = budget.fit([1024 - 20], 4, 512, PAGE, known=False).tiles()  # a page less: a cut would cost more
