@@ -65,6 +65,7 @@ def main() -> None:
             *(call.scale, call.block_tables, call.seq_lens, key.block_size, call.max_seq_len, call.alibi_slopes),
             *(key.kv_cache_dtype, call.k_scale, call.v_scale),
             backend="cuda",
+            partition_size=row.partition_size,
         )
 
     parts: dict[str, Callable[[], object]] = {

@@ -75,21 +75,19 @@ class Segment(NamedTuple):
     """The positions and page numbers of a tile. An item is one partition of one sequence; items are in sequence order.
 
     rows: the tile's sequences. tile: the tile itself.
-    seq_lens: [rows] int32. positions: [1, tokens] int32, the positions in the partitions ``tile.parts``.
-    hidden: [rows, tokens] bool, True where a slot is past the end of its sequence; None if no slot is.
+    seq_lens: [rows] int32. positions: [1, tokens] int32, the positions in the partitions ``tile.parts``. Both are None
+    if nothing reads them.
+    hidden: [rows, tokens] bool, True where a slot is past the end of its sequence; None if only the last ``tile.tail``
+    slots are.
     pages: [items, pages] int32, block numbers; 0 for a page without a token.
     """
 
     rows: slice
     tile: Tile
-    seq_lens: torch.Tensor
-    positions: torch.Tensor
+    seq_lens: torch.Tensor | None
+    positions: torch.Tensor | None
     hidden: torch.Tensor | None
     pages: torch.Tensor
-
-    def past_end(self) -> torch.Tensor:
-        """Position minus sequence length, [rows, tokens] int32; -1 for the last token."""
-        return self.positions - self.seq_lens.unsqueeze(1)
 
 
 def longest_length(call: Call, page: int) -> int:
@@ -102,26 +100,30 @@ def clamped_seq_lens(call: Call, page: int) -> torch.Tensor:
     return call.seq_lens.clamp(0, longest_length(call, page))
 
 
-def segment(call: Call, rows: Rows, first: int, tile: Tile, partition: int, page: int) -> Segment:
+def segment(
+    call: Call, rows: Rows, first: int, tile: Tile, partition: int, page: int, positions: bool = False
+) -> Segment:
     """The segment of ``tile``, which begins at sequence ``first`` of ``rows``.
 
-    Entries of the block table past a sequence's last page become page 0.
+    Entries of the block table past a sequence's last page become page 0. positions: whether the kernel reads positions
+    and lengths even if they mask no slot.
     """
     taken, whole = slice(first, first + tile.rows), partition // page
     start = tile.parts.start * whole
     stop = start + (tile.num_parts - 1) * whole + tile.pages
-    positions = torch.arange(start * page, stop * page, dtype=torch.int32, device=call.query.device).unsqueeze(0)
-    seq_lens = rows.seq_lens[taken]
-    table = rows.take(call.block_tables[:, start:stop], taken)  # [rows, parts * pages]
-    hidden = None
+    table = rows.take(call.block_tables[:, start : stop - tile.tail // page], taken)  # [rows, parts * pages]
     if tile.padded:
         table = torch.constant_pad_nd(table, (0, stop - start - table.shape[1]))
-    if tile.masked:
-        hidden = positions >= seq_lens.unsqueeze(1)
+    seq_lens = places = hidden = None
+    if tile.masked or positions:
+        places = torch.arange(start * page, stop * page, dtype=torch.int32, device=call.query.device).unsqueeze(0)
+        seq_lens = rows.seq_lens[taken]
+        hidden = torch.ge(places, seq_lens.unsqueeze(1)) if tile.masked else None
+    if hidden is not None:
         table = table.masked_fill(hidden[:, ::page], 0)
-    elif not rows.ordered:
+    elif tile.rows > 1 and not rows.ordered:
         table = table.clone(memory_format=torch.contiguous_format)
-    return Segment(taken, tile, seq_lens, positions, hidden, table.view(-1, tile.pages))
+    return Segment(taken, tile, seq_lens, places, hidden, table.view(-1, tile.pages))
 
 
 def clear_scratch(scratch: Scratch | None, start: int) -> None:
@@ -130,16 +132,3 @@ def clear_scratch(scratch: Scratch | None, start: int) -> None:
         scratch.exp_sums[:, :, start:].zero_()
     if scratch is not None and start < scratch.max_logits.shape[2]:
         scratch.max_logits[:, :, start:].fill_(float("-inf"))
-
-
-def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
-    """Store a segment's results in the scratch, if there is one: max_logits = m, exp_sums = z and tmp_out = o / z.
-
-    m and z: [rows, parts, heads]; o: [rows, parts, heads, head size], not divided by z.
-    """
-    if call.scratch is None:
-        return
-    exp_sums, max_logits, tmp_out = (tensor[:, :, part.tile.parts] for tensor in call.scratch)
-    rows.put(max_logits, part.rows, m.transpose(1, 2))
-    rows.put(exp_sums, part.rows, z.transpose(1, 2))
-    rows.put_quotient(tmp_out, part.rows, o.transpose(1, 2), z.transpose(1, 2))

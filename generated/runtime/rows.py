@@ -8,14 +8,23 @@ import torch
 class Rows:
     """The sequences of a call, in the order in which its tiles take them.
 
-    seq_lens: [seqs] int32, the lengths in that order. ordered: whether the order differs from that of the call.
+    ordered: whether the order differs from that of the call. longest: the lengths are clamped to 0 ... ``longest`` on
+    the device; None leaves them as they are.
     """
 
-    def __init__(self, seq_lens: torch.Tensor, ordered: bool) -> None:
-        self.seq_lens, self.ordered = seq_lens, ordered
+    def __init__(self, seq_lens: torch.Tensor, ordered: bool, longest: int | None = None) -> None:
+        self.ordered, self._longest = ordered, longest
+        self._seq_lens, self._clamped = seq_lens, longest is None
         self._index: torch.Tensor | None = None
         if ordered:
-            self.seq_lens, self._index = torch.sort(seq_lens, stable=True, descending=True)
+            self._seq_lens, self._index = torch.sort(self.seq_lens, stable=True, descending=True)
+
+    @property
+    def seq_lens(self) -> torch.Tensor:
+        """[seqs] int32, the lengths in the order of the rows. Most calls with known lengths never read them here."""
+        if not self._clamped:
+            self._seq_lens, self._clamped = self._seq_lens.clamp(0, self._longest), True
+        return self._seq_lens
 
     def take(self, tensor: torch.Tensor, rows: slice) -> torch.Tensor:
         """The part ``rows`` of ``tensor`` [seqs, ...]. It is a view, or a copy if ``ordered``."""

@@ -14,7 +14,7 @@ def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
     the block of the last token. The offset grows with the query head if head_sliding_step >= 0, else with the KV head.
     """
     sparse, device = call.sparse, call.query.device
-    assert sparse is not None
+    assert sparse is not None and part.positions is not None and part.seq_lens is not None
     starts = part.positions[:, ::page].expand(part.seq_lens.shape[0], -1).clone(memory_format=torch.contiguous_format)
     block = starts.div_(sparse.block_size, rounding_mode="floor")  # [rows, pages of a row]
     last = torch.div(part.seq_lens - 1, sparse.block_size, rounding_mode="floor")

@@ -47,7 +47,8 @@ def merge(a: State | None, b: State) -> State:
     ``b`` may have fewer rows than ``a``: the other rows have no more tokens. ``b`` is overwritten.
     """
     if a is None:
-        return State(b.m, b.z, b.o.clone())  # b.o may lie in the workspace, which the next segment overwrites
+        # b.o may lie in the workspace, which the next segment overwrites; b.m and b.z in the caller's scratch
+        return State(b.m.clone(), b.z.clone(), b.o.clone())
     rows = slice(0, b.m.shape[0])
     first = State(a.m[rows], a.z[rows], a.o[rows])
     m = torch.maximum(first.m, b.m)

@@ -29,7 +29,9 @@ class Tile(NamedTuple):
 
     rows: the number of sequences. parts: the partitions. pages: the pages of each item; this is less than the pages of
     a partition only if ``parts`` is one partition that is trimmed. chunk: items in a chunk. masked: whether some slots
-    may be past the end of their sequence. padded: whether the last partition ends beyond the longest sequence.
+    besides the last ``tail`` ones may be past the end of their sequence. padded: whether the last partition has pages
+    beyond the end of the longest sequence. tail: if the tile is a single sequence of known length, the slots past its
+    end, fewer than those of an item; else 0.
     """
 
     rows: int
@@ -38,6 +40,7 @@ class Tile(NamedTuple):
     chunk: int
     masked: bool
     padded: bool
+    tail: int = 0
 
     @property
     def num_parts(self) -> int:
@@ -55,10 +58,15 @@ class Tile(NamedTuple):
         return self.items, self.pages, self.chunk
 
     def chunks(self, *tensors: torch.Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """Slice ``tensors``, each [items, ...] or None, into chunks of items. The first one must be a tensor."""
+        """Slice ``tensors``, each [a multiple of items, ...] or None, into chunks. The first one must be a tensor."""
         if self.chunk >= self.items:
             return iter((tensors,))
-        return zip(*(repeat(None) if tensor is None else tensor.split(self.chunk) for tensor in tensors))
+        size, items = self.chunk, self.items
+        return zip(*(repeat(None) if x is None else x.split(size * (x.shape[0] // items)) for x in tensors))
+
+    def tails(self) -> Iterator[int]:
+        """The slots past the end in each chunk, of ``tail``: they all lie in the last one."""
+        return iter((*repeat(0, _ceil(self.items, self.chunk) - 1), self.tail))
 
 
 class RowTile(NamedTuple):
@@ -192,7 +200,7 @@ def _fit(
     else:
         extents = [longest] * len(extents)
     exempt = lengths if attended is None else attended
-    cut = _Cut(budget, exempt, extents, kv_heads, partition_size // page, page, known)
+    cut = _Cut(budget, exempt, extents, kv_heads, partition_size // page, page, known, known and attended is None)
     row_tiles = tuple(RowTile(rows, tuple(cut.tiles(rows))) for rows in cut.row_tiles())
     shapes = {tile.shape: tile for row_tile in row_tiles for tile in row_tile.tiles}
     return Tiling(row_tiles, ordered, _covered(row_tiles[-1]), tuple(shapes.values()))
@@ -208,7 +216,7 @@ class _Cut:
     """Makes the tiles for sequences of ``extents`` pages, which are sorted, longest first.
 
     attended: the first tokens of each sequence that need no mask. whole: pages of a partition. spare: how many pages of
-    padding are cheaper than one more tile.
+    padding are cheaper than one more tile. tails: whether a tile of one sequence has a tail instead of a mask.
     """
 
     def __init__(
@@ -220,8 +228,9 @@ class _Cut:
         whole: int,
         page: int,
         known: bool,
+        tails: bool,
     ) -> None:
-        self.budget, self.attended, self.extents = budget, attended, extents
+        self.budget, self.attended, self.extents, self.tails = budget, attended, extents, tails
         self.kv_heads, self.whole, self.page, self.known = kv_heads, whole, page, known
         self.spare = budget.spare_pages(kv_heads)
 
@@ -285,15 +294,17 @@ class _Cut:
 
     def _tile(self, first: int, rows: int, parts: slice, pages: int) -> Tile:
         end = (parts.stop - 1) * self.whole + pages
-        shortest = min(self.attended[first : first + rows])
+        past = max(0, end * self.page - min(self.attended[first : first + rows]))
+        alone = self.tails and rows == 1 and past < pages * self.page
         items = rows * (parts.stop - parts.start)
         return Tile(
             rows=rows,
             parts=parts,
             pages=pages,
             chunk=_step(items, self.budget.items(pages, self.kv_heads)),
-            masked=not self.known or shortest < end * self.page,
-            padded=end > self.extents[0],
+            masked=not alone and (not self.known or past > 0),
+            padded=past >= self.page if alone else end > self.extents[0],
+            tail=past if alone else 0,
         )
 
 

@@ -37,14 +37,17 @@ class Buffer:
     def __init__(self, data: torch.Tensor) -> None:
         """``data``: uint8, aligned for every dtype."""
         self._data = data
-        self._views: dict[tuple[torch.dtype, tuple[int, ...]], torch.Tensor] = {}
+        self._views: dict[tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None], torch.Tensor] = {}
 
-    def view(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        """A contiguous tensor of ``dtype`` and ``shape`` over the first bytes of this buffer."""
-        found = self._views.get((dtype, shape))
+    def view(self, dtype: torch.dtype, *shape: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+        """A contiguous tensor of ``dtype`` and ``shape`` over the first bytes of this buffer.
+
+        order: permute its dimensions to this order.
+        """
+        found = self._views.get((dtype, shape, order))
         if found is None:
             found = self._data.view(dtype).narrow(0, 0, math.prod(shape)).view(shape)
-            self._views[dtype, shape] = found
+            self._views[dtype, shape, order] = found = found if order is None else found.permute(order)
         return found
 
 

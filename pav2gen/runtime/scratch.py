@@ -35,15 +35,18 @@ def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: tor
     rows.put_quotient(tmp_out, part.rows, o.transpose(1, 2), z.transpose(1, 2))
 
 
-def write_lone_output(call: Call, part: Segment, z: torch.Tensor, o: torch.Tensor) -> None:
-    """Store out = o / z of sequences that have a single partition, and tmp_out = out if there is a scratch.
+def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
+    """Store out = o / z of sequences that have a single partition, tmp_out = out, and lse = log(z) + m.
 
-    z: [rows, 1, heads], not 0. o: [rows, 1, heads, head size]; it is changed.
+    The latter two only if the call has them. m, z: [rows, 1, heads]; z is not 0. o: [rows, 1, heads, head size]; it is
+    changed.
     """
     own = o.div_(z.unsqueeze(-1))[:, 0]
     call.out[part.rows].copy_(own)
     if call.scratch is not None:
         call.scratch.tmp_out[part.rows, :, part.tile.parts.start].copy_(own)
+    if call.lse is not None:
+        call.lse[part.rows].copy_(torch.log(z).add_(m)[:, 0])
 
 
 def clear_slots(pages: torch.Tensor, tail: int) -> None:

@@ -176,10 +176,11 @@ def score(call: ExtendCall, part: Part, query: torch.Tensor, space: Space) -> to
     scores = space.scores.view(torch.float32, tile.items, kv_heads, rows, tokens)
     for blocks, queries, out in tile.chunks(part.pages, items, scores):
         n = blocks.shape[0]
-        pages = space.pages.view(grain, n, tile.pages, kv_heads, 32, 16, width)
-        torch.index_select(cache, 0, blocks.flatten(), out=pages.flatten(0, 1))
+        pages = space.pages.view(grain, n * tile.pages, kv_heads, 32, 16, width)
+        torch.index_select(cache, 0, blocks.flatten(), out=pages)
+        shape = n, tile.pages, kv_heads, 32, 16, width
         by_token = space.work.view(grain, n, kv_heads, tile.pages, 16, 32, width)
-        by_token.copy_(pages.permute(0, 2, 1, 4, 3, 5))
+        by_token.copy_(space.pages.view(grain, *shape, order=(0, 2, 1, 4, 3, 5)))
         keys = space.floats.view(torch.float32, n * kv_heads, tokens, 256)
         keys.copy_(space.work.view(torch.bfloat16, n * kv_heads, tokens, 256))
         torch.bmm(queries.flatten(0, 1), keys.transpose(1, 2), out=out.flatten(0, 1))
