@@ -131,10 +131,10 @@ class ExtendTorchPlan(TorchFigures):
     def _calls_of_group(self, group: Group) -> int:
         v, counts, known = self.variant, group.tiling.counts(), group.tiles is not None
         window = bool(v.sliding_window)
-        each_row_tile = 21 + 2 * self.scaled + 9 * v.sinks + 3 * window
+        each_row_tile = 21 + 2 * self.scaled + 10 * v.sinks + 3 * window
         if not group.full:  # places of results
             each_row_tile += 4 if known else 12
-        each_tile = 16 + self.hooks.calls + 17 * window
+        each_tile = 18 + self.hooks.calls + 17 * window
         each_chunk = 6 + 2 * self.converts + 2 * self.fp8
         return (
             (1 if known else 26)  # query tiles

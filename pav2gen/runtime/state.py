@@ -16,6 +16,9 @@ from .rows import Rows
 #: Replaces a maximum of -inf in a difference: exp(-inf - LOWEST) is 0, but exp(-inf - -inf) is NaN.
 LOWEST = -3.4028234663852886e38
 
+#: e^x is 2^(x * LOG2_E), and torch computes 2^x several times as fast as e^x on a CPU.
+LOG2_E = 1.4426950408889634
+
 #: Replaces z = 0 in the division of o = 0 by z: the smallest normal float32. A NaN stays a NaN.
 SMALLEST = 1.1754943508222875e-38
 
@@ -89,17 +92,18 @@ def with_sink(state: State, sinks: torch.Tensor | None, lse: bool) -> tuple[torc
 
 
 def weigh(state: State, scores: torch.Tensor) -> torch.Tensor:
-    """Turn ``scores`` into weights exp(score - m) in place, where m is the maximum of all tokens so far.
+    """Turn ``scores`` into weights e^(score - maximum) in place, for the maximum of all tokens so far.
 
-    state: m and z [rows, ...]; o [rows, ..., head size]. It is changed in place: m and z then count the tokens of the
-    scores too, and o is rescaled to that m. scores: [rows, parts, ..., tokens of a part].
+    state: m and z [rows, ...]; o [rows, ..., head size]. m is the maximum times LOG2_E. It is changed in place: m and z
+    then count the tokens of the scores too, and o is rescaled to that m. scores: [rows, parts, ..., tokens of a part].
     """
-    m = scores.amax(-1).amax(1)
+    m = scores.amax(-1).amax(1).mul_(LOG2_E)
     torch.maximum(m, state.m, out=m)
     floor = m.clamp_min(LOWEST)
-    rescale = torch.sub(state.m, floor).exp_()
+    rescale = torch.sub(state.m, floor).exp2_()
     state.m.copy_(m)
     state.o.mul_(rescale.unsqueeze(-1))
-    weights = scores.sub_(floor.unsqueeze(1).unsqueeze(-1)).exp_()
+    torch.add(floor.neg_().unsqueeze(1).unsqueeze(-1), scores, alpha=LOG2_E, out=scores)
+    weights = scores.exp2_()
     state.z.mul_(rescale).add_(weights.sum(-1).sum(1))
     return weights

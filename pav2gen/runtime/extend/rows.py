@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..lengths import host_lengths
-from ..state import SMALLEST, State, with_sink
+from ..state import LOG2_E, SMALLEST, State, with_sink
 from ..tiling import Tile
 from .call import ExtendCall
 from .tiles import ExtendBudget, Group, Shape
@@ -215,6 +215,8 @@ def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor)
     results, [query tiles, width, kv heads, group, head size] in the dtype of out.
     """
     sinks = None if call.sinks is None else call.sinks.view(state.m.shape[1], 1, -1)
+    if call.sinks is not None or call.lse is not None:
+        state.m.div_(LOG2_E)
     z, lse = with_sink(state, sinks, call.lse is not None)
     if call.lse is not None and lse is not None:
         held.put(call.lse, lse.permute(0, 2, 1, 3).reshape(-1, call.lse.shape[1]))
