@@ -31,6 +31,7 @@ from pav2gen.plan.cuda_geometry import KEY_LANES, ExtendGeometry
 from pav2gen.plan.cuda_hooks import CudaHooks
 from pav2gen.plan.cuda_picture import extend_picture
 from pav2gen.plan.cuda_plan import REGISTER_FILE, RESIDENT_THREADS, SCALARS, SHARED_LIMIT, STORED
+from pav2gen.runtime.tiling import partitions_reached
 
 #: Most query tokens of a tile, and most rows of a block.
 MOST_TOKENS, MOST_ROWS = 16, 48
@@ -144,6 +145,13 @@ class ExtendCudaPlan:
         """The most registers that a thread may have if ``RESIDENT_THREADS`` are to be resident."""
         return min(255, REGISTER_FILE // max(self.geometry.threads, RESIDENT_THREADS))
 
+    def partials_bytes(self, num_heads: int, max_seq_len: int) -> int:
+        """Bytes of workspace for the partial results of one tile. A launch needs at least this much."""
+        v, g = self.variant, self.geometry
+        reach = None if v.sliding_window is None else v.sliding_window + g.tokens - 1
+        partitions = partitions_reached(max_seq_len, g.partition, reach)
+        return 4 * g.tokens * num_heads * partitions * (v.head_size + 2) if partitions > 1 else 0
+
     @cached_property
     def hooks(self) -> CudaHooks:
         """The hooks, which change or mask a score between the product and the softmax."""
@@ -187,6 +195,7 @@ class ExtendCudaPlan:
             "shared_kib": round(self.shared_bytes / 1024, 1),
             "heads_per_block": g.heads,
             "blocks_per_group": self.blocks_per_group,
+            "load_bytes": 4 * g.load_words,
             "tile_tokens": g.tokens,
             "block_keys": g.partition,
             "cuda_query_len": self.query_len,
@@ -217,8 +226,9 @@ def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
 
     The query heads of a KV head (a group) are split evenly over as few thread blocks as possible. The tile has as many
     query tokens as fit. Both matter because each block and each tile reads the cache again.
+    Raises ValueError if a block of one row does not fit.
     """
-    limit = min(SHARED_LIMIT, target.shared_memory_bytes)
+    limit = shared_limit(target)
     for least in (LEAST_STEP_BYTES, 0):
         for blocks in range(1, v.gqa_ratio + 1):
             heads = -(-v.gqa_ratio // blocks)
@@ -227,7 +237,17 @@ def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
                     small = kv_bytes(v, g.step) < least
                     if not small and shared_bytes(v, g) <= limit and outputs(v, g) <= MOST_OUTPUTS:
                         return ExtendCudaPlan(v, g, target)
-    raise AssertionError(f"no layout of {v.slug}")
+    raise ValueError(f"no layout of {v.slug} fits {limit} bytes of shared memory")
+
+
+def shared_limit(target: Target) -> int:
+    """The most bytes of shared memory that a plan gives a thread block."""
+    return min(SHARED_LIMIT, target.shared_memory_bytes)
+
+
+def least_shared_bytes(v: ExtendVariant, target: Target) -> int:
+    """The bytes of shared memory of the smallest thread block, which has one row."""
+    return min(shared_bytes(v, g) for g in _candidates(v, target, heads=1, tokens=1))
 
 
 def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> Iterator[ExtendGeometry]:

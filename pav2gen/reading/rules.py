@@ -178,8 +178,18 @@ RULES: tuple[Rule, ...] = (
         spec_checks.grid_holds_partitions,
     ),
     SpecRule(
+        "extend-fits-shared-memory",
+        "a thread block of an extend kernel keeps some keys, and the queries of its rows, in shared memory",
+        spec_checks.extend_fits_shared_memory,
+    ),
+    SpecRule(
         "workspace-holds-a-partition",
         "a call is cut into chunks of whole partitions, for all KV heads of the rank at once",
         spec_checks.workspace_holds_a_partition,
+    ),
+    SpecRule(
+        "workspace-holds-a-tile",
+        "a launch of a CUDA extend kernel has at least one tile of query tokens, for all heads of the rank at once",
+        spec_checks.workspace_holds_a_tile,
     ),
 )

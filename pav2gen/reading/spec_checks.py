@@ -9,6 +9,7 @@ from pav2gen.family.modifications.tree import MOST_TOKENS
 from pav2gen.family.spec import Spec, extended
 from pav2gen.family.variant import ExtendVariant, Variant, expand, extenders_of
 from pav2gen.plan.cuda_plan import CHOICES
+from pav2gen.plan.extend_cuda import least_shared_bytes, plan_extend_cuda, shared_limit
 from pav2gen.plan.extend_torch import ExtendTorchPlan
 from pav2gen.plan.torch_plan import smallest_workspace_bytes
 from pav2gen.reading.rule import Expanded, Violation
@@ -195,6 +196,36 @@ def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | N
     sentence = f"{what}, limits.workspace_mib is {spec.limits.workspace_mib}; raise it to {needed}"
     smaller = ", or take a smaller partition_size" if isinstance(largest, Variant) else ""
     return Violation(f"{sentence}{smaller}", ("limits.workspace_mib", "limits"))
+
+
+def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | None:
+    """Each CUDA extend kernel has a layout within the shared memory of the target."""
+    limit = shared_limit(spec.target)
+    for variant in _cuda_extenders(spec, expanded):
+        if (needed := least_shared_bytes(variant, spec.target)) > limit:
+            what = f"the smallest thread block of {variant.slug} needs {needed} bytes of shared memory, and has {limit}"
+            return Violation(f"{what}; leave cuda out of the backends, or extend out of the operators", ("operators",))
+    return None
+
+
+def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
+    """The workspace has room for the partial results of one tile of each CUDA extend kernel."""
+    most = spec.limits.workspace_mib
+    for variant in _cuda_extenders(spec, expanded):
+        plan = plan_extend_cuda(variant, spec.target)
+        ratio = variant.gqa_ratio
+        heads = max((rank.num_heads for rank in spec.model.ranks() if rank.gqa_ratio == ratio), default=ratio)
+        needed = math.ceil(plan.partials_bytes(heads, spec.model.max_seq_len) / MIB)
+        if needed > most:
+            what = f"the partial results of {plan.geometry.tokens} query tokens and {heads} heads of {variant.slug}"
+            sentence = f"{what} need {needed} MiB, limits.workspace_mib is {most}; raise it to {needed}"
+            return Violation(sentence, ("limits.workspace_mib", "limits"))
+    return None
+
+
+def _cuda_extenders(spec: Spec, expanded: Expanded) -> tuple[ExtendVariant, ...]:
+    """The extend kernels of a spec that have a CUDA source."""
+    return extenders_of(expanded()) if "extend" in spec.operators and "cuda" in spec.backends else ()
 
 
 def _workspace_bytes(variant: Variant | ExtendVariant, kv_heads: int) -> int:

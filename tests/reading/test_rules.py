@@ -44,6 +44,9 @@ TAIL = GOOD[GOOD.index("[16, 32]") :]
 
 #: From its lengths to its features; and a modification.
 LONG = GOOD[GOOD.index("max_seq_len") : GOOD.index("\nexclude")]
+#: From its target to its dtypes.
+KEYS = GOOD[GOOD.index("target") : GOOD.index("\n  kv_cache_dtype")]
+SMALL_CARD = "target: {base: bi-v100, shared_memory_bytes: 16384}\noperators: [decode, extend]"
 NONE, ONE = "modification: null}", "modification: near}\nmodifications: {near: {mask: q - k < 9}}"
 
 #: rule -> (what is replaced, by what): a spec that breaks this rule, and none before it.
@@ -71,7 +74,15 @@ BREAKS = {
     "cuda-layout-known": ("threads: 256", "threads: 192"),
     "cuda-step-holds-a-page": (TAIL, TAIL.replace("32", "128").replace("step: 256", "step: 64")),
     "grid-holds-partitions": ("max_seq_len: 32768", "max_seq_len: 4194241"),
+    "extend-fits-shared-memory": (
+        KEYS,
+        KEYS.replace("target: bi-v100", SMALL_CARD).replace("256]", "512]").replace("float16", "float32"),
+    ),
     "workspace-holds-a-partition": ("workspace_mib: 16", "workspace_mib: 5"),
+    "workspace-holds-a-tile": (
+        "max_seq_len: 32768, tensor_parallel: [1, 8]}",
+        "max_seq_len: 131072, tensor_parallel: [1, 8]}\noperators: [decode, extend]",
+    ),
 }  # fmt: skip
 
 
@@ -179,7 +190,7 @@ def test_the_workspace_that_is_advised_is_the_least_that_works() -> None:
 def test_the_workspace_holds_a_piece_of_an_extend_kernel() -> None:
     """Its pieces have hundreds of keys, whatever the partitions of the decode kernels are."""
     short = GOOD.replace("[64, 512]", "64").replace("exclude:\n", "exclude: []\n").replace("partition: auto", "")
-    short = re.sub(r"  - when: .*\n    because: .*\n", "", short).replace("step: 256", "step: 64")
+    short = re.sub(r"  - when: .*\n    because: .*\n|cuda: .*\n", "", short).replace("[torch, cuda]", "torch")
     short = short.replace("workspace_mib: 16", "workspace_mib: 1")
     parse(short.encode(), "small.yaml")
     found = re.search(
@@ -187,6 +198,14 @@ def test_the_workspace_holds_a_piece_of_an_extend_kernel() -> None:
     )
     assert found
     parse(f"{short}operators: [decode, extend]\n".replace("mib: 1}", f"mib: {found[2]}}}").encode(), "small.yaml")
+
+
+def test_the_workspace_that_a_tile_needs_is_the_plan_s() -> None:
+    """24 heads of 256, 8 query tokens, 128 partitions of 1024 keys: 258 floats for each, 25,362,432 bytes."""
+    text = broken("workspace-holds-a-tile")
+    assert "of 8 query tokens and 24 heads of extend_hd256_g6_b16_f16 need 25 MiB" in answer(text)
+    parse(text.replace("workspace_mib: 16", "workspace_mib: 25").encode(), "small.yaml")
+    parse(text.replace("[torch, cuda]\ncuda: {threads: 256, step: 256}", "torch").encode(), "small.yaml")
 
 
 def test_the_heads_of_the_least_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
