@@ -27,8 +27,8 @@ FAR = 1 << 31
 #: The strides of the outer axes exceed FAR by these multiples of a unit. All differ, so no two elements coincide.
 EXCESS = (1, 101, 10_007)
 
-#: How many random numbers a cache of keys, or of values, consists of, again and again: drawing all would take longer
-#: than a kernel does. A prime: two pages, or two tokens, that a kernel could confuse then hold different numbers.
+#: A cache of keys, or of values, repeats this many random numbers: drawing all of them would take longer than a kernel.
+#: The number is prime. So any two pages or tokens that a kernel could confuse hold different numbers.
 POOL = 32_749
 
 #: Linux's flag of a mapping that reserves no memory. Python names it from 3.13 on.
