@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from pav2gen.bench.parameter_types import Gibibytes, Numbers
 from pav2gen.errors import UserError
 from pav2gen.files import check_output, check_replaceable
-from pav2gen.wording import quoted
 
 if TYPE_CHECKING:
     from pav2gen.reading.selection import Selection
@@ -27,32 +25,6 @@ BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
 TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
 #: Options of ``bench --quick``: each problem takes about a second. After ``seconds`` seconds no new problem begins.
 QUICK: Mapping[str, Any] = {"seq_lens": (4096,), "num_seqs": (1,), "rounds": 3, "against": ("sdpa",), "seconds": 45.0}
-
-
-class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """An option's type: positive whole numbers with commas between them, such as ``8192,32768``."""
-
-    name = "N,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Turn the argument into distinct numbers in ascending order."""
-        if isinstance(value, tuple):
-            return value
-        words = value.split(",")
-        if not all(re.fullmatch(r"[0-9]{1,10}", word) and 0 < int(word) < 1 << 31 for word in words):
-            self.fail(f"{quoted(value)} is not a list of positive whole numbers, such as 8192,32768", param, ctx)
-        return tuple(sorted(set(map(int, words))))
-
-
-class Gibibytes(click.FloatRange):
-    """An option's type: a number above a minimum. click's FloatRange alone would accept nan."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Turn the argument into a number."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number", param, ctx)
-        return number
 
 
 def _shown(numbers: tuple[int, ...]) -> str:

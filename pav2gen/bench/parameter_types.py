@@ -1,0 +1,37 @@
+"""Types of command-line options: lists of numbers, and numbers of gibibytes."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import click
+
+from pav2gen.wording import quoted
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """An option's type: positive whole numbers with commas between them, such as ``8192,32768``."""
+
+    name = "N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Turn the argument into distinct numbers in ascending order."""
+        if isinstance(value, tuple):
+            return value
+        words = value.split(",")
+        if not all(re.fullmatch(r"[0-9]{1,10}", word) and 0 < int(word) < 1 << 31 for word in words):
+            self.fail(f"{quoted(value)} is not a list of positive whole numbers, such as 8192,32768", param, ctx)
+        return tuple(sorted(set(map(int, words))))
+
+
+class Gibibytes(click.FloatRange):
+    """An option's type: a number above a minimum. click's FloatRange alone would accept nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Turn the argument into a number."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
