@@ -71,7 +71,7 @@ class _Commit:
             self._finish()
 
     def _shown(self, file: str) -> str:
-        """The name of a file in messages. A file in the temporary folder is called by the name of its final place."""
+        """The name of a file in messages. A file in the temporary folder gets the name of its final place."""
         path = file.removeprefix(os.fspath(self._root)).removeprefix(f"/{journal.ASIDE}")
         return self._tree.disk.shown + path
 
