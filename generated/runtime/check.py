@@ -133,7 +133,7 @@ def _optional(tensor: torch.Tensor | None) -> Hashable:
 
 
 def check_presence(call: Call) -> None:
-    """Every required tensor is given. (The dispatcher accepts None for a tensor.)"""
+    """All required tensors must be given. torch's dispatcher does not check that: it accepts None for a tensor."""
     for name in NEEDED:
         check_tensor(name, getattr(call, name))
     for name, tensor in zip(Scratch._fields, call.scratch or ()):
@@ -141,7 +141,7 @@ def check_presence(call: Call) -> None:
 
 
 def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
-    """``value`` is a tensor."""
+    """Raise ValueError unless ``value`` is a tensor."""
     if not isinstance(value, torch.Tensor):
         fail(f"{name} must be a tensor, got {value if value is None else type(value).__name__}", operator)
 
@@ -149,7 +149,7 @@ def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
 def check_declared(
     key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, block_size: int, operator: str = DECODE
 ) -> None:
-    """The caller's numbers fit the cache. A tensor in place of the KV heads (``head_mapping``) is not compared."""
+    """num_kv_heads and block_size must fit the cache. A tensor as num_kv_heads (``head_mapping``) is not compared."""
     check_tensor("key_cache", key_cache, operator)
     if key_cache.dim() != 5:
         fail(f"key_cache must be [blocks, kv heads, head size / x, block size, x], got {shape_of(key_cache)}", operator)
@@ -160,7 +160,7 @@ def check_declared(
 
 
 def check_query(query: torch.Tensor, out: torch.Tensor, rows: str = "seqs", operator: str = DECODE) -> None:
-    """query [rows, heads, head size], heads contiguous, any stride between rows; out like query, contiguous."""
+    """query must be [rows, heads, head size] with contiguous heads in a row. out must be like it, and contiguous."""
     if query.dim() != 3 or query.dtype not in DTYPES:
         types = ", ".join(DTYPES.values())
         fail(f"query must be [{rows}, heads, head size] in {types}, got {shape_of(query)}", operator)
@@ -179,9 +179,9 @@ def check_cache(
     kv_cache_dtype: str,
     operator: str = DECODE,
 ) -> None:
-    """key_cache [blocks, kv heads, head size / x, block, x] and value_cache [blocks, kv heads, head size, block].
+    """Check the shapes: key_cache [blocks, kv heads, head size / x, block, x], value_cache [..., head size, block].
 
-    x elements are 16 bytes. The page of a head is contiguous; blocks and heads may have any stride.
+    x elements are 16 bytes. The page of a head must be contiguous. Blocks and heads may have any stride.
     """
     stored = storage_dtype(kv_cache_dtype, query.dtype)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
@@ -205,7 +205,7 @@ def check_cache(
 
 
 def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) -> None:
-    """The page of a head is contiguous, and starts at a multiple of 16 bytes, or x elements."""
+    """The page of a head must be contiguous, and start at a multiple of 16 bytes, which are x elements."""
     if not cache[0, 0].is_contiguous():
         fail(f"the page of a head must be contiguous in {name}, got strides {cache.stride()}", operator)
     strides = [stride for size, stride in zip(cache.shape[:2], cache.stride()) if size > 1]
@@ -214,7 +214,7 @@ def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) 
 
 
 def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int) -> None:
-    """block_tables [seqs, max blocks] int32, rows contiguous; seq_lens [seqs] int32."""
+    """block_tables must be [seqs, max blocks] int32 with contiguous rows. seq_lens must be [seqs] int32."""
     seqs = query.shape[0]
     if block_tables.dim() != 2 or block_tables.shape[0] != seqs or block_tables.dtype != torch.int32:
         fail(f"block_tables must be int32 [{seqs}, max blocks], got {shape_of(block_tables)}")
@@ -227,7 +227,10 @@ def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torc
 
 
 def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
-    """exp_sums, max_logits float32 [seqs, heads, P]; tmp_out like out, [seqs, heads, P, head size]; any strides."""
+    """exp_sums and max_logits must be float32 [seqs, heads, P], tmp_out [seqs, heads, P, head size] like out.
+
+    All may have any strides.
+    """
     if scratch is None:
         return
     seqs, heads, head_size = out.shape
@@ -242,7 +245,7 @@ def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
 
 
 def check_scale(name: str, scale: torch.Tensor, kv_heads: int = 1, operator: str = DECODE) -> None:
-    """float32: one element, or one for each of ``kv_heads`` KV heads."""
+    """A scale tensor must be float32, with one element, or one for each of ``kv_heads`` KV heads."""
     fits = scale.numel() == 1 or (scale.shape == (kv_heads,) and scale.is_contiguous())
     if not fits or scale.dtype != torch.float32:
         one, each = "one float32 element", f"contiguous float32 [{kv_heads}]"
@@ -251,7 +254,7 @@ def check_scale(name: str, scale: torch.Tensor, kv_heads: int = 1, operator: str
 
 
 def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None, operator: str = DECODE) -> None:
-    """None, or [heads] float32."""
+    """alibi_slopes must be None or [heads] float32."""
     if slopes is None:
         return
     if slopes.shape != (query.shape[1],) or slopes.dtype != torch.float32 or not slopes.is_contiguous():
@@ -259,7 +262,7 @@ def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None, operator: str 
 
 
 def check_sparse(sparse: BlockSparse | None, page: int) -> None:
-    """Blocks of the sparse pattern consist of whole pages (vLLM asserts the same)."""
+    """Blocks of the sparse pattern must consist of whole pages (vLLM asserts the same)."""
     if sparse is None:
         return
     if sparse.block_size <= 0 or sparse.block_size % page:
@@ -272,7 +275,7 @@ def check_sparse(sparse: BlockSparse | None, page: int) -> None:
 
 
 def check_features(call: Call) -> None:
-    """softcap is a positive number; sliding_window counts tokens; sinks are [heads] float32; lse [seqs, heads]."""
+    """Check softcap and sliding_window. sinks must be [heads] float32, and lse [seqs, heads] float32."""
     check_limits(call.softcap, call.sliding_window)
     seqs, heads = call.query.shape[:2]
     check_numbers("sinks", call.sinks, (heads,))
@@ -280,7 +283,7 @@ def check_features(call: Call) -> None:
 
 
 def check_limits(softcap: float | None, sliding_window: int | None, operator: str = DECODE) -> None:
-    """softcap is a positive number or None; sliding_window is a number of tokens or None."""
+    """softcap must be a positive number or None. sliding_window must be a number of tokens or None."""
     if softcap is not None and not softcap > 0:
         fail(f"softcap must be a positive number, or None for none, got {softcap}", operator)
     if sliding_window is not None and sliding_window < 1:
@@ -292,7 +295,7 @@ def check_limits(softcap: float | None, sliding_window: int | None, operator: st
 
 
 def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...], operator: str = DECODE) -> None:
-    """None, or contiguous float32 of ``shape``."""
+    """The tensor must be None, or contiguous float32 of ``shape``."""
     if tensor is None:
         return
     if tensor.dtype != torch.float32:
@@ -303,20 +306,20 @@ def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...]
 
 
 def check_tensors(call: Call | ExtendCall, modification: Modification | None, operator: str = DECODE) -> None:
-    """The parameter tensors of a modification are given, each with a number for every head."""
+    """All parameter tensors of a modification must be given, each with a number for every head."""
     lengths = {"heads": call.query.shape[1], "kv_heads": call.key_cache.shape[1]}
     for (name, axis), tensor in zip(modification.tensors if modification else (), call.tensors):
         check_numbers(name, tensor, (lengths[axis],), operator)
 
 
 def check_devices(call: Call) -> None:
-    """All tensors are on the device of the query."""
+    """All tensors must be on the device of the query."""
     check_device(call.query.device, call._asdict())
     check_device(call.query.device, call.scratch._asdict() if call.scratch else {})
 
 
 def check_device(device: torch.device, arguments: Mapping[str, Any], operator: str = DECODE) -> None:
-    """All tensors among ``arguments`` are on ``device``, which is that of the query."""
+    """All tensors among ``arguments`` must be on ``device``, the device of the query."""
     for name, value in arguments.items():
         for tensor in value if isinstance(value, tuple) else (value,):
             if isinstance(tensor, torch.Tensor) and tensor.device != device:
@@ -324,5 +327,5 @@ def check_device(device: torch.device, arguments: Mapping[str, Any], operator: s
 
 
 def usable_scratch(scratch: Scratch | None, partitions: int) -> Scratch | None:
-    """The caller's scratch if each tensor has room for ``partitions`` partitions, else None."""
+    """The caller's scratch, or None if one of its tensors has no room for ``partitions`` partitions."""
     return scratch if scratch and min(tensor.shape[2] for tensor in scratch) >= partitions else None

@@ -99,7 +99,7 @@ class TorchPlan(TorchFigures):
 
     @cached_property
     def mask_repeats(self) -> int:
-        """How many rows of a page of V one row of the mask covers. A row of V is an element of the head for all slots."""
+        """How many rows of a page of V one row of the mask covers. A row has one element of the head for all slots."""
         repeats = 1
         row = self.variant.block_size * self.variant.cache_item_bytes
         while row * repeats * 2 <= MASK_SPAN_BYTES and self.variant.head_size % (repeats * 2) == 0:

@@ -87,8 +87,9 @@ def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Gro
 class QueryRows:
     """The query tiles of a group on the device.
 
-    All are [query tiles] int64: sequences; firsts, the first row in the query; counts, the number of rows; positions,
-    of the first row, -1 without a row. total: [1], the number of query tiles with rows; None if all have rows.
+    sequences, firsts, counts, positions: [query tiles] int64 each. sequences: the sequence of each query tile. firsts:
+    its first row in the query. counts: its number of rows. positions: the position of its first row, or -1 if it has no
+    rows. total: [1], the number of query tiles with rows; None if all have rows.
     """
 
     def __init__(self, call: ExtendCall, group: Group, shape: Shape) -> None:
