@@ -103,7 +103,7 @@ FAULTS = [
     Fault("scores not masked", KERNEL, "scores.masked_fill_(part.hidden", "scores.clone().masked_fill_(part.hidden"),
     Fault("state of another query tile", KERNEL, "State(*(tensor[: tile.rows] for tensor in state))", "State(*(tensor[-tile.rows :] for tensor in state))"),
     Fault("maximum of an earlier tile forgotten", STATE, "    torch.maximum(m, state.m, out=m)\n", ""),
-    Fault("sums of an earlier tile not rescaled", STATE, "    state.o.mul_(rescale.unsqueeze(-1))\n    weights", "    weights"),
+    Fault("sums of an earlier tile not rescaled", STATE, "    state.o.mul_(rescale.unsqueeze(-1))\n    torch.add(", "    torch.add("),
     Fault("denominator of an earlier tile not rescaled", STATE, "state.z.mul_(rescale).add_", "state.z.add_"),
     Fault("-inf minus -inf", STATE, "    floor = m.clamp_min(LOWEST)\n    rescale = torch.sub(state.m", "    floor = m + 0\n    rescale = torch.sub(state.m"),
     Fault("partitions overwrite each other", KERNEL, "beta=int(tile.num_parts == 1)", "beta=0"),
