@@ -115,7 +115,7 @@ class Kernels:
 
 def busy_seconds() -> float:
     """The CPU time of all processes of the machine since it started, in seconds."""
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    fields = Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:]
     user, nice, system, _, _, irq, soft, *_ = map(int, fields)
     return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
 
