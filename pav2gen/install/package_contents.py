@@ -26,7 +26,7 @@ PREBUILT = "prebuilt"
 #: Files that only tests need: pytest's settings, and the code that compiles many libraries before the tests.
 FOR_TESTS = frozenset(("pytest.ini", "tests/conftest.py", "runtime/building/prefetch.py"))
 #: Names of modules that only tests need, in the runtime's folders of operators.
-TEST_MODULES = frozenset(("cases", "harness"))
+TEST_MODULES = frozenset(("cases", "cuda_harness", "harness", "oracle"))
 #: Folders that only tests need: the harnesses and references, and the C++ that executes CUDA on a CPU.
 TEST_FOLDERS = ("runtime/testing/", "runtime/simt/include/")
 

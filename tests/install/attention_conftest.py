@@ -44,13 +44,13 @@ def opcheck(vllms_own: object, arguments: tuple[Any, ...], cond: bool = True, **
     """torch.library.opcheck of our operator on the arguments that a call with ``arguments`` gives it."""
     if cond:
         given: list[Any] = []
-        operator = pav2._op
-        pav2._op = lambda *passed: given.extend(passed)
+        decode = pav2._decode
+        pav2._decode = lambda *passed: given.extend(passed)
         try:
             pav2.paged_attention_v2(*arguments)
         finally:
-            pav2._op = operator
-        torch.library.opcheck(operator, tuple(given), **options)
+            pav2._decode = decode
+        torch.library.opcheck(pav2.operator.op, tuple(given), **options)
         CHECKED.append(len(given))
 
 
