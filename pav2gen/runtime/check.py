@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -61,6 +62,7 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
     check_alibi(call.query, call.alibi_slopes)
     check_sparse(call.sparse, call.key_cache.shape[3])
     check_features(call)
+    check_factor(call.scale)
     for field in ("k_scale", "v_scale"):
         if isinstance(scale := getattr(call, field), torch.Tensor):
             check_scale(field, scale, call.key_cache.shape[1])
@@ -93,6 +95,7 @@ def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
             *[_optional(scale) if isinstance(scale, torch.Tensor) else True for scale in (call.k_scale, call.v_scale)],
             (call.key_cache.data_ptr() | call.value_cache.data_ptr()) % 16,
             *(call.max_seq_len < 0, call.sparse, call.softcap, call.sliding_window, call.modification, kv_cache_dtype),
+            math.isfinite(call.scale),
         )
     except AttributeError:
         return None
@@ -198,8 +201,10 @@ def check_cache(
     blocks, kv_heads, _, block, _ = key_cache.shape
     if value_cache.shape != (blocks, kv_heads, head_size, block):
         fail(f"value_cache must be {[blocks, kv_heads, head_size, block]}, got {shape_of(value_cache)}", operator)
-    if not blocks or not kv_heads or not heads or heads % kv_heads:
-        fail(f"{heads} query heads cannot be shared out among {kv_heads} KV heads in {blocks} blocks", operator)
+    if not blocks:
+        fail("key_cache has 0 blocks; a cache needs at least one", operator)
+    if not kv_heads or not heads or heads % kv_heads:
+        fail(f"{heads} query heads cannot be shared out among {kv_heads} KV heads", operator)
     check_pages("key_cache", key_cache, x, operator)
     check_pages("value_cache", value_cache, x, operator)
 
@@ -209,8 +214,10 @@ def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) 
     if not cache[0, 0].is_contiguous():
         fail(f"the page of a head must be contiguous in {name}, got strides {cache.stride()}", operator)
     strides = [stride for size, stride in zip(cache.shape[:2], cache.stride()) if size > 1]
-    if any(stride % x for stride in strides) or cache.data_ptr() % 16:
+    if any(stride % x for stride in strides):
         fail(f"pages of {name} must start at multiples of 16 bytes, got strides {cache.stride()}", operator)
+    if past := cache.data_ptr() % 16:
+        fail(f"{name} must start at a multiple of 16 bytes; its address is {past} bytes past one", operator)
 
 
 def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int) -> None:
@@ -292,6 +299,12 @@ def check_limits(softcap: float | None, sliding_window: int | None, operator: st
             f"{sliding_window} (FlashAttention's window_left is one less)",
             operator,
         )
+
+
+def check_factor(scale: float, operator: str = DECODE) -> None:
+    """scale, the factor of the scores, must be finite."""
+    if not math.isfinite(scale):
+        fail(f"scale must be finite, got {scale}", operator)
 
 
 def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...], operator: str = DECODE) -> None:

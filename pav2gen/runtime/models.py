@@ -14,6 +14,8 @@ import torch
 from . import check
 from .select import Key, NoKernelError, Table, own_key
 
+NAME = "check_model"
+
 
 class Models:
     """Gives the answers, from the dispatch tables. ``load`` is called to compile and load the CUDA kernels."""
@@ -78,7 +80,7 @@ class Models:
         share the heads evenly, or if the operator does not exist.
         """
         if operator not in self._tables:
-            check.fail(f"operator {operator!r} is none of {', '.join(self._tables)}")
+            check.fail(f"operator {operator!r} is none of {', '.join(self._tables)}", NAME)
         heads, kv_heads = shard(num_heads, num_kv_heads, tp_size)
         features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
         key = rank_key(heads, kv_heads, head_size, block_size, dtype, kv_cache_dtype, *features)
@@ -129,7 +131,7 @@ def shard(num_heads: int, num_kv_heads: int, tp_size: int) -> tuple[int, int]:
     """(query heads, KV heads) of one rank, as vLLM shards them. Several ranks may share a KV head."""
     counted = tp_size > 0 and num_kv_heads > 0 and num_heads % tp_size == 0
     if not counted or (num_kv_heads % tp_size and tp_size % num_kv_heads):
-        check.fail(f"{num_heads} query and {num_kv_heads} KV heads cannot be shared out among {tp_size} ranks")
+        check.fail(f"{num_heads} query and {num_kv_heads} KV heads cannot be shared out among {tp_size} ranks", NAME)
     return num_heads // tp_size, max(1, num_kv_heads // tp_size)
 
 
@@ -149,13 +151,13 @@ def rank_key(
 ) -> Key:
     """The key of the attention layers of one rank. Raises ValueError for numbers or dtypes that no kernel takes."""
     if num_kv_heads <= 0 or num_heads % num_kv_heads:
-        check.fail(f"{num_heads} query heads cannot be shared out among {num_kv_heads} KV heads")
+        check.fail(f"{num_heads} query heads cannot be shared out among {num_kv_heads} KV heads", NAME)
     return Key(
         head_size=head_size,
         gqa_ratio=num_heads // num_kv_heads,
         block_size=block_size,
         dtype=check.dtype_name(dtype),
-        kv_cache_dtype=check.kv_dtype(kv_cache_dtype),
+        kv_cache_dtype=check.kv_dtype(kv_cache_dtype, NAME),
         alibi=alibi,
         blocksparse=blocksparse,
         softcap=None if softcap is None else float(softcap),

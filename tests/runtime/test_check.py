@@ -64,6 +64,12 @@ REFUSED = {
     "values in another dtype": ({"value_cache": v.bfloat16()}, {}, "value_cache must be float16"),
     "codes for an auto cache": ({"key_cache": torch.zeros(9, 2, 16, 16, 16, dtype=torch.uint8)}, {}, "must be float16"),
     "half for an fp8 cache": ({}, {"kv_cache_dtype": "fp8"}, "key_cache must be uint8"),
+    "a scale that is not finite": ({"scale": float("nan")}, {}, "scale must be finite, got nan"),
+    "a scale in words": ({"scale": "x"}, {}, "scale must be a number, got the str 'x'"),
+    "a length with a point": ({}, {"max_seq_len": 5.0}, "max_seq_len must be an int, got the float 5.0"),
+    "a length of 65 bits": ({}, {"max_seq_len": 2**64}, "max_seq_len must be an int of 64 bits"),
+    "no cache dtype": ({}, {"kv_cache_dtype": None}, "kv_cache_dtype must be a text, got None"),
+    "a cache without blocks": ({"key_cache": k[:0], "value_cache": v[:0]}, {}, "key_cache has 0 blocks"),
     "an unknown cache dtype": ({}, {"kv_cache_dtype": "int4"}, "none of auto, fp8, fp8_e4m3, fp8_e5m2, int8"),
     "keys of another head size": ({"key_cache": k[:, :, :16]}, {}, "[blocks, kv heads, 256 / 8, block size, 8]"),
     "keys with another grain": ({"key_cache": k.reshape(*k.shape[:2], 64, 16, 4)}, {}, "256 / 8"),
@@ -150,7 +156,7 @@ def test_tensors_of_two_devices_are_refused(package):
 @pytest.mark.parametrize("name", ["query", "key_cache", "block_tables", "seq_lens"])
 def test_one_tensor_without_data_is_refused(package, name):
     meta = getattr(good, name).to("meta")
-    with pytest.raises(ValueError, match="all tensors must be on one device, got cpu, meta"):
+    with pytest.raises(ValueError, match=r"^paged_attention_v2: all tensors must be on one device, got cpu, meta"):
         call_with(package, {}, **{name: meta})
 
 
@@ -161,7 +167,9 @@ def misaligned(cache):
 
 
 def test_pages_that_start_between_grains_are_refused(package):
-    with pytest.raises(ValueError, match=r"pages of key_cache must start at multiples of 16 bytes"):
+    with pytest.raises(
+        ValueError, match=r"key_cache must start at a multiple of 16 bytes; its address is 2 bytes past one"
+    ):
         call_with(package, key_cache=misaligned(k))
     gap = torch.zeros(k.shape[0], k[0].numel() + 4).half()[:, : k[0].numel()].view(k.shape)
     with pytest.raises(ValueError, match=r"pages of key_cache must start at multiples of 16 bytes"):

@@ -10,7 +10,7 @@ from pav2gen.runtime.extend.cases import SENTINEL
 from pav2gen.runtime.extend.oracle import row_ranges
 from pav2gen.runtime.select import NoKernelError, Row, Table
 
-from .extending import FP8, HALF, call_of, extend, kernel_of
+from .extending import FLOAT, FP8, HALF, WINDOW, call_of, extend, kernel_of
 
 MODEL = dict(num_heads=6, num_kv_heads=2, head_size=64, block_size=16, dtype=torch.float16)
 
@@ -47,6 +47,24 @@ REFUSED = {
     "sinks in half": ({"sinks": torch.ones(6).half()}, "sinks must be float32"),
     "lse of sequences": ({"lse": torch.ones(2, 6)}, "lse must be contiguous float32 [4, 6]"),
     "a softcap of 0": ({"softcap": 0.0}, "softcap must be a positive number"),
+    "a scale that is not finite": ({"scale": float("nan")}, "scale must be finite, got nan"),
+    "an infinite scale": ({"scale": float("inf")}, "scale must be finite, got inf"),
+    "a scale in words": ({"scale": "x"}, "scale must be a number, got the str 'x'"),
+    "no scale": ({"scale": None}, "scale must be a number, got None"),
+    "a query length with a point": ({"max_query_len": 5.0}, "max_query_len must be an int, got the float 5.0"),
+    "a query length in words": ({"max_query_len": "5"}, "max_query_len must be an int, got the str '5'"),
+    "no length": ({"max_seq_len": None}, "max_seq_len must be an int, got None"),
+    "a length of 65 bits": ({"max_seq_len": 2**64}, "max_seq_len must be an int of 64 bits, got 18446744073709551616"),
+    "a softcap in words": ({"softcap": "x"}, "softcap must be a number, got the str 'x'"),
+    "half a token": ({"sliding_window": 8.5}, "sliding_window must be an int, got the float 8.5"),
+    "no cache dtype": ({"kv_cache_dtype": None}, "kv_cache_dtype must be a text, got None"),
+    "a modification's number": ({"modification": 3}, "modification must be a text, got the int 3"),
+    "a backend's number": ({"backend": 3}, "backend must be a text, got the int 3"),
+    "a cache without blocks": ({"key_cache": k[:0], "value_cache": v[:0]}, "key_cache has 0 blocks"),
+    "a cache at an odd address": (
+        {"key_cache": torch.zeros(k.numel() + 1, dtype=k.dtype)[1:].view(k.shape)},
+        "key_cache must start at a multiple of 16 bytes; its address is 2 bytes past one",
+    ),
     "a window of 0": ({"sliding_window": 0}, "sliding_window must be 1 or more tokens"),
     "a scale for too many heads": ({"k_scale": torch.ones(3)}, "k_scale must be a float, one float32 element or"),
     "an unknown backend": ({"backend": "triton"}, "neither 'torch' nor 'cuda'"),
@@ -69,7 +87,7 @@ def test_refused(extending, name):
 
 def test_one_tensor_without_data_is_refused(extending):
     for name in ("query", "block_tables", "query_start_loc", "seq_lens"):
-        with pytest.raises(ValueError, match="all tensors must be on one device, got cpu, meta"):
+        with pytest.raises(ValueError, match=r"^paged_attention_extend: all tensors must be on one device"):
             extend(extending, good, **{name: getattr(good, name).to("meta")})
 
 
@@ -107,7 +125,7 @@ def test_supports_and_check_model_know_the_operator(extending):
     extending.check_model(6, 2, 64, 16, torch.float16, operator="extend")
     with pytest.raises(extending.NoKernelError, match=r"no extend kernel for .*gqa_ratio 4"):
         extending.check_model(8, 2, 64, 16, torch.float16, operator="extend")
-    with pytest.raises(ValueError, match="operator 'prefill' is none of decode, extend, cache"):
+    with pytest.raises(ValueError, match=r"^check_model: operator 'prefill' is none of decode, extend, cache"):
         extending.check_model(6, 2, 64, 16, torch.float16, operator="prefill")
 
 
@@ -170,6 +188,19 @@ def test_calls_without_rows_write_nothing(extending, name):
     query_lens, contexts, options = EMPTY[name]
     done = extend(extending, call_of(query_lens, contexts, **options))
     assert (done.out == SENTINEL).all() and (done.lse == SENTINEL).all()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("key", [FLOAT, WINDOW])
+def test_rows_past_max_query_len_are_kept_and_the_others_do_not_move(extending, key, captured):
+    call = call_of((5, 2, 3), (20, 33, 0), key)._replace(read_lengths=not captured)
+    kernel = kernel_of(extending, key)
+    whole, cut = kernel.run(call), kernel.run(call._replace(max_query_len=2))
+    computed = [0, 1, 5, 6, 7, 8]
+    torch.testing.assert_close(cut.out[computed], whole.out[computed], rtol=2e-6, atol=1e-6)
+    torch.testing.assert_close(cut.lse[computed], whole.lse[computed], rtol=2e-6, atol=1e-6)
+    kept = [2, 3, 4, 9]
+    assert (cut.out[kept] == SENTINEL).all() and (cut.lse[kept] == SENTINEL).all()
 
 
 @pytest.mark.parametrize("sinks", [None, torch.arange(6.0)])

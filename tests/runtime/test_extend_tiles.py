@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pav2gen.runtime.extend.call import ExtendCall
-from pav2gen.runtime.extend.oracle import row_ranges
+from pav2gen.runtime.extend.oracle import owned_ranges, row_ranges
 from pav2gen.runtime.extend.rows import QueryRows, groups_of
 from pav2gen.runtime.extend.tiles import ExtendBudget, Shape
 
@@ -96,12 +96,12 @@ def _own_rows(rows, taken):
 
 
 def expected(call):
-    """What ``numbered`` must give: each owned row's number, and -1 elsewhere."""
+    """What ``numbered`` must give: the number of each row that the call computes, and -1 elsewhere."""
     tokens = call.query.shape[0]
     out = torch.full((tokens,), -1.0)
-    for s, owned in enumerate(row_ranges(call)):
+    for s, (owned, computed) in enumerate(zip(owned_ranges(call), row_ranges(call))):
         length = min(max(int(call.seq_lens[s]), 0), call.max_seq_len)
-        for i, row in enumerate(owned):
+        for i, row in enumerate(computed):
             out[row] = (length - len(owned) + i) * tokens + row
     return out
 

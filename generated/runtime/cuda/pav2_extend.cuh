@@ -64,9 +64,9 @@ __device__ __forceinline__ QueryTile query_tile(const Pav2ExtendArgs& a, int til
         index = tile - packed_tile<kTileTokens>(a, at.seq);
     }
     const int begin = query_begin(a, at.seq);
-    const int query_len = max(0, min(query_begin(a, at.seq + 1) - begin, a.max_query_len));
+    const int query_len = max(0, query_begin(a, at.seq + 1) - begin);  // all rows that the sequence owns
     at.first = begin + index * kTileTokens;
-    at.tokens = index < 0 ? 0 : max(0, min(kTileTokens, query_len - index * kTileTokens));
+    at.tokens = index < 0 ? 0 : max(0, min(kTileTokens, min(query_len, a.max_query_len) - index * kTileTokens));
     at.length = clamped_length(a, at.seq, kPageTokens);
     at.position = at.length - query_len + index * kTileTokens;
     return at;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from functools import partial
 
@@ -28,6 +29,7 @@ def check(call: ExtendCall, kv_cache_dtype: str) -> Key:
     check_sequences(call)
     tokens, heads, head_size = call.query.shape
     checks.check_alibi(call.query, call.alibi_slopes, NAME)
+    checks.check_factor(call.scale, NAME)
     checks.check_limits(call.softcap, call.sliding_window, NAME)
     checks.check_numbers("sinks", call.sinks, (heads,), NAME)
     checks.check_numbers("lse", call.lse, (tokens, heads), NAME)
@@ -80,7 +82,7 @@ def layout_of(call: ExtendCall, kv_cache_dtype: str) -> Hashable | None:
             *((t.shape, t.stride(), t.dtype, t.device) if isinstance(t, torch.Tensor) else None for t in optional),
             (call.key_cache.data_ptr() | call.value_cache.data_ptr()) % 16,
             *(call.max_query_len < 0, call.max_seq_len < 0, call.softcap, call.sliding_window, call.modification),
-            kv_cache_dtype,
+            *(math.isfinite(call.scale), kv_cache_dtype),
         )
     except AttributeError:
         return None

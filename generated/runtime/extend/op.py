@@ -142,7 +142,7 @@ def attend_nothing(call: ExtendCall) -> None:
 
 
 def owned_rows(call: ExtendCall) -> torch.Tensor:
-    """Whether a sequence owns each row: [tokens] bool, computed on the call's device."""
+    """Whether each row is among the first ``max_query_len`` of a sequence: [tokens] bool, on the call's device."""
     tokens = call.query.shape[0]
     begin = call.query_start_loc[:-1].clamp(0, tokens)
     end = torch.minimum(call.query_start_loc[1:].clamp(0, tokens), begin + call.max_query_len)

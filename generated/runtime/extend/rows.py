@@ -106,7 +106,8 @@ class QueryRows:
         """Find the query tiles on the device."""
         call, width, tokens = self.call, self.group.width, self.call.query.shape[0]
         starts = call.query_start_loc.long().clamp_(0, tokens)
-        rows = torch.sub(starts[1:], starts[:-1]).clamp_(0, call.max_query_len)  # [seqs], of each sequence
+        owned = torch.sub(starts[1:], starts[:-1]).clamp_min_(0)  # [seqs], rows of each sequence
+        rows = owned.clamp(max=call.max_query_len)  # [seqs], those that the call computes
         tiles = torch.div(rows + (width - 1), width, rounding_mode="floor")
         ends = torch.cumsum(tiles, 0)  # [seqs]
         self.total = ends[-1:]
@@ -116,8 +117,8 @@ class QueryRows:
         rows_here = rows.index_select(0, self.sequences)
         self.counts = torch.sub(rows_here, before).clamp_(0, width)
         self.firsts = starts[:-1].index_select(0, self.sequences).add_(before).clamp_max_(tokens - 1)
-        lengths = self.seq_lens.index_select(0, self.sequences)
-        self.positions = torch.sub(lengths, rows_here).add_(before).masked_fill_(self.counts == 0, -1)
+        contexts = torch.sub(self.seq_lens, owned).index_select(0, self.sequences)
+        self.positions = contexts.add_(before).masked_fill_(self.counts == 0, -1)
 
     def take(self, taken: slice) -> Taken:
         """The rows of the query tiles in the slice ``taken``."""

@@ -124,8 +124,9 @@ class ExtendBudget(NamedTuple):
     ) -> tuple[Group, ...]:
         """The groups of a call whose lengths the host knows.
 
-        starts: the first row of each sequence, and the end of the last one. A sequence has at most ``max_query_len``
-        rows. It has none if the next sequence starts before it. seq_lens: the lengths with the new tokens, at least 0.
+        starts: the first row of each sequence, and the end of the last one. A sequence owns no rows if the next one
+        starts before it. Only its first ``max_query_len`` rows are computed. seq_lens: the lengths with
+        the new tokens, at least 0.
         """
         return _fit(self, tuple(starts), tuple(seq_lens), shape, max_query_len)
 
@@ -144,12 +145,13 @@ class ExtendBudget(NamedTuple):
 def _fit(
     budget: ExtendBudget, starts: tuple[int, ...], seq_lens: tuple[int, ...], shape: Shape, max_query_len: int
 ) -> tuple[Group, ...]:
-    counts = [min(max(stop - start, 0), max_query_len) for start, stop in pairwise(starts)]
+    owned = [max(stop - start, 0) for start, stop in pairwise(starts)]
+    counts = [min(rows, max_query_len) for rows in owned]
     width = budget.widest(shape, max(1, *counts))
     tiles = [
         tile
-        for s, (start, count, length) in enumerate(zip(starts, counts, seq_lens))
-        for tile in _query_tiles(s, start, count, length - count, width)
+        for s, (start, count, rows, length) in enumerate(zip(starts, counts, owned, seq_lens))
+        for tile in _query_tiles(s, start, count, length - rows, width)
     ]
     spare = budget.row_padding // shape.kv_heads
     return tuple(_group(budget, members, shape) for members in _of_similar_width(tiles, shape, spare))

@@ -13,10 +13,11 @@ class ExtendCall(NamedTuple):
     Kernels clamp the values that they read from tensors, so that no value makes them access memory out of bounds:
 
     * Sequence s owns the rows of ``query`` from begin to end. begin is query_start_loc[s] within [0, tokens]. end is
-      query_start_loc[s + 1] within [begin, min(begin + max_query_len, tokens)]. q_len is end - begin.
+      query_start_loc[s + 1] within [begin, tokens]. q_len is end - begin.
+    * Only the first max_query_len rows of a sequence are computed. The others keep their values in ``out`` and ``lse``,
+      as do rows that no sequence owns. The positions of rows do not depend on max_query_len.
     * Its length is seq_lens[s] within [0, max_seq_len]. ``max_seq_len`` is at most what a row of the block table holds.
     * Row i of a sequence is at position length - q_len + i. If that is negative, the row attends to no key.
-    * A row that no sequence owns keeps its values in ``out`` and ``lse``.
 
     A kernel is called with at least one row and one sequence, max_query_len >= 1 and max_seq_len >= 1. max_query_len
     is at most the number of rows of ``query``.

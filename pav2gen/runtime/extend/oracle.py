@@ -18,21 +18,26 @@ from .call import ExtendCall
 
 
 class Reference(NamedTuple):
-    """The float64 result of a call. Rows that no sequence owns are 0 in ``out`` and -inf in ``lse``."""
+    """The float64 result of a call. Rows that the call does not compute are 0 in ``out`` and -inf in ``lse``."""
 
     out: torch.Tensor  # [tokens, heads, head size] float64
     lse: torch.Tensor  # [tokens, heads] float64
-    owned: torch.Tensor  # [tokens] bool
+    owned: torch.Tensor  # [tokens] bool: rows that the call computes
 
 
-def row_ranges(call: ExtendCall) -> list[range]:
-    """The rows of each sequence, clamped as ``ExtendCall`` says."""
+def owned_ranges(call: ExtendCall) -> list[range]:
+    """The rows that each sequence owns, clamped to the rows of the query as ``ExtendCall`` says."""
     tokens, bounds = call.query.shape[0], call.query_start_loc.tolist()
     ranges = []
     for first, last in itertools.pairwise(bounds):
         begin = min(max(first, 0), tokens)
-        ranges.append(range(begin, max(begin, min(last, begin + call.max_query_len, tokens))))
+        ranges.append(range(begin, max(begin, min(last, tokens))))
     return ranges
+
+
+def row_ranges(call: ExtendCall) -> list[range]:
+    """The rows of each sequence that the call computes: the first ``max_query_len`` of those that it owns."""
+    return [rows[: call.max_query_len] for rows in owned_ranges(call)]
 
 
 def reference(call: ExtendCall, kv_cache_dtype: str, modification: Modification | None = None) -> Reference:
@@ -62,7 +67,7 @@ def attend(
     decode = as_decode(call)
     capacity = min(call.max_seq_len, call.block_tables.shape[1] * call.key_cache.shape[3])
     length = max(0, min(int(call.seq_lens[s]), capacity))
-    context = length - len(rows)
+    context = length - len(owned_ranges(call)[s])
     window = call.sliding_window
     start = 0 if window is None else max(0, context + 1 - window)
     keys, values = gather(decode, s, kv_cache_dtype, start)  # [kv heads, tokens, head size] float64

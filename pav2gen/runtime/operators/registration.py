@@ -26,14 +26,17 @@ def register(
     library = torch.library.Library(namespace, "FRAGMENT")
     library.define(schema)
     library.impl(name, run, "CompositeExplicitAutograd")
-    library.impl(name, _without_data, "Meta")  # for fake tensors: nothing is returned, and shapes stay as they are
+    library.impl(
+        name, _without_data(name), "Meta"
+    )  # for fake tensors: nothing is returned, and shapes stay as they are
     return library, getattr(getattr(torch.ops, namespace), name).default
 
 
 def with_tensors_checked(operator: Callable[..., None], name: str) -> Callable[..., None]:
-    """A function that calls a registered operator. It raises ValueError for an argument that must be a tensor.
+    """A function that calls a registered operator. It raises ValueError for an argument of a wrong type.
 
-    torch's own message for such an argument is the whole schema. name: the operator's name in the message.
+    torch's own message for such an argument is the whole schema. Numbers and texts are looked at only after torch has
+    refused the call, so that other calls do not pay for it. name: the operator's name in the message.
     """
     schema = operator._schema.arguments  # type: ignore[attr-defined]
     tensors = tuple((i, each.name) for i, each in enumerate(schema) if str(each.type) == "Tensor")
@@ -45,9 +48,38 @@ def with_tensors_checked(operator: Callable[..., None], name: str) -> Callable[.
         for i, argument in optional:
             if args[i] is not None:
                 check.check_tensor(argument, args[i], name)
-        operator(*args)
+        try:
+            operator(*args)
+        except (RuntimeError, TypeError, OverflowError):
+            for argument, value in zip(schema, args):
+                _check_scalar(argument.name, value, str(argument.type), name)
+            raise
 
     return call
+
+
+def _check_scalar(argument: str, value: object, kind: str, operator: str) -> None:
+    """Raise ValueError if torch cannot convert ``value`` to ``kind``, a type of a schema: int, float or str."""
+    if value is None and kind.startswith("Optional["):
+        return
+    kind = kind.removeprefix("Optional[").removesuffix("]")
+    if kind == "int":
+        if not hasattr(value, "__index__"):
+            check.fail(f"{argument} must be an int, got {_spelled(value)}", operator)
+        if not -(1 << 63) <= int(value) < 1 << 63:
+            check.fail(f"{argument} must be an int of 64 bits, got {value}", operator)
+    elif kind == "float" and not hasattr(value, "__float__"):
+        check.fail(f"{argument} must be a number, got {_spelled(value)}", operator)
+    elif kind == "str" and not isinstance(value, str):
+        check.fail(f"{argument} must be a text, got {_spelled(value)}", operator)
+
+
+def _spelled(value: object) -> str:
+    """A value and its type for a message. The text of other kinds of objects may be long, so only its type is given."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"the {name} {value!r}" if isinstance(value, (str, int, float)) else f"a {name}"
 
 
 def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[float, torch.Tensor | None]:
@@ -64,8 +96,12 @@ def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[
     return float(scale), None
 
 
-def _without_data(*args: object) -> None:
-    """The operator's implementation for meta tensors. It does nothing. Raises ValueError if tensors' devices differ."""
-    devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}
-    if devices != {"meta"}:
-        raise ValueError(f"all tensors must be on one device, got {', '.join(sorted(devices))}")
+def _without_data(operator: str) -> Callable[..., None]:
+    """An operator's implementation for meta tensors. It does nothing. Raises ValueError if tensors' devices differ."""
+
+    def run(*args: object) -> None:
+        devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}
+        if devices != {"meta"}:
+            check.fail(f"all tensors must be on one device, got {', '.join(sorted(devices))}", operator)
+
+    return run
