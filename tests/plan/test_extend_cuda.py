@@ -52,6 +52,28 @@ def test_the_partials_are_a_tenth_of_the_keys_and_values():
     assert plan.partition_size == 1024  # 48 rows of 4 bytes, written and read; 1024 keys and values of 2 bytes: 9.4 %
 
 
+def test_a_card_with_less_shared_memory_gets_smaller_tiles():
+    plan = plan_extend_cuda(QWEN, CARD.with_overrides({"shared_memory_bytes": 32 << 10}))
+    assert plan.shared_bytes <= 32 << 10
+    assert (plan.geometry.heads, plan.geometry.tokens) == (6, 6)  # 36 rows of 512 bytes, and 16 keys in 8 KiB
+
+
+def test_a_layout_that_cannot_fit_is_refused():
+    large = dataclasses.replace(QWEN, head_size=512, dtype="float32")
+    with pytest.raises(ValueError, match="fits 16384 bytes"):
+        plan_extend_cuda(large, CARD.with_overrides({"shared_memory_bytes": 16 << 10}))
+
+
+def test_the_partials_of_a_tile():
+    plan = plan_extend_cuda(QWEN, CARD)
+    assert plan.partials_bytes(num_heads=24, max_seq_len=1024) == 0  # one partition is written out at once
+    assert plan.partials_bytes(num_heads=24, max_seq_len=1025) == 4 * 8 * 24 * 2 * 258
+    windowed = plan_extend_cuda(dataclasses.replace(QWEN, sliding_window=1018), CARD)
+    assert windowed.partials_bytes(num_heads=24, max_seq_len=32768) == 4 * 8 * 24 * 2 * 258
+    longer = plan_extend_cuda(dataclasses.replace(QWEN, sliding_window=1019), CARD)
+    assert longer.partials_bytes(num_heads=24, max_seq_len=32768) == 4 * 8 * 24 * 3 * 258
+
+
 @pytest.mark.parametrize(
     ("ratio", "kv", "expected"),
     [
