@@ -203,8 +203,13 @@ class Table:
         every = tuple(rows)
         self.operator = operator
         self.rows = tuple(row for row in every if row.operator == operator)
-        #: The keys that specs build for decode, as keys of this operator, and the spec of each.
-        self._decoded = {own_key(row.key, operator): row.spec for row in every if row.operator == "decode"}
+        #: The keys that specs build for another attention operator, as keys of this one, and its name and spec.
+        self._elsewhere = {
+            own_key(row.key, operator): (row.spec, other)
+            for other in ("extend", "decode")
+            for row in every
+            if row.operator == other and isinstance(row.key, Key)
+        }
         self._files = files or {}
         #: The definition of each modification by its name.
         self.modifications = {row.key.modification: row.modification for row in self.rows if row.modification}
@@ -225,8 +230,10 @@ class Table:
         """The rows of ``key``, sorted by partition size. Raises NoKernelError if there are none."""
         rows = self._by_key.get(key)
         if rows is None:
-            if spec := self._decoded.get(key):
-                raise NoKernelError(lacks_operator(key, self._files.get(spec, f"specs/{spec}.yaml"), self.operator))
+            if found := self._elsewhere.get(key):
+                spec, other = found
+                file = self._files.get(spec, f"specs/{spec}.yaml")
+                raise NoKernelError(lacks_operator(key, file, self.operator, other))
             served = {key: rows[0].spec for key, rows in self._by_key.items()}
             raise NoKernelError(miss(key, served, self._files, self.operator))
         return rows
@@ -342,10 +349,10 @@ def own_key(key: Key, operator: str) -> AnyKey:
     return kind(*(getattr(key, axis) for axis in kind._fields))
 
 
-def lacks_operator(key: AnyKey, file: str, operator: str) -> str:
-    """Why no kernel of ``operator`` serves ``key``, which the spec in ``file`` builds for decode."""
+def lacks_operator(key: AnyKey, file: str, operator: str, other: str) -> str:
+    """Why no kernel of ``operator`` serves ``key``, which the spec in ``file`` builds for the operator ``other``."""
     remedy = f"add {operator} to its operators, then: pav2gen build {file}"
-    return f"no {operator} kernel for {key}: {file} builds this key for decode; {remedy}"
+    return f"no {operator} kernel for {key}: {file} builds this key for {other}; {remedy}"
 
 
 def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str], operator: str = "decode") -> str:

@@ -90,7 +90,8 @@ class Explanation:
             served = (f"  {variant.spec}  {variant.slug}" for variant in self.served)
             kernels = f"{len(self.served)} kernels serve" if len(self.served) > 1 else "1 kernel serves"
             return f"{asked}: {kernels} it", *_named(served), *self._beside()
-        return f"{asked}: no kernel serves it", *self._against(), *self._remedy()
+        kernel = "decode kernel" if self.others else "kernel"
+        return f"{asked}: no {kernel} serves it", *self._beside(), *self._against(), *self._remedy()
 
     def _beside(self) -> Iterator[str]:
         for operator in OPERATORS:
@@ -127,10 +128,15 @@ def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
     unknown axis, and for a value of the wrong type.
     """
     asked = {axis: read_value(axis, value) for axis, value in query.items()}
-    family = [variant for spec in specs for variant in variants(spec)]
+    family = [variant for spec in specs if "decode" in spec.operators for variant in variants(spec)]
+    built = (point for spec in specs for point in points(spec) if not isinstance(point, Variant))
+    others = tuple(point for point in built if _goes_with(asked, point))
     if served := tuple(variant for variant in family if not differing_axes(asked, variant)):
-        built = (point for spec in specs for point in points(spec) if not isinstance(point, Variant))
-        return Explanation(asked, served, tuple(point for point in built if _goes_with(asked, point)))
+        return Explanation(asked, served, others)
+    for spec in specs:
+        if "decode" not in spec.operators and any(not differing_axes(asked, variant) for variant in variants(spec)):
+            command = f"pav2gen build {shlex.quote(_file(spec))}"
+            return Explanation(asked, others=others, edits=(_with_decode(spec),), command=command)
     refusals = tuple(_refusals(asked))
     obstacles = tuple(sorted((_obstacle(asked, spec) for spec in specs), key=lambda found: _effort(asked, found)))
     nearest = min(family, key=lambda variant: distance(asked, variant), default=None)
@@ -138,6 +144,8 @@ def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
         return Explanation(asked, refusals=refusals, obstacles=obstacles, nearest=nearest)
     for obstacle in obstacles:
         edits = tuple(_edits(asked, obstacle))
+        if edits and "decode" not in obstacle.spec.operators:
+            edits = (*edits, _with_decode(obstacle.spec))
         if not edits or _would_serve(asked, obstacle.spec, edits):
             command = f"pav2gen build {shlex.quote(_file(obstacle.spec))}"
             return Explanation(asked, obstacles=obstacles, nearest=nearest, edits=edits, command=command)
@@ -201,6 +209,13 @@ def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float
     axes = obstacle.spec.axes
     nearest = (min(relative_difference(query[axis], has) for has in axes[axis]) for axis in obstacle.lacking)
     return len(obstacle.lacking), sum(nearest)
+
+
+def _with_decode(spec: Spec) -> AxisEdit:
+    """The edit that adds decode to the operators of ``spec``."""
+    last = spec.where(f"operators[{len(spec.operators) - 1}]", "operators")
+    line = f"operators: {flow_list(('decode', *spec.operators))}"
+    return AxisEdit({}, line, _range(spec.where("operators"), last))
 
 
 def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit]:

@@ -84,6 +84,19 @@ def test_the_kernels_of_other_operators_go_with_those_of_decode() -> None:
     )
 
 
+def test_a_spec_without_decode_serves_no_decode() -> None:
+    spec = parse((TWO_AXES + "operators: [extend]\n").encode(), "specs/large.yaml")
+    assert ask([spec], "head_size=256", "block_size=16").lines() == (
+        "head_size=256 block_size=16: no decode kernel serves it",
+        "for extend:",
+        "  large  extend_hd256_g6_b16_f16",
+        "to add it, write",
+        "  specs/large.yaml:14: operators: [decode, extend]",
+        "and run  pav2gen build specs/large.yaml",
+    )
+    assert "  specs/large.yaml:14: operators: [decode, extend]" in ask([spec], "head_size=128").lines()
+
+
 def test_free_axes_take_any_value(specs: list[Spec]) -> None:
     assert len(explain({}, specs).served) == 4
     assert [v.spec for v in ask(specs, "dtype=float16", "partition_size=512").served] == ["large", "large", "phi"]

@@ -143,6 +143,13 @@ def test_a_key_that_is_built_for_decode_alone_names_its_spec():
     assert str(raised.value).endswith("add extend to its operators, then: pav2gen build mine.yaml")
 
 
+def test_a_key_that_is_built_for_extend_alone_names_its_spec():
+    with pytest.raises(NoKernelError) as raised:
+        Table([row(FP8, spec="b")], files={"b": "mine.yaml"}).serving(FP8)
+    assert str(raised.value).startswith(f"no decode kernel for {FP8}: mine.yaml builds this key for extend; ")
+    assert str(raised.value).endswith("add decode to its operators, then: pav2gen build mine.yaml")
+
+
 def test_a_package_without_extend_kernels_says_how_to_build_some():
     with pytest.raises(NoKernelError, match=r"operators: \[decode, extend\] in a spec, then: pav2gen build"):
         Table([], operator="extend").serving(HALF)
