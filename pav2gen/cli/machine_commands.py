@@ -87,7 +87,7 @@ def simt() -> None:
 @simt.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(arguments: tuple[str, ...]) -> None:
-    """Compile a CUDA program with a main() of its own, run it, and print findings and counters.
+    """Compile a CUDA program that has a main(), and run it on the CPU. Print its memory errors, races and counters.
 
     \b
     Example:

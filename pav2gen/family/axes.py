@@ -34,7 +34,7 @@ TYPE_NAMES: Mapping[type, str] = {
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a family.
+    """One axis: a property in which the kernels of a family differ, such as the head size.
 
     ``kind`` is the type of its values. If ``nullable``, None ("without the feature") is a value too. ``allowed`` holds
     all values that a kernel can be generated for; it is empty if a rule decides instead. ``works`` describes these

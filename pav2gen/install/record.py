@@ -1,8 +1,8 @@
 """INSTALLED.json, in ``pav2/``: the record of an install. It says what changed, from which package, and how to undo it.
 
-The record is written twice. The first time, before the first change, it also contains the record of the earlier
-install. The second time, after the last change, it does not. If an install is killed, the next install or uninstall
-therefore recognizes the files of both.
+An install writes the record twice. Before its first change, it writes a record that also contains the record of the
+install that it replaces. After its last change, it writes a record without that. If an install is killed in between,
+the next install or uninstall therefore recognizes the files of both.
 """
 
 from __future__ import annotations

@@ -44,7 +44,11 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """Describe the device: its name in tuning files, its description, and how much of it torch uses."""
+    """Describe the device, for the JSON document of a measurement.
+
+    name: as tuning files spell it. kind: cuda or cpu. about: the model, and the number of multiprocessors or of torch's
+    threads. memory_bytes: a GPU's memory, 0 for a CPU.
+    """
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return {

@@ -60,7 +60,7 @@ def _cell(spec: Spec, every: Sequence[Plan], size: int, reasons: dict[str, int])
 
 
 def short_title(plan: Plan) -> str:
-    """A short description of a key: the axes that distinguish it within the family."""
+    """A short description of a kernel: its heads, its head size, and the axes with unusual values."""
     v = plan.variant
     heads = f"{plan.rank.num_heads}/{plan.rank.num_kv_heads} heads of {v.head_size}"
     return f"{heads}, {title(v.key._asdict(), leave_out=HEADS)}"

@@ -24,9 +24,9 @@ def alibi() -> Modification:
 
 
 def sliding_window(window: int) -> Modification:
-    """A query attends to the last ``window`` tokens, its own included: to key k if q - k < W (Hugging Face, vLLM).
+    """A query attends to the last ``window`` tokens, its own included: at position q, to keys k with q - k < window.
 
-    FlashAttention's and FlashInfer's ``window_left`` is W - 1.
+    Hugging Face and vLLM count in this way. ``window_left`` of FlashAttention and FlashInfer is window - 1.
     """
     return Modification("sliding window", None, f"q - k < {window}")
 

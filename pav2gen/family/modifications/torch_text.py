@@ -70,7 +70,8 @@ def score_text(
     """Statements that replace the scores in place.
 
     names: the text of each name and tensor. ``s`` is the tensor of the scores, and all others broadcast to it.
-    tensors: the axis of each parameter tensor. It may also map a name such as ``k`` to another key of ``REACH``.
+    tensors: the axis of each parameter tensor. A name such as ``k`` may have an entry too: a key of ``REACH``, which
+    says over which dimensions of the scores its values differ.
     slots: the text of a workspace slot (a buffer), with {} for its number. dimensions: those of the scores.
     """
     writer = _Writer(_normal(x), names, tensors, slots, names["s"], dimensions)

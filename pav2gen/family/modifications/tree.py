@@ -113,7 +113,7 @@ def element(tensor: str) -> Expression:
 
 
 def as_number(x: Expression) -> Expression:
-    """Convert ``x`` to a number, if it is an integer."""
+    """``x`` as an expression of type number (float32). An integer is converted. Raises Mistake for a condition."""
     if x.type == NUMBER:
         return x
     if x.type == CONDITION:

@@ -1,4 +1,4 @@
-"""Reads the state of a tree: the files of an install, vLLM's sources without our lines, and later edits."""
+"""Reads and tidies a tree: the files of an install, vLLM's sources without our lines, and later edits."""
 
 from __future__ import annotations
 
@@ -112,7 +112,11 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
 
 
 def tidy(found: TreeState, files: Collection[str] = ()) -> None:
-    """Remove empty folders of ``pav2/``, and leftovers of runs and kills in folders that hold none of ``files``."""
+    """Remove what no install needs: temporary files of a command that was killed, old caches, and empty folders.
+
+    Temporary files are removed everywhere, also beside vLLM's sources. Compiled files and caches are removed in folders
+    of ``pav2/`` that hold none of ``files``.
+    """
     folders = {os.path.dirname(path) for path in files}
     for path in found.leftovers:
         folder = os.path.dirname(path)
