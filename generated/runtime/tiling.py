@@ -165,7 +165,7 @@ class Budget(NamedTuple):
         return kv_heads * (self.segment_item + pages * self.segment_page) + pages * self.page
 
     def rows(self, pages: int, kv_heads: int) -> int:
-        """How many sequences a tile may have if it has one partition of ``pages`` pages of each."""
+        """The most sequences that fit a tile with one partition of each sequence, of ``pages`` pages; at least 1."""
         return max(1, self.segment // (self.item(pages, kv_heads) + kv_heads * self.row))
 
     def parts(self, rows: int, pages: int, kv_heads: int) -> int:

@@ -137,7 +137,7 @@ class ExtendTorchPlan(TorchFigures):
         each_tile = 18 + self.hooks.calls + 17 * window
         each_chunk = 6 + 2 * self.converts + 2 * self.fp8
         return (
-            (1 if known else 26)  # query tiles
+            (1 if known else 27)  # query tiles
             + counts.row_tiles * each_row_tile
             + counts.tiles * each_tile
             + counts.chunks * each_chunk

@@ -109,7 +109,8 @@ def test_calls_do_not_depend_on_lengths_that_the_host_does_not_read(kernel):
 
 
 def test_a_short_call_is_few_calls(kernel):
-    assert sum(kernel.counts(kernel.call([2], [20])).values()) <= 100
+    most = {"plain": 60, "every": 105}[kernel.plan.variant.spec]
+    assert sum(kernel.counts(kernel.call([2], [20])).values()) <= most
 
 
 def test_the_smallest_workspace_holds_one_query_token(kernel):

@@ -69,7 +69,7 @@ CASES = [*((feature,) for feature in WITH), *PAIRS, *COMBINED]
 NAMES = ["_".join(case) for case in CASES]
 
 #: Scores of this many times N(0, 1): the largest of some hundreds are near 1e4.
-SIZES = {"N(0, 1)": 1.0, "1e4": 2500.0}
+SIZES = {"N(0, 1)": 1.0, "1e4": 3500.0}
 #: Nothing, one token, one more than the window, and three partitions. The generated tests take every boundary.
 LENGTHS = [0, 1, 76, 150]
 

@@ -21,7 +21,7 @@ MIXED = [1, 0, 19, 2, 1, 4], [16, 5, 0, 46, 0, 510]
 HOSTILE = {"starts": [5, -3, 2, 2, 6, 900, 950], "tokens": 9}
 LEFT = [0, 2, 0, 4, 3, 0], [3, 16, 0, 1, 7, 2]
 # Sequences, new and cached tokens of each, ATen calls.
-CALLS = [(1, 1, 16, 96), (3, 4, 528, 132), (40, 2, 5, 96), (1, 193, 512, 132)]
+CALLS = [(1, 1, 16, 97), (3, 4, 528, 133), (40, 2, 5, 97), (1, 193, 512, 133)]
 
 
 @pytest.mark.parametrize("captured", [False, True])

@@ -21,7 +21,7 @@ MIXED = [1, 0, 19, 2, 1, 4], [16, 5, 0, 46, 0, 510]
 HOSTILE = {"starts": [5, -3, 2, 2, 6, 900, 950], "tokens": 9}
 LEFT = [0, 2, 0, 4, 3, 0], [3, 16, 0, 1, 7, 2]
 # Sequences, new and cached tokens of each, ATen calls.
-CALLS = [(1, 1, 16, 103), (3, 4, 528, 136), (40, 2, 5, 103), (1, 65, 512, 136)]
+CALLS = [(1, 1, 16, 104), (3, 4, 528, 137), (40, 2, 5, 104), (1, 65, 512, 137)]
 
 
 @pytest.mark.parametrize("captured", [False, True])

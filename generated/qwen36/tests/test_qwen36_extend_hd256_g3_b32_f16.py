@@ -21,7 +21,7 @@ MIXED = [1, 0, 35, 2, 1, 4], [32, 5, 0, 94, 0, 510]
 HOSTILE = {"starts": [5, -3, 2, 2, 6, 900, 950], "tokens": 9}
 LEFT = [0, 2, 0, 4, 3, 0], [3, 32, 0, 1, 7, 2]
 # Sequences, new and cached tokens of each, ATen calls.
-CALLS = [(1, 1, 32, 93), (3, 4, 544, 126), (40, 2, 5, 93), (1, 129, 512, 126)]
+CALLS = [(1, 1, 32, 94), (3, 4, 544, 127), (40, 2, 5, 94), (1, 129, 512, 127)]
 
 
 @pytest.mark.parametrize("captured", [False, True])
