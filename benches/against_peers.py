@@ -2,6 +2,7 @@
 
     python benches/against_peers.py
     python benches/against_peers.py --dtype bfloat16 --rounds 9 --json peers.json
+    python benches/against_peers.py --dtype bfloat16 --rounds 3 --without seed      # a few minutes
 
 24 query and 4 KV heads of 256, pages of 16. Times are medians of interleaved rounds, of the whole call with the kernel
 that the dispatch table chooses. Exits with 1 where a requirement is missed.
@@ -15,7 +16,7 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -90,8 +91,8 @@ class Verdict(NamedTuple):
     kept: bool
 
 
-def ratios(point: Measurement) -> Iterator[Verdict]:
-    """What one point must show."""
+def ratios(point: Measurement, without: Collection[str] = ()) -> Iterator[Verdict]:
+    """What one point must show, but for the peers in ``without``."""
     dtype, num_seqs = point.point["key"]["dtype"], point.point["num_seqs"]
     required = {
         "seed": AGAINST_SEED.get((dtype, num_seqs, point.seq_len)),
@@ -99,7 +100,7 @@ def ratios(point: Measurement) -> Iterator[Verdict]:
         "vllm": against_vllm(point),
     }
     for peer, least in required.items():
-        if least is not None:
+        if least is not None and peer not in without:
             ratio = point.ratio("torch", peer)
             what = f"{dtype:8} S={num_seqs} L={point.seq_len:<6} x {peer} >= {least:.3g}"
             yield Verdict(what, f"{ratio:.3g}" if ratio else "not measured", ratio is not None and ratio >= least)
@@ -153,13 +154,14 @@ def costs(chosen: Selection) -> Iterator[Verdict]:
             yield Verdict(f"{what} calls = {planned}", str(calls), calls == planned)
 
 
-def measure(spec: Path, dtypes: Sequence[str], rounds: int) -> dict[str, Any]:
-    """One bench document of all problems."""
+def measure(spec: Path, dtypes: Sequence[str], rounds: int, without: Collection[str]) -> dict[str, Any]:
+    """One bench document of all problems, without some peers."""
     found: dict[str, Any] = {}
     with progress() as bar:
         for dtype in dtypes:
             chosen = load([spec], [f"dtype={dtype}"])[0]
-            for num_seqs, seq_lens, against in PROBLEMS:
+            for num_seqs, seq_lens, peers in PROBLEMS:
+                against = tuple(peer for peer in peers if peer not in without)
                 options = BenchOptions(
                     torch.device("cpu"), seq_lens, num_seqs, against, rounds=rounds, progress=bar, max_gib=8.0,
                     command="python benches/against_peers.py",
@@ -195,6 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dtypes = ("float16", "bfloat16", "float32")
     parser.add_argument("--dtype", action="append", choices=dtypes, help="only this one; repeatable")
     parser.add_argument("--rounds", type=int, default=7, help="samples of each contestant")
+    parser.add_argument(
+        "--without", action="append", default=[], choices=("flex", "sdpa", "seed", "vllm"),
+        help="leave this peer out; repeatable. seed takes seconds for a call, flex is compiled for half a minute",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--costs-only", action="store_true", help="no times: only workspace and calls")
     options = parser.parse_args(arguments)
@@ -203,13 +209,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spec.write_text(SPEC, "utf-8")
         kept = show("What a call costs beside time", list(costs(load([spec])[0])))
         if not options.costs_only:
-            found = measure(spec, options.dtype or dtypes, options.rounds)
+            found = measure(spec, options.dtype or dtypes, options.rounds, options.without)
             show_document(found)
             if options.json:
                 document.write(options.json, found)
             kept &= show("A ragged batch", list(ragged(load([spec])[0], options.rounds)))
             points = measurements([found])
-            kept &= show("Ratios, of medians of one run", [each for point in points for each in ratios(point)])
+            kept &= show(
+                "Ratios, of medians of one run", [each for point in points for each in ratios(point, options.without)]
+            )
     return 0 if kept else 1
 
 
