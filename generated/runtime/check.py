@@ -341,4 +341,7 @@ def check_device(device: torch.device, arguments: Mapping[str, Any], operator: s
 
 def usable_scratch(scratch: Scratch | None, partitions: int) -> Scratch | None:
     """The caller's scratch, or None if one of its tensors has no room for ``partitions`` partitions."""
-    return scratch if scratch and min(tensor.shape[2] for tensor in scratch) >= partitions else None
+    if scratch is None:
+        return None
+    exp_sums, max_logits, tmp_out = scratch
+    return scratch if min(exp_sums.shape[2], max_logits.shape[2], tmp_out.shape[2]) >= partitions else None

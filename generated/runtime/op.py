@@ -62,13 +62,15 @@ class Arguments(NamedTuple):
 
     def call(self) -> Call:
         """The call as kernels receive it, not yet checked."""
-        sparse = BlockSparse(
-            local_blocks=self.blocksparse_local_blocks,
-            vert_stride=self.blocksparse_vert_stride,
-            block_size=self.blocksparse_block_size,
-            head_sliding_step=self.blocksparse_head_sliding_step,
-            tp_rank=self.tp_rank,
-        )
+        sparse = None
+        if self.blocksparse_vert_stride > 1:
+            sparse = BlockSparse(
+                local_blocks=self.blocksparse_local_blocks,
+                vert_stride=self.blocksparse_vert_stride,
+                block_size=self.blocksparse_block_size,
+                head_sliding_step=self.blocksparse_head_sliding_step,
+                tp_rank=self.tp_rank,
+            )
         return Call(
             out=self.out,
             scratch=Scratch(self.exp_sums, self.max_logits, self.tmp_out),
@@ -82,7 +84,7 @@ class Arguments(NamedTuple):
             alibi_slopes=self.alibi_slopes,
             k_scale=self.k_scale if self.k_scale_tensor is None else self.k_scale_tensor,
             v_scale=self.v_scale if self.v_scale_tensor is None else self.v_scale_tensor,
-            sparse=sparse if sparse.vert_stride > 1 else None,
+            sparse=sparse,
             softcap=self.softcap,
             sliding_window=self.sliding_window,
             sinks=self.sinks,
@@ -119,15 +121,17 @@ class Operator:
         arguments = Arguments(*args)
         call = arguments.call()
         key, layout = self.check(call, arguments.kv_cache_dtype)
-        call = call._replace(max_seq_len=min(call.max_seq_len, call.block_tables.shape[1] * key.block_size))
+        longest = call.block_tables.shape[1] * key.block_size
+        if call.max_seq_len > longest:  # _replace is slow
+            call = call._replace(max_seq_len=longest)
         on_gpu = call.query.is_cuda
         backend = self.kernels.backend(arguments.backend, self.table.serving(key), on_gpu)
         num_seqs, kv_heads = call.query.shape[0], call.key_cache.shape[1]
         device = device_name(call.query.device)
         row = self.table.choose(key, backend, num_seqs, call.max_seq_len, kv_heads, arguments.partition_size, device)
         check.check_tensors(call, row.modification)
-        if backend == "torch":  # a CUDA kernel reads them on the device
-            call = call._replace(read_lengths=may_read(call.query.device, row.host_lengths))
+        if backend == "torch" and not may_read(call.query.device, row.host_lengths):  # a CUDA kernel does not ask
+            call = call._replace(read_lengths=False)
         launch(self.kernel(row, backend, on_gpu, layout), call, row.partition_size)
 
     def ordered_tensors(
@@ -155,7 +159,8 @@ def device_name(device: torch.device) -> str:
 def launch(kernel: Callable[[Call], None], call: Call, partition_size: int) -> None:
     """Run a kernel on a checked call. The caller's scratch is left out if it has too few partitions."""
     partitions = -(-call.max_seq_len // partition_size)
-    call = call._replace(scratch=check.usable_scratch(call.scratch, partitions))
+    if call.scratch is not None and check.usable_scratch(call.scratch, partitions) is None:
+        call = call._replace(scratch=None)
     clear_scratch(call.scratch, partitions)
     if call.query.shape[0] == 0 or partitions == 0:
         call.out.zero_()

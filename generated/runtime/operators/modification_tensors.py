@@ -22,6 +22,8 @@ def ordered_tensors(
     Raises ValueError for a tensor that is missing, that the modification does not have, or that is not a tensor. Raises
     NoKernelError if tensors are given for a modification that is not built.
     """
+    if given is None and not modification:
+        return ()
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         check.fail(f"modification_tensors must be a mapping of names to tensors, got {type(given).__name__}", operator)
