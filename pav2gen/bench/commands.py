@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Default lengths and batches of each command.
 BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
+BENCH_QUERIES = (4, 8, 512)
 TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
 #: Options of ``bench --quick``: each problem takes about a second. After ``seconds`` seconds no new problem begins.
 QUICK: Mapping[str, Any] = {"seq_lens": (4096,), "num_seqs": (1,), "rounds": 3, "against": ("sdpa",), "seconds": 45.0}
@@ -47,6 +48,10 @@ max_gib_option = click.option(
 @spec_argument
 @device_option
 @filter_option
+@click.option(
+    "--operator", type=click.Choice(["decode", "extend"]), default="decode", show_default=True, help="What to measure."
+)
+@click.option("--query-lens", type=Numbers(), help=f"New tokens of each sequence, for extend.  {_shown(BENCH_QUERIES)}")
 @click.option("--seq-len", "seq_lens", type=Numbers(), default=BENCH_LENGTHS, help=f"Lengths.  {_shown(BENCH_LENGTHS)}")
 @click.option(
     "--num-seqs", type=Numbers(), default=BENCH_BATCHES, help=f"Sequences in a batch.  {_shown(BENCH_BATCHES)}"
@@ -69,6 +74,8 @@ def bench(
     filters: tuple[str, ...],
     json_file: Path | None,
     quick: bool,
+    operator: str,
+    query_lens: tuple[int, ...] | None,
     **options: Any,
 ) -> None:
     """Measure the kernels of SPEC against torch's attention, the plain algorithm and vLLM's operator.
@@ -78,33 +85,40 @@ def bench(
     than the processor's cache. Each table is printed as soon as its problems are measured. Ctrl-C ends the measurement;
     the figures so far are printed and kept in FILE.
 
+    With --operator extend, the extend kernels are measured against torch's attention and one decode. The lengths of
+    --seq-len include the new tokens.
+
     \b
     Example:
       pav2gen bench specs/qwen36.yaml --quick
       pav2gen bench specs/qwen36.yaml --filter dtype=float16 --seq-len 8192,100000
       pav2gen bench specs/qwen36.yaml --device cuda --json bench.json
+      pav2gen bench specs/qwen36.yaml --operator extend --query-lens 4,8,512 --quick
     """
     require_torch("bench")
-    from pav2gen.bench.measuring import machine
+    from pav2gen.bench.measuring import extend_bench, extend_table, machine, table
     from pav2gen.bench.measuring import measurement_file as document
     from pav2gen.bench.measuring.bench import BenchOptions, interrupted, wrong
-    from pav2gen.bench.measuring.bench import bench as measure
+    from pav2gen.bench.measuring.bench import bench as measure_decode
     from pav2gen.bench.measuring.live import Live
 
+    extending = operator == "extend"
+    if query_lens and not extending:
+        raise UserError("--query-lens is for extend kernels; add --operator extend")
     if json_file:
         check_output(json_file, spec)
-        document.check_writable(json_file)
+        document.check_writable(json_file, extend_bench.KIND if extending else document.KIND)
     options |= quick_options(ctx) if quick else {}
     against = tuple(name for name in options.pop("against") if name != "none")
-    live = Live(json_file)
+    live = Live(json_file, extend_table if extending else table)
     with progress() as bar:
-        found = measure(
-            selected(spec, filters),
-            BenchOptions(
-                machine.device_of(device), against=against, command=command_line(ctx), progress=bar, kept=live.keep,
-                **options,
-            ),
-        )  # fmt: skip
+        options |= {"against": against, "command": command_line(ctx), "progress": bar, "kept": live.keep}
+        chosen, on = selected(spec, filters), machine.device_of(device)
+        if extending:
+            own = extend_bench.ExtendOptions(on, query_lens=query_lens or BENCH_QUERIES, **options)
+            found = extend_bench.measure_all(chosen, own)
+        else:
+            found = measure_decode(chosen, BenchOptions(on, **options))
     live.end(found)
     failures = list(wrong(found))
     for failure in failures:

@@ -28,6 +28,8 @@ HOST_NOTE = "the CUDA kernels are not timed on a CPU: the speed of the host runt
 
 GIB = 1 << 30
 
+NO_EXTEND = "no decode kernel is left to measure; for extend kernels, write --operator extend"
+
 #: The constant part of a problem's time, expressed as the bytes of KV cache that take the same time.
 FIXED_BYTES = 64 << 20
 
@@ -122,7 +124,7 @@ def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[s
                     else:
                         found.append(problem)
     if not found:
-        raise UserError("nothing is left to measure: see --max-gib and --filter")
+        raise UserError(NO_EXTEND if not setup.keys else "nothing is left to measure: see --max-gib and --filter")
     return found, notes
 
 
@@ -134,11 +136,11 @@ def bench(chosen: Selection, options: BenchOptions) -> dict[str, Any]:
     with machine.current(options.device):
         setup = Setup(chosen, options.device)
         every, notes = problems(setup, options)
-        document = _empty(setup, options, notes)
+        document = empty(setup, options, notes)
         try:
             _measure_all(setup, every, options, document)
         except KeyboardInterrupt:
-            _note_rest(document, every, INTERRUPTED)
+            note_rest(document, every, INTERRUPTED)
     return document
 
 
@@ -156,14 +158,14 @@ def _measure_all(setup: Setup, every: Sequence[Problem], options: BenchOptions, 
     started = time.monotonic()
     for number, problem in enumerate(every):
         if number and options.seconds and time.monotonic() - started > options.seconds:
-            _note_rest(document, every, f"out of time after {options.seconds:g} s")
+            note_rest(document, every, f"out of time after {options.seconds:g} s")
             break
         document["points"].append(measure(setup, problem, options))
         document["date"] = now()
         options.kept(document, estimate(every, number + 1, time.monotonic() - started))
 
 
-def _note_rest(document: dict[str, Any], every: Sequence[Problem], why: str) -> None:
+def note_rest(document: dict[str, Any], every: Sequence[object], why: str) -> None:
     """Add a note to a document: the problems that were not measured."""
     missing = every[len(document["points"]) :]
     document["notes"].append(f"{why}: {len(missing)} of {len(every)} problems were not measured, from {missing[0]} on")
@@ -178,7 +180,7 @@ def estimate(every: Sequence[Problem], measured: int, seconds: float) -> float:
     return seconds * sum(weights[measured:]) / sum(weights[:measured])
 
 
-def _empty(setup: Setup, options: BenchOptions, notes: Sequence[str]) -> dict[str, Any]:
+def empty(setup: Setup, options: BenchOptions, notes: Sequence[str]) -> dict[str, Any]:
     """A document without points."""
     return {
         "kind": KIND,

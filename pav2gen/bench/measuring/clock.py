@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 
-from pav2gen.runtime.call import Call
-
-Run = Callable[[Call], object]
+#: Takes one of the inputs: a decode call, or the pair of calls of an extend problem.
+Run = Callable[[Any], object]
 
 #: The shortest sample in seconds. A sample repeats a call for this long, so that the clock's resolution and the launch
 #: queue do not matter.
@@ -63,7 +63,7 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 def interleave(
     contestants: Mapping[str, Run],
-    inputs: Iterator[Call],
+    inputs: Iterator[Any],
     device: torch.device,
     rounds: int,
     warmups: int,
@@ -102,6 +102,6 @@ def calls_of_a_sample(took: float, device: torch.device) -> int:
     return max(1, min(MOST_CALLS, round(SAMPLE_SECONDS[device.type] / max(took, 1e-9))))
 
 
-def _each(run: Run, calls: Iterable[Call]) -> None:
+def _each(run: Run, calls: Iterable[Any]) -> None:
     for call in calls:
         run(call)

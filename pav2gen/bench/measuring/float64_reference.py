@@ -27,16 +27,24 @@ def sequences(num_seqs: int) -> list[int]:
     return sorted({round(i * (num_seqs - 1) / max(1, count - 1)) for i in range(count)})
 
 
-def truth(call: Call, kv_cache_dtype: str, rows: list[int], modification: Modification | None = None) -> torch.Tensor:
+def truth(
+    call: Call,
+    kv_cache_dtype: str,
+    rows: list[int],
+    modification: Modification | None = None,
+    whole: int | None = None,
+) -> torch.Tensor:
     """The output for the sequences ``rows`` of a call on the CPU, all of full length: [rows, heads, head size] float64.
 
     modification: the definition of ``call.modification``. It is evaluated for each element in plain Python: about a
-    second for 300,000 scores.
+    second for 300,000 scores. whole: the length of the sequences, if tokens follow those of the queries.
     """
-    return torch.stack([_sequence(call, kv_cache_dtype, s, modification) for s in rows])
+    return torch.stack([_sequence(call, kv_cache_dtype, s, modification, whole) for s in rows])
 
 
-def _sequence(call: Call, kv_cache_dtype: str, s: int, modification: Modification | None) -> torch.Tensor:
+def _sequence(
+    call: Call, kv_cache_dtype: str, s: int, modification: Modification | None, whole: int | None
+) -> torch.Tensor:
     """The output for one sequence: [heads, head size] float64. The softmax state of a head begins with its sink."""
     kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
     heads, size = call.query.shape[1:]
@@ -50,7 +58,7 @@ def _sequence(call: Call, kv_cache_dtype: str, s: int, modification: Modificatio
     step = max(1, STRETCH // page) * page
     for start in range(window_start(call, length) // page * page, length, step):
         keys, values = _dense(call, kv_cache_dtype, s, start, min(step, length - start))
-        scores = _changed(call, (query @ keys.transpose(1, 2)).view(heads, -1), start, length, modification)
+        scores = _changed(call, (query @ keys.transpose(1, 2)).view(heads, -1), start, length, modification, whole)
         top = torch.maximum(m, scores.amax(1, keepdim=True))
         floor = top.clamp_min(torch.finfo(torch.float64).min)
         weights, rescale = torch.exp(scores - floor), torch.exp(m - floor)
@@ -73,7 +81,12 @@ def _dense(call: Call, kv_cache_dtype: str, s: int, start: int, count: int) -> t
 
 
 def _changed(
-    call: Call, scores: torch.Tensor, start: int, length: int, modification: Modification | None
+    call: Call,
+    scores: torch.Tensor,
+    start: int,
+    length: int,
+    modification: Modification | None,
+    whole: int | None,
 ) -> torch.Tensor:
     """Apply all features to the scores [heads, tokens] of the tokens from ``start`` on, as ``oracle.score`` does."""
     count, heads = scores.shape[1], scores.shape[0]
@@ -83,7 +96,9 @@ def _changed(
         distances = torch.arange(start + 1 - length, start + 1 - length + count)
         scores = scores + call.alibi_slopes.double().unsqueeze(1) * distances
     if modification is not None:
-        scores = torch.stack([modified(call, h, scores[h], modification, start, length) for h in range(heads)])
+        scores = torch.stack(
+            [modified(call, h, scores[h], modification, start, whole or length, length - 1) for h in range(heads)]
+        )
     scores[:, : max(0, window_start(call, length) - start)] = -math.inf
     if call.sparse is not None:
         scores = scores.masked_fill(_skipped(call, start, count, length), -math.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -16,10 +17,11 @@ class Live:
     """Prints a growing bench document on stdout, and writes it to ``file`` if there is one.
 
     A table is printed once, when the problems of the next table begin. The remaining time is printed on stderr after
-    the first problem and after each table.
+    the first problem and after each table. ``shown`` is the module that makes the tables.
     """
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, shown: ModuleType = table) -> None:
+        self._shown = shown
         self._file = file
         self._printed = 0
 
@@ -37,15 +39,15 @@ class Live:
         self._print(document, whole=True)
         if self._file and document["points"]:
             measurement_file.write(self._file, document)
-        for line in table.notes(document):
+        for line in self._shown.notes(document):
             click.echo(line)
 
     def _print(self, document: Mapping[str, Any], whole: bool) -> None:
         """Print the complete tables that were not printed yet. ``whole``: whether the last table is complete, too."""
-        tables = list(table.tables(document))
+        tables = list(self._shown.tables(document))
         for each in tables[self._printed : len(tables) if whole else -1]:
             if not self._printed:
-                for line in table.head(document):
+                for line in self._shown.head(document):
                     click.echo(line)
             click.echo()
             print_table(each)

@@ -40,12 +40,12 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
     beside.replace(path)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, kind: str = KIND) -> None:
     """Raise if ``path`` cannot be written, so that a long measurement is not lost at its end.
 
     Raises OSError, or UserError if another kind of file is there.
     """
-    check_replaceable(path, f'{{\n "kind": "{KIND}"'.encode(), "a document of pav2gen bench")
+    check_replaceable(path, f'{{\n "kind": "{kind}"'.encode(), "a document of pav2gen bench")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab"):
         pass

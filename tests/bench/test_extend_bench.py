@@ -1,0 +1,77 @@
+"""``pav2gen bench --operator extend``: who is measured, what is checked first, and the ratios. No time is asserted."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from pav2gen.bench import commands
+from pav2gen.bench.measuring import extend, extend_bench
+from pav2gen.errors import UserError
+from pav2gen.reading.selection import load
+
+from .conftest import CPU, SPEC
+
+EXTENDING = SPEC.replace("backends:", "operators: [decode, extend]\nbackends:")
+
+
+@pytest.fixture
+def extending(spec_path):
+    spec_path.write_text(EXTENDING)
+    return spec_path
+
+
+def options(**changes):
+    given = {"seq_lens": (5, 100), "num_seqs": (2,), "query_lens": (5,), "rounds": 3, "warmups": 1}
+    return extend_bench.ExtendOptions(CPU, **{**given, **changes})
+
+
+def test_ratios_are_of_the_medians_and_costs_are_counted(extending):
+    found = extend_bench.measure_all(load([extending], ["dtype=float32"])[0], options())
+    assert [(p["num_seqs"], p["seq_len"], p["query_len"]) for p in found["points"]] == [(2, 5, 5), (2, 100, 5)]
+    for point in found["points"]:
+        entries = {entry["name"]: entry for entry in point["contestants"]}
+        causal = ["sdpa causal"] * (point["seq_len"] == 5)
+        assert list(entries) == ["torch", "sdpa", *causal, "torch decode"]
+        for name, entry in entries.items():
+            assert entry["because"] == "" and sorted(entry["samples_ms"])[1] == entry["median_ms"] > 0
+            others = {"sdpa", *causal, "torch decode"} - {name}
+            assert entry["ratios"] == {o: entry["median_ms"] / entries[o]["median_ms"] for o in others}
+        assert 0 < entries["torch"]["error"] <= 1
+        assert entries["torch"]["aten_calls"] > 0 and entries["torch"]["workspace_bytes"] > 0
+
+
+def test_a_kernel_with_one_wrong_row_is_not_timed(extending, monkeypatch):
+    real = extend.operate
+
+    def operate(package, call, row, backend):
+        real(package, call, row, backend)
+        call.out[-1].mul_(1.01)
+
+    monkeypatch.setattr(extend, "operate", operate)
+    (point,) = extend_bench.measure_all(load([extending], ["dtype=float32"])[0], options(seq_lens=(9,)))["points"]
+    kernel, sdpa = point["contestants"][:2]
+    assert kernel["because"].startswith("wrong: its error is") and "median_ms" not in kernel
+    assert "median_ms" in sdpa
+
+
+def test_the_command_prints_a_table_and_writes_its_own_kind(extending):
+    arguments = [str(extending), "--operator", "extend", "-f", "dtype=float32", "--seq-len", "40", "--num-seqs", "1"]
+    arguments += ["--query-lens", "2", "--rounds", "3", "--json", "x.json"]
+    result = CliRunner().invoke(commands.bench, arguments)
+    assert result.exit_code == 0, result.output
+    assert "/ torch decode" in result.output and "extend, 4/2 heads" in result.output
+    with open("x.json", encoding="utf-8") as file:
+        document = json.load(file)
+    assert (document["kind"], document["schema"]) == ("pav2gen bench extend", 1)
+    assert "--operator extend" in document["command"] and "--query-lens 2" in document["command"]
+
+
+def test_errors_say_what_to_change(selection, extending):
+    with pytest.raises(UserError, match=r"operators: \[decode, extend\]"):
+        extend_bench.measure_all(selection, options())
+    with pytest.raises(UserError, match="--query-lens"):
+        extend_bench.measure_all(load([extending])[0], options(seq_lens=(4,)))
+    for arguments in (["-f", "extend_*"], ["--query-lens", "4"]):
+        with pytest.raises(UserError, match="--operator extend"):
+            CliRunner().invoke(commands.bench, [str(extending), *arguments], catch_exceptions=False)
