@@ -96,7 +96,8 @@ def bench(
       pav2gen bench specs/qwen36.yaml --operator extend --query-lens 4,8,512 --quick
     """
     require_torch("bench")
-    from pav2gen.bench.measuring import extend_bench, extend_table, machine, table
+    from pav2gen.bench.extending import extend_bench, extend_table
+    from pav2gen.bench.measuring import machine, table
     from pav2gen.bench.measuring import measurement_file as document
     from pav2gen.bench.measuring.bench import BenchOptions, interrupted, wrong
     from pav2gen.bench.measuring.bench import bench as measure_decode

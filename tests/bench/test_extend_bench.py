@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from pav2gen.bench import commands
-from pav2gen.bench.measuring import extend, extend_bench
+from pav2gen.bench.extending import extend_bench
+from pav2gen.bench.measuring import extend
 from pav2gen.errors import UserError
 from pav2gen.reading.selection import load
 

@@ -1,0 +1,1 @@
+"""Measures extend kernels: their contestants, their problems and their tables."""
