@@ -175,7 +175,7 @@ FIELDS: Mapping[str, JsonSchema] = {
     },
     "exclude": {"description": "Combinations that are not built, each with its reason.", **_exclusions()},
     "operators": {
-        "description": "What is built: decode kernels, and cache writers.",
+        "description": "What is built: kernels for one query token per sequence, for several, and cache writers.",
         **_one_or_many({"enum": list(OPERATORS)}),
     },
     "backends": {"description": "What is generated for each kernel.", **_one_or_many({"enum": list(BACKENDS)})},

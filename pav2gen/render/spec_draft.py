@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pav2gen.errors import UserError
 from pav2gen.family.axes import DTYPE_TAGS
 from pav2gen.family.spec import Model
-from pav2gen.family.variant import Variant
+from pav2gen.family.variant import Variant, extenders_of
+from pav2gen.plan.extend_torch import ExtendTorchPlan
 from pav2gen.plan.torch_plan import smallest_workspace_bytes
 from pav2gen.reading.model_config import Attention, read_attention
 from pav2gen.reading.spec_file import DEFAULTS, LONGEST_NAME, RESERVED_NAMES, parse
@@ -63,10 +64,22 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
     yield f"  dtype: {_dtypes(attention)}"
     yield "  kv_cache_dtype: [auto]  # add fp8_e4m3 for vLLM's --kv-cache-dtype fp8"
     yield f"features: {flow_map(_features(attention))}"
-    yield "operators: [decode]  # add extend for chunked prefill and speculative decoding, cache for compressed caches"
+    yield f"operators: {_operators(attention)}"
     yield "backends: [torch]"
     yield f"dispatch: {{min_seq_len: {_min_seq_len(attention)}, partition: auto}}"
     yield f"limits: {{max_variants: {DEFAULTS['limits.max_variants']}, workspace_mib: {_workspace_mib(attention)}}}"
+
+
+def _extends(attention: Attention) -> bool:
+    """Whether the draft builds extend kernels. vLLM needs them for a softcap. None are block-sparse."""
+    return attention.softcap is not None and not attention.blocksparse
+
+
+def _operators(attention: Attention) -> str:
+    """The operators of the spec, with a comment that says what each of the others is for."""
+    if _extends(attention):
+        return "[decode, extend]  # a layer with softcap needs both in vLLM; add cache for compressed caches"
+    return "[decode]  # add extend for chunked prefill and speculative decoding, cache for compressed caches"
 
 
 def _features(attention: Attention) -> Iterator[tuple[str, object]]:
@@ -124,9 +137,12 @@ def _min_seq_len(attention: Attention) -> int:
 
 
 def _workspace_mib(attention: Attention) -> int:
-    """The workspace in MiB: the default, or more if one partition needs more."""
+    """The workspace in MiB: the default, or more if one item of a kernel needs more."""
     ratio = max(1, attention.num_heads // attention.num_kv_heads)
     shape = (attention.head_size, ratio, 16, "float16", "auto", attention.alibi, attention.blocksparse)
     largest = Variant("", *shape, partition_size=_partitions(attention)[-1])
     needed = -(-smallest_workspace_bytes(largest, attention.num_kv_heads) // MIB)
+    if _extends(attention):
+        plans = (ExtendTorchPlan(extender, 0) for extender in extenders_of([largest]))
+        needed = max(needed, *(-(-plan.smallest_workspace(attention.num_kv_heads) // MIB) for plan in plans))
     return max(int(str(DEFAULTS["limits.workspace_mib"])), needed)

@@ -304,6 +304,14 @@ def test_the_dtypes_are_that_of_the_card_and_that_of_the_model(write: Write) -> 
     assert drafted(write(CONFIGS["Qwen3-14B"]))[1].axes["dtype"] == ("float16", "bfloat16")
     assert drafted(write(CONFIGS["phi-2"]))[1].axes["dtype"] == ("float16",)
     assert drafted(write(CONFIGS["gemma-2-27b"]))[1].axes["dtype"] == ("float16",)
+
+
+def test_a_draft_builds_extend_where_vllm_needs_it_for_a_softcap(write):
+    assert drafted(write(CONFIGS["gemma-2-27b"]))[1].operators == ("decode", "extend")
+    wide = {"num_attention_heads": 128, "num_key_value_heads": 128, "head_dim": 256}
+    assert drafted(write(CONFIGS["gemma-2-27b"] | wide))[1].operators == ("decode", "extend")
+    without = {key: value for key, value in CONFIGS["gemma-2-27b"].items() if key != "attn_logit_softcapping"}
+    assert drafted(write(without | {"model_type": "llama", "attn_logit_softcapping": None}))[1].operators == ("decode",)
     assert drafted(write(CONFIGS["Qwen3-14B"] | {"torch_dtype": "torch.bfloat16"}))[1].axes["dtype"][-1] == "bfloat16"
 
 
