@@ -107,6 +107,15 @@ def test_the_line_of_a_miss_keeps_what_the_spec_has():
     assert "gqa_ratio 11 (built: 6, 16)" in text and "gqa_ratio: [6, 11, 16]" in text
 
 
+def test_the_line_of_a_miss_puts_features_where_a_spec_has_them():
+    softcap = miss(QWEN._replace(gqa_ratio=11, softcap=50.0), {QWEN: "a"}, {})
+    assert "in specs/a.yaml write gqa_ratio: [6, 11] and features: {softcap: [null, 50.0]}, then" in softcap
+    own = miss(QWEN._replace(modification="mine"), {QWEN: "a"}, {})
+    assert "write features: {modification: [null, mine]} (define mine under modifications), then" in own
+    none = miss(QWEN, {QWEN._replace(modification="mine"): "a"}, {})
+    assert "write features: {modification: [null, mine]}, then" in none
+
+
 def test_a_miss_names_the_file_of_the_spec():
     text = miss(QWEN._replace(gqa_ratio=11), {QWEN: "a"}, {"a": "specs/first.yaml"})
     assert text.endswith("in specs/first.yaml write gqa_ratio: [6, 11], then: pav2gen build specs/first.yaml")
