@@ -64,16 +64,16 @@ def compiled(sources: Path, folder: Path) -> Any:
     if not (cpu / "attention.cpp").is_file():
         raise Unusable(f"{cpu / 'attention.cpp'} is not there; give the folder of unpacked sources of vLLM 0.6.3")
     info = Path("/proc/cpuinfo")
-    if not info.is_file() or "avx512f" not in info.read_text():
+    if not info.is_file() or "avx512f" not in info.read_text(encoding="utf-8"):
         raise Unusable("vLLM's kernel needs a processor with AVX-512")
     wrapper, library = folder / "wrapper.cpp", folder / "against_cpp.so"
-    wrapper.write_text(WRAPPER)
+    wrapper.write_text(WRAPPER, encoding="utf-8")
     includes = [f"-I{path}" for path in (cpu, *cpp_extension.include_paths())]
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     command = ["g++", *FLAGS, abi, *includes, str(wrapper), "-o", str(library), *libraries, "-lc10", "-ltorch_cpu"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     except FileNotFoundError:
         raise Unusable("g++ is not installed") from None
     if done.returncode:

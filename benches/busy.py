@@ -93,7 +93,7 @@ def busy(processes: int) -> Iterator[None]:
 def in_process(contestant: str, num_seqs: int, seq_len: int) -> float:
     """``measured`` in a new process."""
     command = [sys.executable, __file__, "--one", contestant, str(num_seqs), str(seq_len)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return float(subprocess.run(command, check=True, capture_output=True, encoding="ascii").stdout)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

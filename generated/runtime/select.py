@@ -380,8 +380,16 @@ def miss(key: AnyKey, specs: Mapping[Any, str], files: Mapping[str, str], operat
     lacking = [axis for axis in axes if all(getattr(other, axis) != getattr(key, axis) for other in has)]
     if not lacking:
         return f"{against} {file} has these values and leaves out their combination: pav2gen explain {key} says where"
-    lines = ", ".join(f"{axis}: [{_values(axis, [*has, key])}]" for axis in lacking)
-    return f"{against} To add it: in {file} write {lines}, then: pav2gen build {file}"
+    return f"{against} To add it: in {file} write {_lines(lacking, [*has, key])}, then: pav2gen build {file}"
+
+
+def _lines(axes: Sequence[str], keys: Sequence[AnyKey]) -> str:
+    """The entries of a spec that give ``axes`` their values in ``keys``. The last key is the one to add."""
+    lines = ", ".join(f"{axis}: [{_values(axis, keys)}]" for axis in axes if axis not in FEATURES)
+    features = ", ".join(f"{axis}: [{_values(axis, keys)}]" for axis in axes if axis in FEATURES)
+    own = keys[-1].modification if "modification" in axes else None  # type: ignore[union-attr]
+    defined = f" (define {own} under modifications)" if own else ""
+    return " and ".join(filter(None, (lines, f"features: {{{features}}}{defined}" * bool(features))))
 
 
 def _values(axis: str, keys: Iterable[AnyKey]) -> str:

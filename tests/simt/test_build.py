@@ -323,7 +323,7 @@ def test_a_clean_program(program, tmp_path):
 def test_a_report_that_cannot_be_written_is_told_before_the_program_runs(program):
     done = program("--json", "nowhere/report.json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "nowhere/report.json: cannot be written (No such file or directory)\n"
+    assert done.stderr == "error: nowhere/report.json: cannot be written (No such file or directory)\n"
 
 
 def test_a_program_with_findings(program):
@@ -350,5 +350,5 @@ def test_exit_codes(program):
     assert done.returncode == 128 + 11 and "SIGSEGV, in its host code" in done.stderr
     assert program("-D", "main=").returncode == 2
     done = program("--time-limit", "-1")
-    assert (done.returncode, done.stderr) == (2, "time_limit is a number of seconds, or 0 for none, not -1.0\n")
+    assert (done.returncode, done.stderr) == (2, "error: time_limit is a number of seconds, or 0 for none, not -1.0\n")
     assert "usage" in program("--help").stdout
