@@ -1,6 +1,7 @@
-"""A family of kernels: its axes, its variants, the spec that describes it, and the GPU that it is for (the target).
+"""The data types that describe what to generate: the spec, its axes, its kernel variants, and the target GPU.
 
-An axis is a property in which the kernels of a family differ, such as the head size. A variant is one kernel.
+An axis is a property in which kernels differ, such as the head size. A variant is one kernel: it has one value for each
+axis. The "family" of a spec is the set of all its variants.
 
-May import: ``pav2gen.runtime`` and the helpers beside this package (errors, files, wording).
+This package may import ``pav2gen.runtime`` and the helper modules errors, files and wording.
 """

@@ -1,8 +1,8 @@
 """The table of all axes: the values of each axis, and how specs, messages and names write them.
 
 All code that handles axes uses this table: the spec and tuning readers, the rules, ``explain``, ``--filter``, kernel
-names, titles, the bench document, ``init`` and the JSON Schema. To add an axis, add an entry here, and a field in
-``runtime.select.Key`` and in ``family.variant.Variant``.
+names, titles, the bench document, ``init`` and the JSON Schema. To add an axis, add an entry to the table here, and a
+field to ``runtime.select.Key`` and to ``family.variant.AttentionVariant``.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ TYPE_NAMES: Mapping[type, str] = {
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: a property in which the kernels of a family differ, such as the head size.
+    """One axis: a property in which the kernels of a spec differ, such as the head size.
 
-    ``kind`` is the type of its values. If ``nullable``, None ("without the feature") is a value too. ``allowed`` holds
-    all values that a kernel can be generated for; it is empty if a rule decides instead. ``works`` describes these
-    values in words. ``default`` has the values for a spec that leaves the axis out; it is None if the axis is required.
-    ``aliases`` are other spellings of values. ``about`` is one sentence for the JSON Schema and ``explain``. ``tag``
-    returns a value's part of a kernel's name. ``title`` returns a value's part of a kernel's description, or "".
+    ``kind`` is the type of the axis's values. If ``nullable``, None ("without the feature") is a value too. ``allowed``
+    holds all values that a kernel can be generated for. It is empty if a rule in ``reading.rules`` decides instead.
+    ``works`` describes the allowed values in words. ``default`` has the values for a spec that leaves the axis out; it
+    is None if a spec must give the axis. ``aliases`` maps other spellings to values. ``about`` is one sentence for the
+    JSON Schema and for ``explain``. ``tag`` returns the part of a kernel's name that states a value. ``title`` returns
+    the part of a kernel's description that states a value, or "".
     """
 
     name: str
@@ -57,7 +58,7 @@ class Axis:
 
     @property
     def path(self) -> str:
-        """Where a spec gives its values: ``axes.head_size``, ``features.alibi``."""
+        """The path of the axis's values in a spec file: ``axes.head_size``, ``features.alibi``."""
         return f"{self.section}.{self.name}"
 
     def has_type(self, value: object) -> bool:
@@ -67,7 +68,9 @@ class Axis:
         return type(value) is self.kind or (self.kind is float and type(value) is int)
 
     def parse(self, text: str) -> object:
-        """Parse a value from a command line. Raises UserError if ``text`` is not a value of this type."""
+        """Parse a value of this axis from a command line. Raises UserError if ``text`` does not have the axis's
+        type.
+        """
         text = text.strip()
         if self.nullable and text in ("null", "none", "None", "~"):
             return None
@@ -88,7 +91,7 @@ def _number(prefix: str) -> Callable[[object], str]:
 
 
 def _name_part(value: object) -> str:
-    """A number as a part of a kernel's name: ``50`` for 50.0, ``0p5`` for 0.5."""
+    """The text of a number within a kernel's name: ``50`` for 50.0, ``0p5`` for 0.5."""
     return str(value).removesuffix(".0").replace(".", "p")
 
 
@@ -235,11 +238,16 @@ if Key._fields != KEY_AXES:
 
 
 def slug(values: Mapping[str, object]) -> str:
-    """The name of a kernel within its spec: ``hd256_g6_b16_f16_p512``. ``values`` have the order of ``AXES``."""
+    """The name of a kernel within its spec, such as ``hd256_g6_b16_f16_p512``. ``values`` must be in the order of
+    ``AXES``.
+    """
     return "".join(AXES[name].tag(value) for name, value in values.items())
 
 
 def title(values: Mapping[str, object], leave_out: Collection[str] = ()) -> str:
-    """A key in words, in the order of the axes: ``head size 256, pages of 16, float16``."""
+    """Axis values in words, in the order of ``values``: ``head size 256, pages of 16, float16``.
+
+    Axes in ``leave_out`` are not stated.
+    """
     parts = (AXES[name].title(value) for name, value in values.items() if name not in leave_out)
     return ", ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""A spec: it describes a family of kernels as all combinations of its axes' values, without the excluded ones."""
+"""The content of a spec file. A spec describes its kernels as all combinations of axis values, minus exclusions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pav2gen.family.variant import OPERATORS, Point, Variant, expand
 
 @dataclass(frozen=True)
 class RankShape:
-    """The numbers of attention heads of one tensor-parallel rank, as vLLM shards them."""
+    """The numbers of query heads and KV heads on one tensor-parallel rank, as vLLM distributes them."""
 
     tensor_parallel: int
     num_heads: int
@@ -21,13 +21,17 @@ class RankShape:
 
     @property
     def gqa_ratio(self) -> int:
-        """Query heads for each KV head."""
+        """The number of query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes of the model that the kernels serve; used by plans, tests and benches."""
+    """The sizes of the model that the kernels serve. Plans, generated tests and benchmarks use them.
+
+    ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads of the whole model. ``max_seq_len`` is in
+    tokens. ``tensor_parallel`` lists the numbers of ranks that the model may be distributed over.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -35,37 +39,53 @@ class Model:
     tensor_parallel: tuple[int, ...]
 
     def ranks(self) -> tuple[RankShape, ...]:
-        """The heads of a rank for each tensor-parallel size. If there are more ranks than KV heads, they share them."""
+        """The head counts of one rank, for each tensor-parallel size.
+
+        If there are more ranks than KV heads, each rank has one KV head, which several ranks share.
+        """
         return tuple(
             RankShape(size, self.num_heads // size, max(1, self.num_kv_heads // size)) for size in self.tensor_parallel
         )
 
     def shards_over(self, size: int) -> bool:
-        """Whether vLLM can run the model on ``size`` ranks: heads split evenly, KV heads split or replicate evenly."""
+        """Whether vLLM can run the model on ``size`` ranks.
+
+        The number of query heads must be divisible by ``size``. The number of KV heads must be a multiple or a divisor
+        of ``size``.
+        """
         kv_heads = self.num_kv_heads
         return self.num_heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Combinations of values that the spec leaves out, and why."""
+    """An entry of a spec's ``exclude``: variants that the spec leaves out, and the reason.
+
+    ``when`` maps axes to values. A variant that has one of the values on every axis of ``when`` is left out.
+    ``because`` is the reason, in the spec author's words. ``line`` is the entry's line in the spec file.
+    """
 
     when: Mapping[str, tuple[object, ...]]
     because: str
     line: int
 
     def covers(self, variant: Variant) -> bool:
-        """Whether ``variant`` has one of the named values on every axis of ``when``."""
+        """Whether the exclusion applies to ``variant``: on every axis of ``when``, the variant has one of the given
+        values.
+        """
         return all(getattr(variant, axis) in values for axis, values in self.when.items())
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How calls are routed. Decodes longer than ``min_seq_len`` tokens take the generated operator (V2).
+    """How calls are routed to kernels.
 
-    partition: the partition size for all calls, or None if the operator chooses.
+    min_seq_len: vLLM calls the generated operator (V2) for decodes of sequences longer than this number of tokens.
 
-    host_lengths: whether a PyTorch kernel may read the lengths of a call on a GPU, ``auto`` or ``never``.
+    partition: the partition size for all calls, or None if the operator chooses one per call.
+
+    host_lengths: whether a PyTorch kernel may copy the sequence lengths from the GPU to the host: ``auto`` or
+    ``never``.
     """
 
     min_seq_len: int
@@ -75,7 +95,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the family: the number of its variants, and the workspace of a call in MiB."""
+    """Upper bounds: the number of variants of a spec, and the workspace of one call in MiB."""
 
     max_variants: int
     workspace_mib: int
@@ -83,12 +103,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Spec:
-    """The content of a spec file. ``axes`` has the values of every axis of ``family.axes``.
+    """The content of a spec file. ``axes`` maps each axis of ``family.axes.AXES`` to its values.
 
-    ``operators`` are those of ``variant.OPERATORS`` that are built. ``cuda`` holds the layout settings of CUDA kernels
-    that the spec fixes (``cuda_plan.CHOICES``); the plan chooses the others. ``modifications`` maps the name of each
-    modification to its definition. ``places`` maps a path (``axes.head_size``, ``axes.head_size[0]``,
-    ``model.tensor_parallel[1]``) to its ``file:line``.
+    ``operators`` lists the operators to build (names of ``variant.OPERATORS``). ``cuda`` holds the layout settings of
+    CUDA kernels that the spec fixes (names of ``cuda_plan.CHOICES``). The plan chooses the other settings.
+    ``modifications`` maps the name of each modification to its definition. ``places`` maps the path of a value in the
+    file (``axes.head_size``, ``model.tensor_parallel[1]``) to its ``file:line``.
     """
 
     name: str
@@ -109,23 +129,29 @@ class Spec:
 
     @property
     def canonical_path(self) -> str:
-        """The path in the comments of generated files. It does not depend on the folder in which the build runs."""
+        """The spec's path as generated files state it. The path does not depend on the folder in which the build
+        runs.
+        """
         return f"specs/{self.file_name}"
 
     def where(self, *path: str) -> str:
-        """``file:line`` of the first path that the file contains, else the file's name."""
+        """``file:line`` of the first of the given paths that is in the spec file. If none is, the file's name."""
         return next((self.places[name] for name in path if name in self.places), self.file_name)
 
 
 def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
-    """The values of an axis with one value added: null first, then numbers in ascending order."""
+    """The values of an axis with ``value`` added: None first, then numbers in ascending order. A string is added at the
+    end.
+    """
     if isinstance(value, str):
         return (*values, value)
     return tuple(sorted((*values, value), key=lambda one: (one is not None, one)))
 
 
 def variants(spec: Spec) -> tuple[Variant, ...]:
-    """All decode kernels of ``spec``: the combinations of its axes' values without the excluded ones, in order."""
+    """All decode kernels of ``spec``: every combination of axis values that no exclusion covers, in the order of
+    ``AXES``.
+    """
     return tuple(
         replace(variant, own=spec.modifications.get(variant.modification or ""))
         for variant in expand(spec.name, {axis: spec.axes[axis] for axis in AXES})
@@ -134,6 +160,6 @@ def variants(spec: Spec) -> tuple[Variant, ...]:
 
 
 def points(spec: Spec) -> tuple[Point, ...]:
-    """All kernels of ``spec``, operator by operator."""
+    """All kernels of ``spec``, for all its operators: first all kernels of one operator, then all of the next."""
     family = variants(spec)
     return tuple(point for operator in spec.operators for point in OPERATORS[operator](family))

@@ -1,4 +1,4 @@
-"""Hardware profiles of GPUs: the figures that plans use. Each figure names its source or is marked unknown."""
+"""Hardware profiles of GPUs: the figures that plans use. For each figure, a profile names the source."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from pav2gen.wording import did_you_mean, one_of, quoted
 
 @dataclass(frozen=True)
 class Target:
-    """One GPU. A figure that is not known is None. ``sources`` has the source of each figure.
+    """The hardware figures of one GPU model. A figure that is not known is None. ``sources`` names the source of each
+    figure.
 
-    ``bandwidth_gbps`` is the measured bandwidth of a copy. ``peak_bandwidth_gbps`` is computed from the memory's clock
-    and width. ``shared_memory_bytes`` is the limit of a thread block without opting in to more. ``load_bytes`` is the
-    size of a thread's load that is believed to be fastest. ``latency_ns`` is the time from the issue of a load from
-    memory to the use of its value.
+    ``arch`` is the compiler's name of the architecture. ``launch_us`` is the time to launch an empty kernel, in
+    microseconds. ``bandwidth_gbps`` is the measured bandwidth of a copy in GB/s. ``peak_bandwidth_gbps`` is computed
+    from the memory's clock and bus width. ``shared_memory_bytes`` is the most that a thread block may use without
+    opting in to more. ``load_bytes`` is the number of bytes per load and thread that is believed to be fastest.
+    ``latency_ns`` is the time in nanoseconds from the issue of a load from memory until its value can be used.
     """
 
     name: str
@@ -38,7 +40,8 @@ class Target:
     latency_ns: float = 600.0
 
     def with_overrides(self, figures: Mapping[str, object]) -> Target:
-        """A copy of this target with some ``figures`` (names of ``FIGURES``) replaced, for a spec that overrides them.
+        """A copy of this target in which ``figures`` (new values by names of ``FIGURES``) replace the profile's own
+        figures.
 
         Raises UserError for a figure that does not exist, or a value of a wrong type or range.
         """
@@ -53,7 +56,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """The values that a spec may give a figure: a number from ``low`` to ``high``, or one of ``choices``."""
+    """The values that a spec may give to one hardware figure: numbers from ``low`` to ``high``, or one of
+    ``choices``.
+    """
 
     low: float = 0
     high: float = 0
@@ -68,7 +73,7 @@ class Figure:
 
     @property
     def works(self) -> str:
-        """The allowed values, in words."""
+        """The allowed values in words, for error messages."""
         if self.choices:
             return one_of(self.choices)
         return f"a {'whole ' if self.whole else ''}number from {self.low:g} to {self.high:g}"
@@ -105,7 +110,11 @@ def _nvidia(
     bandwidth_gbps: float,
     shared_kib: int,
 ) -> Target:
-    """The target for an NVIDIA compute capability. Figures that vary by card are from the data sheet of ``card``."""
+    """Make the target for an NVIDIA compute capability.
+
+    ``card`` is one GPU model of that compute capability. Its data sheet is the source of the figures that vary by
+    model.
+    """
     sheet = f"NVIDIA {card} data sheet"
     return Target(
         name=arch,

@@ -1,6 +1,6 @@
-"""Variants: a variant is one kernel of a family, for one operator. Its names are derived from its axes.
+"""Variants: a variant is one kernel of a spec, for one operator. The kernel's names are derived from its axis values.
 
-No code parses a name back into axes. Code that needs the value of an axis reads the field.
+No code parses a name back into axis values. Code that needs the value of an axis reads the variant's field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST_SYMBOL = 160
 
 
 class Point(ABC):
-    """One kernel of one spec, for any operator. It has the names and sizes that are derived from the axes."""
+    """One kernel of one spec, for any operator. The properties are names and sizes that follow from the axis values."""
 
     operator: ClassVar[str]
     spec: str
@@ -33,16 +33,16 @@ class Point(ABC):
     @property
     @abstractmethod
     def axes(self) -> dict[str, object]:
-        """The value of each axis of the kernel, in the order of its name."""
+        """The value of each axis of the kernel, in the order in which the kernel's name states them."""
 
     @property
     @abstractmethod
     def slug(self) -> str:
-        """A short name, unique within the spec."""
+        """A short name of the kernel, unique within the spec."""
 
     @property
     def symbol(self) -> str:
-        """A name that is unique over all specs. It is the C symbol and the name of the test."""
+        """A name of the kernel that is unique over all specs. The CUDA source exports a C function with this name."""
         return f"pav2_{self.spec}_{self.slug}"
 
     @property
@@ -52,12 +52,16 @@ class Point(ABC):
 
     @property
     def storage(self) -> str:
-        """The dtype of the cache's tensors: uint8 for fp8, int8 for int8, else that of the query."""
+        """The dtype of the KV cache's tensors: uint8 for an fp8 cache, int8 for an int8 cache, else the query's
+        dtype.
+        """
         return {"auto": self.dtype, "int8": "int8"}.get(self.kv_cache_dtype, "uint8")
 
     @property
     def grain(self) -> int:
-        """Elements in 16 bytes of the cache: the ``x`` of vLLM's key layout [blocks, kv heads, head/x, block, x]."""
+        """The number of cache elements in 16 bytes: ``x`` in vLLM's key cache layout [blocks, kv heads, head/x, block,
+        x].
+        """
         return 16 // self.cache_item_bytes
 
     @property
@@ -78,7 +82,7 @@ class Point(ABC):
 
 @dataclass(frozen=True)
 class AttentionVariant(Point):
-    """An attention kernel for decode or extend. The fields are the axes of its key."""
+    """An attention kernel, for decode or extend. The fields are the axes that a call must match, and their values."""
 
     spec: str
     head_size: int
@@ -97,19 +101,19 @@ class AttentionVariant(Point):
 
     @property
     def key(self) -> Key:
-        """The key that a call must have to use this kernel."""
+        """The values that a call must match to use this kernel."""
         return Key(*(getattr(self, axis) for axis in Key._fields))
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The kernel's features beyond plain attention, in words."""
+        """The optional features of the kernel in words, such as "softcap 50" or "ALiBi"."""
         words = (AXES[axis].title(getattr(self, axis)) for axis in FEATURES)
         return tuple(word for word in words if word)
 
 
 @dataclass(frozen=True)
 class Variant(AttentionVariant):
-    """One decode kernel: its key, its partition size, and its names."""
+    """One decode kernel. It has a partition size in addition to the axes that a call must match."""
 
     operator: ClassVar[str] = "decode"
 
@@ -117,7 +121,7 @@ class Variant(AttentionVariant):
 
     @property
     def axes(self) -> dict[str, object]:
-        """The value of every axis."""
+        """The kernel's value on every axis."""
         return {axis: getattr(self, axis) for axis in AXES}
 
     @property
@@ -127,19 +131,19 @@ class Variant(AttentionVariant):
 
     @property
     def pages_per_partition(self) -> int:
-        """Pages (blocks of the cache) in a partition."""
+        """The number of pages (vLLM: blocks) of the KV cache in one partition."""
         return self.partition_size // self.block_size
 
 
 @dataclass(frozen=True)
 class ExtendVariant(AttentionVariant):
-    """One extend kernel, which takes several query tokens per sequence: its key and its names."""
+    """One extend kernel, which takes several query tokens per sequence."""
 
     operator: ClassVar[str] = "extend"
 
     @property
     def axes(self) -> dict[str, object]:
-        """The value of each axis of the key."""
+        """The kernel's value on each axis that a call must match. An extend kernel has no partition size."""
         return self.key._asdict()
 
     @property
@@ -150,7 +154,11 @@ class ExtendVariant(AttentionVariant):
 
 @dataclass(frozen=True)
 class CacheVariant(Point):
-    """One cache writer. It has the axes that must match those of the decode kernels that read its caches."""
+    """One kernel that writes new tokens' K and V into a KV cache.
+
+    The axes are those that decide the layout and the elements of the cache. A decode kernel with the same values on
+    these axes can read the cache.
+    """
 
     operator: ClassVar[str] = "cache"
 
@@ -162,12 +170,12 @@ class CacheVariant(Point):
 
     @property
     def key(self) -> CacheKey:
-        """The key that a call of ``reshape_and_cache`` must have to use this writer."""
+        """The values that a call of ``reshape_and_cache`` must match to use this kernel."""
         return CacheKey(*(getattr(self, axis) for axis in CacheKey._fields))
 
     @property
     def axes(self) -> dict[str, object]:
-        """The value of each axis of the key."""
+        """The kernel's value on each of its axes."""
         return self.key._asdict()
 
     @property
@@ -177,13 +185,16 @@ class CacheVariant(Point):
 
 
 def extenders_of(variants: Iterable[Variant]) -> tuple[ExtendVariant, ...]:
-    """One extend kernel for each key of ``variants``, in the order of ``variants``."""
+    """The extend kernels for a spec's decode kernels ``variants``, in the same order.
+
+    Decode kernels that differ only in partition size share one extend kernel.
+    """
     made = (ExtendVariant(each.spec, *each.key, own=each.own) for each in variants)
     return tuple(dict.fromkeys(made))
 
 
 def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
-    """The writers of the caches that ``variants`` read, in the order of ``variants``."""
+    """The kernels that write the KV caches which the decode kernels ``variants`` read, in the same order, each once."""
     fields = ("spec", *CacheKey._fields)
     return tuple(dict.fromkeys(CacheVariant(*(getattr(each, name) for name in fields)) for each in variants))
 
@@ -197,6 +208,9 @@ OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {
 
 
 def expand(name: str, axes: Mapping[str, Sequence[object]]) -> tuple[Variant, ...]:
-    """All combinations of the values in ``axes``, in the order of ``AXES``. A missing axis has its default values."""
+    """The decode kernels for all combinations of the values in ``axes``, in the order of ``AXES``.
+
+    ``name`` is the name of the spec. If ``axes`` lacks an axis, that axis has its default values.
+    """
     values = itertools.product(*(axes.get(axis, known.default or ()) for axis, known in AXES.items()))
     return tuple(Variant(name, **dict(zip(AXES, point, strict=True))) for point in values)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Reads and checks the files that users write: YAML with positions, specs and their rules, tuning files, model configs.
+"""Reads and checks the files that users write: specs, tuning files and config.json files of models.
 
-May import: ``plan``, ``family`` and what those may import.
+This package may import ``plan``, ``family`` and what those may import.
 """

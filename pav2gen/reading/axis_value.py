@@ -1,4 +1,4 @@
-"""Reads a value of an axis from YAML, by the table of axes."""
+"""Reads the value of an axis from a YAML node."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pav2gen.reading.yaml_node import Node
 
 
 def reader_of(axis: Axis) -> Callable[[Node], object]:
-    """A reader of one value of ``axis``. It raises UserError, with ``file:line``, for a value of another type.
+    """Make a function that reads one value of ``axis`` from a YAML node.
 
-    The rules check the range, because they can give a better message.
+    The function raises UserError, with ``file:line``, for a value of another type. It does not check the range. Rules
+    do that later, because they can give a better message.
     """
     read = {int: Node.integer, float: Node.number, bool: Node.boolean, str: Node.text}[axis.kind]
 

@@ -1,7 +1,7 @@
-"""The JSON Schema of a spec. Editors use it to complete and check a spec while it is written.
+"""The JSON Schema of spec files. Editors use the schema to complete and check a spec while it is written.
 
-Keys come from ``spec_file.KEYS``, axes from ``family.axes``. The schema checks types, names and ranges. Rules look at
-several values together; ``pav2gen build`` checks them.
+The keys come from ``spec_file.KEYS`` and the axes from ``family.axes``. The schema checks types, names and ranges. It
+does not check the rules that compare several values; ``pav2gen build`` does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JsonSchema = dict[str, Any]
 
 
 def spec_schema() -> JsonSchema:
-    """The schema of a spec file, as plain data."""
+    """The JSON Schema of a spec file, as a dict for ``json.dumps``."""
     return {
         "$schema": DIALECT,
         "title": "pav2gen spec",
@@ -48,7 +48,7 @@ def spec_schema() -> JsonSchema:
 
 
 def _mapping(section: str) -> JsonSchema:
-    """The schema of a section of a spec: a mapping with the keys that ``KEYS`` lists for it."""
+    """The schema of a section of a spec: a mapping with the keys that ``KEYS`` lists for the section."""
     required, optional = KEYS[section]
     properties = {key: _property(f"{section}.{key}".lstrip(".")) for key in (*required, *optional)}
     return {
@@ -60,7 +60,7 @@ def _mapping(section: str) -> JsonSchema:
 
 
 def _property(path: str) -> JsonSchema:
-    """The schema of the value at ``path``, with its description and its default."""
+    """The schema of the value at ``path`` in a spec, with its description and its default."""
     if path in KEYS:
         return {"description": SECTIONS[path], **_mapping(path)}
     axis = AXES.get(path.rpartition(".")[2])
@@ -74,7 +74,7 @@ def _property(path: str) -> JsonSchema:
 
 
 def _axis(axis: Axis) -> JsonSchema:
-    """The schema of an axis: one value, or a list of distinct values."""
+    """The schema of an axis in a spec: one value, or a list of distinct values."""
     works = f" Values: {axis.works}." if axis.works else ""
     return {"description": axis.about + works, **_one_or_many(_value(axis))}
 
@@ -91,7 +91,7 @@ def _value(axis: Axis) -> JsonSchema:
 
 
 def _one_or_many(value: JsonSchema) -> JsonSchema:
-    """The schema of a value, or of a list of one or more distinct values."""
+    """The schema of one value, or a list of one or more distinct values. ``value`` is the schema of one value."""
     return {"anyOf": [value, {"type": "array", "items": value, "minItems": 1, "uniqueItems": True}]}
 
 
@@ -106,7 +106,9 @@ def _figure(figure: Figure) -> JsonSchema:
 
 
 def _target() -> JsonSchema:
-    """The schema of a target: its name, or the name of a base target and the figures that differ."""
+    """The schema of a target: the name of a target, or a mapping with a ``base`` target and changed hardware
+    figures.
+    """
     name: JsonSchema = {"enum": list(TARGETS)}
     figures = {figure: _figure(FIGURES[figure]) for figure in FIGURES}
     changed = {
@@ -119,7 +121,7 @@ def _target() -> JsonSchema:
 
 
 def _exclusions() -> JsonSchema:
-    """The schema of the exclusions. Each has the values of some axes, and the reason to leave out their combination."""
+    """The schema of the exclusions: each has values of some axes, and the reason why these kernels are left out."""
     when = {axis.name: _one_or_many(_value(axis)) for axis in AXES.values()}
     exclusion = {
         "type": "object",
@@ -134,7 +136,7 @@ def _exclusions() -> JsonSchema:
 
 
 def _modifications() -> JsonSchema:
-    """The schema of the modifications: for each name, its expressions and the axis of each parameter tensor."""
+    """The schema of the modifications: for each name, expressions and the dimension of each parameter tensor."""
     expression: JsonSchema = {"type": "string", "maxLength": LONGEST}
     axes: JsonSchema = {"type": "array", "items": {"enum": list(INDEX)}, "minItems": 1, "maxItems": 1}
     tensors = {"type": "object", "additionalProperties": axes, "minProperties": 1, "maxProperties": MOST_TENSORS}

@@ -1,6 +1,6 @@
-"""Reads the attention of a model from its config.json in the format of Hugging Face.
+"""Reads the properties of a model's attention from its config.json, in the format of Hugging Face.
 
-The reading follows vLLM (``ModelConfig.get_total_num_kv_heads``, ``_get_and_verify_max_len``), so that both agree.
+The results agree with vLLM's own reading (``ModelConfig.get_total_num_kv_heads``, ``_get_and_verify_max_len``).
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "deberta", "albert")
 
 @dataclass(frozen=True)
 class Attention:
-    """A model's attention, from its config.json.
+    """The properties of a model's attention.
 
-    windows: the window sizes of the layers, each once; None means attention to all tokens. scale: the factor of the
-    scores, or None if it is ``head_size ** -0.5``. features: a sentence for each feature that kernels support.
-    uncovered: a sentence for each feature that no kernel supports. notes: other remarks, a sentence each.
+    ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads. ``max_seq_len`` is in tokens. ``dtype`` is
+    the stated dtype, or "". ``windows`` lists the distinct window sizes of the layers, in tokens; None means attention
+    to all tokens. ``scale`` is the factor of the scores, or None if it is ``head_size ** -0.5``. ``features`` has a
+    sentence for each feature that kernels support, ``uncovered`` a sentence for each feature that no kernel supports.
+    ``notes`` has other remarks.
     """
 
     title: str
@@ -53,9 +55,10 @@ class Attention:
 
 
 def read_attention(path: str | os.PathLike[str]) -> Attention:
-    """The attention of the model with the config.json at ``path``.
+    """Read the properties of a model's attention from the config.json at ``path``.
 
-    Raises UserError, with file and key, if the file is not a model's config, or if layers differ in their KV heads.
+    Raises UserError, with the file and the key, if the file is not a model's config. Raises UserError too if the layers
+    differ in their KV heads in a way that vLLM cannot run.
     """
     fields = Fields(_read_json(path), printable(os.fspath(path)))
     heads = num_heads(fields)
@@ -82,7 +85,7 @@ def read_attention(path: str | os.PathLike[str]) -> Attention:
 
 
 def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in the file at ``path``."""
+    """Read the JSON object in the file at ``path``. Raises UserError if the file has no JSON object."""
     file = printable(os.fspath(path))
     try:
         config = json.loads(read_file(path, MAX_BYTES).decode())
@@ -98,7 +101,7 @@ def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
-    """A sentence for each feature of the attention that no kernel supports."""
+    """A sentence for each feature of the model's attention that no kernel supports."""
     yield from uncovered_layers(fields, length)
     if fields.get("is_encoder_decoder") or fields.get("cross_attention_layers"):
         yield "cross attention to an encoder's output: kernels serve only the decoder's self-attention"
@@ -111,7 +114,7 @@ def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
 
 
 def _features(fields: Fields, length: int) -> Iterator[str]:
-    """A sentence for each feature of the attention that kernels support."""
+    """A sentence for each feature of the model's attention that kernels support."""
     yield from window_sentences(fields, length)
     if cap := scores.softcap(fields):
         yield f"a softcap of {cap:g} on the logits"
@@ -120,17 +123,19 @@ def _features(fields: Fields, length: int) -> Iterator[str]:
 
 
 def _scale_note(fields: Fields, size: int) -> Iterator[str]:
-    """A note on the factor of the scores if it is unusual. Calls pass the factor to the kernel."""
+    """A sentence that states the factor of the scores, if the factor is not ``head_size ** -0.5``."""
     if (scale := scores.scale(fields, size)) is not None:
         yield f"the model scales its scores by {scale:.6g}, not by head_size ** -0.5: vLLM passes that to the kernel"
 
 
 def _title(fields: Fields, path: Path) -> str:
-    """The model's name: from its config, else the name of the file's folder."""
+    """The model's name: the name in its config, else the name of the folder of the config.json."""
     origin = str(fields.get("_name_or_path") or "")
     return _words(Path(origin).name) or _words(path.absolute().parent.name) or "model"
 
 
 def _words(value: object) -> str:
-    """``value`` with spaces in place of characters that need quoting. Empty if it is not a text."""
+    """The text ``value`` with a space in place of each character that YAML would need in quotes. Empty if it is not a
+    text.
+    """
     return re.sub(r"[^A-Za-z0-9._+-]+", " ", value).strip(" ._+-")[:64] if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Reads the section ``modifications`` of a spec. The message for a mistake in an expression gives its column."""
+"""Reads the section ``modifications`` of a spec. An error message for an expression gives the column of the mistake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_modifications(node: Node) -> dict[str, Modification]:
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    """Check the form of the names in the section."""
+    """The names in the section. Raises UserError for a name of a wrong form."""
     fields = node.value if isinstance(node.value, dict) else {}
     for name, child in fields.items():
         _check_name(child, name, "the name of a modification")
@@ -56,7 +56,9 @@ def _modification(name: str, node: Node) -> Modification:
 
 
 def _tensors(node: Node) -> dict[str, str]:
-    """The axis of each parameter tensor."""
+    """Read the section ``tensors`` of a modification: the dimension of each parameter tensor, ``heads`` or
+    ``kv_heads``.
+    """
     children = node.value if isinstance(node.value, dict) else {}
     if not children:
         raise node.fail(f"{node.title} must be a mapping of names to [heads] or [kv_heads]")

@@ -1,4 +1,4 @@
-"""The types of rules. A rule has an id and a reason, and checks a spec."""
+"""The classes of rules. A rule has an id and a reason, and checks a spec."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Expanded = Callable[[], tuple[Variant, ...]]
 
 
 class Violation(NamedTuple):
-    """A broken rule: the sentence for the message, and the paths of the value in the spec.
+    """A spec breaks a rule. ``sentence`` is the message; ``paths`` are places in the spec file where the wrong value
+    may be.
 
-    The message gives the line of the first path that the file contains.
+    The message is shown with the line of the first path that the spec file contains.
     """
 
     sentence: str
@@ -27,28 +28,29 @@ class Violation(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule. Messages name its ``id``, so the id never changes. ``reason``: why the rule exists, and its source."""
+    """One rule. ``id`` is stated in messages and never changes. ``reason`` says why the rule exists."""
 
     id: str
     reason: str
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The first violation of the rule in ``spec``, or None."""
+        """The first violation of the rule in ``spec``, or None. ``expanded`` returns the spec's decode kernels."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class AxisRule(Rule):
-    """A rule on the value of one axis, or on a combination of values of several axes.
+    """A rule on the values of one axis, or on combinations of values of several axes.
 
-    ``complaint`` takes a value of each of ``axes``, and returns None or a sentence that says what would work.
+    ``complaint`` takes one value of each of ``axes``. It returns None if they are allowed, else the error message,
+    which says what would work.
     """
 
     axes: tuple[str, ...]
     complaint: Callable[..., str | None]
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The first value, or the first combination of values, that breaks the rule. None if all are good."""
+        """The violation by the first value, or first combination of values, that the rule does not allow. Else None."""
         if len(self.axes) == 1:
             points = [(value,) for value in spec.axes[self.axes[0]]]
         else:
@@ -59,19 +61,21 @@ class AxisRule(Rule):
         return None
 
     def _advice(self, point: tuple[object, ...]) -> str:
-        """For a rule on several axes: the text of an entry of ``exclude`` that would remove ``point``."""
+        """The end of the message for a rule on several axes: the entry of ``exclude`` that would leave out the values
+        ``point``.
+        """
         when = flow_map(zip(self.axes, point, strict=True))
         return f"; or exclude: - {{when: {when}, because: ...}}" if len(point) > 1 else ""
 
     def _paths(self, spec: Spec, value: object) -> tuple[str, ...]:
-        """The paths at which ``value`` of the first axis may be."""
+        """The places in the spec file where ``value`` of the first axis may be."""
         path = AXES[self.axes[0]].path
         return f"{path}[{spec.axes[self.axes[0]].index(value)}]", path, "axes"
 
 
 @dataclass(frozen=True)
 class SpecRule(Rule):
-    """A rule on a spec as a whole."""
+    """A rule on a spec as a whole, which the function ``check`` tests."""
 
     check: Callable[[Spec, Expanded], Violation | None]
 

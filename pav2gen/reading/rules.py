@@ -1,4 +1,4 @@
-"""The rules that every spec must keep. Each has an id, a reason, and a message for a spec that breaks it."""
+"""The rules that every spec must satisfy. Each rule has an id, a reason, and an error message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pav2gen.wording import did_you_mean, quoted, spelled
 
 
 def check(spec: Spec) -> None:
-    """Check every rule. Raises UserError, with file:line, at the first of ``RULES`` that ``spec`` breaks."""
+    """Check every rule of ``RULES``. Raises UserError, with ``file:line``, for the first rule that ``spec`` breaks."""
     expanded = functools.cache(functools.partial(variants, spec))
     for rule in RULES:
         if found := rule.violation(spec, expanded):
@@ -22,7 +22,7 @@ def check(spec: Spec) -> None:
 
 
 def _axis_rule(axis: str, reason: str) -> AxisRule:
-    """Make the rule that all values of ``axis`` are allowed by the table of axes."""
+    """Make the rule that every value of ``axis`` is among the ``allowed`` values of the axis."""
     allowed, works = AXES[axis].allowed, AXES[axis].works
 
     def number(value: int) -> str | None:

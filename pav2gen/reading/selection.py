@@ -1,4 +1,4 @@
-"""Loads the specs that a command names, and selects their kernels by ``--filter``."""
+"""Loads the specs that the arguments of a command name, and selects their kernels by ``--filter``."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ PointT = TypeVar("PointT", bound=Point)
 
 @dataclass(frozen=True)
 class Selection:
-    """A spec, its path, its selected kernels and its tuning files.
+    """A loaded spec and the kernels of it that ``--filter`` selects.
 
-    ``filters`` select the kernels; without filters all are selected. ``built`` has the kernels of every operator.
+    ``path`` is the path of the spec file. ``built`` has the selected kernels of all operators. ``filters`` has the
+    filters that were applied; without filters, all kernels are selected. ``tuned`` has the spec's tuning files.
     """
 
     spec: Spec
@@ -38,15 +39,15 @@ class Selection:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The decode kernels."""
+        """The selected decode kernels."""
         return tuple(each for each in self.built if isinstance(each, Kernel))
 
 
 def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True) -> list[Selection]:
-    """Load the specs at ``paths`` and select their kernels. The result is sorted by name.
+    """Load the specs at ``paths`` and select their kernels. The selections are sorted by the names of the specs.
 
-    Specs without a selected kernel are left out. tuned: whether to read the tuning files too. Raises UserError for a
-    bad spec or tuning file, a name that two specs have, and a filter that selects nothing.
+    A spec without a selected kernel is left out. ``tuned`` says whether to read the tuning files too. Raises UserError
+    for an invalid spec or tuning file, for two specs with the same name, and for a filter that selects nothing.
     """
     specs: dict[str, tuple[Spec, Path]] = {}
     for path in paths:
@@ -70,7 +71,10 @@ def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True)
 
 
 def _with_readable_name(loaded: Spec) -> Spec:
-    """Decode the name of the spec's file as UTF-8 in any locale, because the comments of generated files contain it."""
+    """Decode the file name of a spec as UTF-8 in any locale, because comments of generated files contain the file name.
+
+    Raises UserError if the name has characters that cannot be printed.
+    """
     try:
         name = os.fsencode(loaded.file_name).decode()
     except UnicodeDecodeError:
@@ -84,11 +88,12 @@ def _with_readable_name(loaded: Spec) -> Spec:
 
 
 def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ...]:
-    """The kernels that ``filters`` select, in the order of ``family``. Without filters, all kernels.
+    """The kernels of ``family`` that ``filters`` select, in the order of ``family``. Without filters, all kernels.
 
-    A filter is a glob of slugs (``hd256_*_f16_*``) or ``axis=value``. A kernel must match one of the filters of each
-    axis, and one of the globs. A filter on an axis does not apply to an operator without that axis. Raises UserError
-    for an unknown axis and for a filter that selects nothing.
+    A filter is ``axis=value``, or a glob pattern for a kernel's slug (``hd256_*_f16_*``). For each axis with filters, a
+    kernel must match at least one of these filters. If there are patterns, a kernel must match at least one pattern. A
+    kernel of an operator without an axis matches all filters on this axis. Raises UserError for an unknown axis and for
+    a filter that selects nothing.
     """
     every = tuple(family)
     groups: dict[str, list[Condition]] = {}
@@ -104,7 +109,9 @@ def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ..
 
 
 def _condition(text: str) -> tuple[str, Condition]:
-    """Parse a filter. Returns what it tests (an axis or the slug), and a function that tests a kernel."""
+    """Parse a filter. Returns what the filter tests (the name of an axis, or "slug") and a function that tests a
+    kernel.
+    """
     axis, equals, value = text.partition("=")
     if not equals:
         return "slug", lambda point: fnmatchcase(point.slug, text)

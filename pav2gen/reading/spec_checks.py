@@ -1,4 +1,8 @@
-"""The checks of rules on a spec as a whole. Each returns the first violation of its rule in a spec, or None."""
+"""The functions that check a spec as a whole; ``reading.rules`` lists them.
+
+Each function returns the first violation of its rule in a spec, or None. ``expanded`` returns the spec's decode
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, s
 
 
 def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
-    """The spec defines every modification that its features name, and has kernels for every one that it defines."""
+    """Every modification that ``features`` names is defined, and every defined modification is named."""
     names = [name for name in spec.axes["modification"] if name is not None]
     for place, name in enumerate(spec.axes["modification"]):
         if name is not None and name not in spec.modifications:
@@ -33,7 +37,7 @@ def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def positions_fit(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Positions up to ``max_seq_len`` fit the integers of a modification."""
+    """If the spec has modifications, token positions up to ``max_seq_len`` fit the 32-bit integers of an expression."""
     if spec.model.max_seq_len <= MOST_TOKENS or spec.axes["modification"] == (None,):
         return None
     sentence = f"model.max_seq_len {spec.model.max_seq_len} is over {MOST_TOKENS}, which a modification can calculate"
@@ -49,7 +53,7 @@ def kv_heads_divide_heads(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
-    """The heads split evenly over every tensor-parallel size."""
+    """vLLM can distribute the heads over every tensor-parallel size of the spec."""
     model = spec.model
     for index, size in enumerate(model.tensor_parallel):
         if not model.shards_over(size):
@@ -61,7 +65,7 @@ def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
-    """The number of variants is at most ``limits.max_variants``."""
+    """The product of the numbers of axis values is at most ``limits.max_variants``."""
     sizes = [len(spec.axes[axis]) for axis in AXES]
     product, limit = math.prod(sizes), spec.limits.max_variants
     if product <= limit:
@@ -72,7 +76,7 @@ def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Every exclusion names only values that the axes have."""
+    """Every value in an exclusion is among the values of that axis in the spec."""
     for index, exclusion in enumerate(spec.exclude):
         for axis, values in exclusion.when.items():
             for place, value in enumerate(values):
@@ -85,7 +89,7 @@ def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Every exclusion removes at least one kernel, and together they leave at least one."""
+    """Every exclusion removes at least one kernel, and at least one kernel is left."""
     left = expand(spec.name, spec.axes) if spec.exclude else ()
     for index, exclusion in enumerate(spec.exclude):
         rest = tuple(variant for variant in left if not exclusion.covers(variant))
@@ -100,7 +104,7 @@ def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Every tensor-parallel size has a kernel for its ratio of query heads to KV heads."""
+    """For every tensor-parallel size, there is a kernel for the rank's ratio of query heads to KV heads."""
     ratios = {variant.gqa_ratio for variant in expanded()}
     for index, rank in enumerate(spec.model.ranks()):
         if rank.gqa_ratio not in ratios:
@@ -114,7 +118,7 @@ def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
-    """A spec with extend kernels has no block-sparse ones."""
+    """A spec that builds extend kernels has no block-sparse kernels."""
     if "extend" not in spec.operators or not any(variant.blocksparse for variant in expanded()):
         return None
     sentence = (
@@ -125,7 +129,7 @@ def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec fixes a partition size, every key has a kernel of that size."""
+    """If the spec fixes a partition size, that size is built for every combination of the other axes."""
     partition, paths = spec.dispatch.partition, ("dispatch.partition", "dispatch")
     if partition is None:
         return None
@@ -144,7 +148,7 @@ def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
-    """The layout settings have known values, and there is a CUDA kernel to use them."""
+    """The layout settings of the section ``cuda`` have allowed values, and the spec builds CUDA kernels."""
     if spec.cuda and "cuda" not in spec.backends:
         return Violation(
             "no CUDA kernel is built that could use this setting; write backends: [torch, cuda]", ("cuda",)
@@ -156,7 +160,7 @@ def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
-    """A step of a CUDA kernel has at least the tokens of a page."""
+    """``cuda.step`` is at least the number of tokens in a page."""
     step, page = spec.cuda.get("step"), max(variant.block_size for variant in expanded())
     if step is None or step >= page:
         return None
@@ -164,7 +168,7 @@ def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
-    """A CUDA grid can have a block for each partition of the longest sequence."""
+    """A CUDA grid can have one thread block for each partition of the longest sequence."""
     length = spec.model.max_seq_len
     smallest = min(variant.partition_size for variant in expanded())
     if "cuda" not in spec.backends or length <= MOST_BLOCKS * smallest:
@@ -178,7 +182,7 @@ def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | None:
-    """The workspace has room for one partition of all KV heads of a rank."""
+    """``limits.workspace_mib`` is enough for one partition of one sequence, with all KV heads of a rank."""
     kv_heads: dict[int, int] = {}
     for rank in spec.model.ranks():
         kv_heads[rank.gqa_ratio] = max(rank.num_kv_heads, kv_heads.get(rank.gqa_ratio, 1))
@@ -199,7 +203,7 @@ def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | N
 
 
 def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Each CUDA extend kernel has a layout within the shared memory of the target."""
+    """For each CUDA extend kernel, the smallest possible thread block fits the target's shared memory."""
     limit = shared_limit(spec.target)
     for variant in _cuda_extenders(spec, expanded):
         if (needed := least_shared_bytes(variant, spec.target)) > limit:
@@ -209,7 +213,9 @@ def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | Non
 
 
 def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
-    """The workspace has room for the partial results of one tile of each CUDA extend kernel."""
+    """For each CUDA extend kernel, ``limits.workspace_mib`` is enough for the partial results of one tile of query
+    tokens.
+    """
     most = spec.limits.workspace_mib
     for variant in _cuda_extenders(spec, expanded):
         plan = plan_extend_cuda(variant, spec.target)
@@ -224,12 +230,12 @@ def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def _cuda_extenders(spec: Spec, expanded: Expanded) -> tuple[ExtendVariant, ...]:
-    """The extend kernels of a spec that have a CUDA source."""
+    """The extend kernels for which the spec builds a CUDA source."""
     return extenders_of(expanded()) if "extend" in spec.operators and "cuda" in spec.backends else ()
 
 
 def _workspace_bytes(variant: Variant | ExtendVariant, kv_heads: int) -> int:
-    """The smallest workspace of a PyTorch kernel in bytes."""
+    """The smallest workspace, in bytes, with which the PyTorch kernel of ``variant`` can run."""
     if isinstance(variant, Variant):
         return smallest_workspace_bytes(variant, kv_heads)
     return ExtendTorchPlan(variant, 0).smallest_workspace(kv_heads)

@@ -1,4 +1,4 @@
-"""Reads a spec from a YAML file and checks all rules. The message for a mistake gives file:line and what would work."""
+"""Reads a spec from a YAML file and checks all rules. An error message gives ``file:line`` and says what would work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ SCHEMA = 1
 
 
 def _keys_of(section: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of a section's axes, in two lists: required axes, and axes with a default."""
+    """The names of the axes in a section of a spec, in two tuples: axes that a spec must give, and axes with a
+    default.
+    """
     axes = [axis for axis in AXES.values() if axis.section == section]
     required = tuple(axis.name for axis in axes if axis.default is None)
     return required, tuple(axis.name for axis in axes if axis.default is not None)
@@ -89,15 +91,17 @@ RESERVED_NAMES = frozenset(
 
 
 def load(path: str | os.PathLike[str]) -> Spec:
-    """The spec in the file at ``path``.
+    """Read the spec in the file at ``path``.
 
-    Raises UserError, with ``file:line`` and what would work, for a file that is not a spec or breaks a rule.
+    Raises UserError, with ``file:line`` and what would work, if the file is not a spec or the spec breaks a rule.
     """
     return parse(read_file(path), os.fspath(path))
 
 
 def parse(data: bytes, file: str) -> Spec:
-    """The spec that ``data`` holds; ``file`` is the path that messages name. Raises UserError as ``load`` does."""
+    """Parse ``data``, the bytes of a spec file. ``file`` is its path, for messages. Raises UserError as ``load``
+    does.
+    """
     root = parse_yaml(data, file)
     _check_schema(root)
     spec = _spec(_Fields(root), os.path.basename(file), hashlib.sha256(data).hexdigest())
@@ -106,7 +110,7 @@ def parse(data: bytes, file: str) -> Spec:
 
 
 class _Fields:
-    """Reads fields of a spec by their dotted paths. A missing field has its default."""
+    """Reads the values of a spec by their dotted paths. A missing value is replaced by its default."""
 
     def __init__(self, root: Node) -> None:
         self.nodes: dict[str, Node] = {"": root}
@@ -116,19 +120,19 @@ class _Fields:
                 self.nodes.update((child.name, child) for child in children)
 
     def one(self, path: str, read: Callable[[Node], Any]) -> Any:
-        """The value at ``path``, converted by ``read``."""
+        """The value at ``path``, converted by ``read``. The default if it is missing."""
         return read(self.nodes[path]) if path in self.nodes else DEFAULTS[path]
 
     def many(self, path: str, read: Callable[[Node], Any], nullable: bool = False) -> Any:
-        """The values at ``path`` as a tuple, each converted by ``read``. A repeated value is an error.
+        """The values at ``path`` as a tuple, each converted by ``read``. The default if they are missing.
 
-        ``nullable`` says whether null is a value.
+        A repeated value is an error. ``nullable`` says whether null is an allowed value.
         """
         return _distinct(self.nodes[path], read, nullable) if path in self.nodes else DEFAULTS[path]
 
 
 def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
-    """The ``file:line`` of ``node`` and of each field and item in it, by path."""
+    """The path and the ``file:line`` of ``node``, and of every value in it."""
     yield path, node.where
     if isinstance(node.value, dict):
         for key, child in node.value.items():
@@ -150,7 +154,7 @@ def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -
 
 
 def _check_schema(root: Node) -> None:
-    """Raise UserError for a spec of another schema, before its keys are checked."""
+    """Raise UserError if ``schema`` is not the version that this code reads. Runs before the other keys are checked."""
     if isinstance(root.value, dict) and "schema" in root.value:
         schema = root.value["schema"]
         if schema.integer() != SCHEMA:
@@ -158,7 +162,7 @@ def _check_schema(root: Node) -> None:
 
 
 def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
-    """The spec from ``fields``. The rules are not checked."""
+    """Make the spec from ``fields``, without checking the rules."""
     name = fields.one("name", _name)
     return Spec(
         name=name,
@@ -187,7 +191,7 @@ def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
 
 
 def _model(fields: _Fields) -> Model:
-    """The sizes of the model."""
+    """Read the section ``model``."""
     return Model(
         num_heads=fields.one("model.num_heads", lambda node: node.integer(1, MOST_HEADS)),
         num_kv_heads=fields.one("model.num_kv_heads", lambda node: node.integer(1, MOST_HEADS)),
@@ -197,7 +201,7 @@ def _model(fields: _Fields) -> Model:
 
 
 def _name(node: Node) -> str:
-    """The name of a family: it becomes a folder, a Python package and a part of C symbols."""
+    """Read the name of the spec, which becomes a folder, a Python package and a part of C symbols."""
     name = node.text()
     if not NAME_FORM.fullmatch(name):
         raise node.fail(f"name {quoted(name)} must be lower-case words, digits and single '_', such as llama3_8b")
@@ -209,7 +213,7 @@ def _name(node: Node) -> str:
 
 
 def _comment(node: Node) -> str:
-    """Read a text for the comments of generated files."""
+    """Read a text that generated files will contain in comments."""
     text = node.text()
     if len(text) > LONGEST_TEXT:
         raise node.fail(f"{node.title} has {len(text)} characters; it may have {LONGEST_TEXT}")
@@ -219,7 +223,7 @@ def _comment(node: Node) -> str:
 
 
 def _target(node: Node) -> Target:
-    """A target: its name, or a mapping with a ``base`` and the figures that differ."""
+    """Read the target: the name of a target, or a mapping with a ``base`` target and changed hardware figures."""
     figures = node.fields(("base",), tuple(FIGURES)) if isinstance(node.value, dict) else {"base": node}
     base = figures.pop("base")
     with base.placed():
@@ -232,7 +236,7 @@ def _target(node: Node) -> Target:
 
 
 def _partition(node: Node) -> int | None:
-    """A fixed partition size, or None for ``auto``."""
+    """Read the partition size for all calls. Returns None for ``auto``."""
     if node.yaml_type == "str":
         node.choice(("auto",))
         return None
@@ -240,12 +244,12 @@ def _partition(node: Node) -> int | None:
 
 
 def _exclusions(node: Node) -> tuple[Exclusion, ...]:
-    """The exclusions of a spec. The list may be empty."""
+    """Read the list of exclusions, which may be empty."""
     return () if node.value == () else tuple(map(_exclusion, node.items()))
 
 
 def _exclusion(node: Node) -> Exclusion:
-    """One exclusion."""
+    """Read one exclusion."""
     fields = node.fields(("when", "because"))
     given = fields["when"].fields((), tuple(AXES))
     when = {name: _distinct(values, reader_of(AXES[name]), AXES[name].nullable) for name, values in given.items()}

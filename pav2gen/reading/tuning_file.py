@@ -1,7 +1,7 @@
-"""Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, as strictly as specs. ``pav2gen tune`` writes them.
+"""Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, which ``pav2gen tune`` writes. Every mistake is an error.
 
-A row gives the partition size that was the fastest in calls of one size, and the measured figures. docs/tuning.md
-has the schema.
+A row of a tuning file states which partition size was the fastest in calls of one size, and the measured times.
+docs/tuning.md describes the format.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ ROW_KEYS = (("num_seqs", "max_seq_len", "partition_size", "ms", "spread"), ())
 
 @dataclass(frozen=True)
 class TunedRow:
-    """The fastest ``partition_size`` of a key, measured with ``num_seqs`` sequences of ``max_seq_len`` tokens."""
+    """A result of tuning: ``partition_size`` was the fastest for ``num_seqs`` sequences of ``max_seq_len`` tokens each.
+
+    The calls matched ``key``, ran on ``backend`` and had ``kv_heads`` KV heads.
+    """
 
     key: Key
     partition_size: int
@@ -54,7 +57,7 @@ class TunedRow:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A tuning file: the spec and the device that were measured, and the rows."""
+    """The content of a tuning file: its path, its SHA-256, the device that was measured, and the rows."""
 
     path: str
     sha256: str
@@ -62,7 +65,10 @@ class Tuning:
     rows: tuple[TunedRow, ...]
 
     def of(self, key: Key, partition_size: int) -> list[dict[str, object]]:
-        """The results that name this kernel, as the fields of ``runtime.select.Tuned`` without the symbol."""
+        """The rows in which the kernel with ``key`` and ``partition_size`` was the fastest.
+
+        Each row has the fields of ``runtime.select.Tuned`` without ``symbol``.
+        """
         return [
             {
                 "backend": row.backend,
@@ -77,27 +83,31 @@ class Tuning:
 
 
 def slug(device: str) -> str:
-    """A device's name as a part of a file's name: ``iluvatar_bi_v100``."""
+    """The part of a tuning file's name that states the device: ``iluvatar_bi_v100``."""
     return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") or "device"
 
 
 def path_of(spec_path: Path, spec_name: str, device: str) -> Path:
-    """The path of the tuning file for a spec and a device."""
+    """The path of the tuning file for the spec at ``spec_path`` and the given device."""
     return spec_path.parent / FOLDER / f"{spec_name}.{slug(device)}.yaml"
 
 
 def load_all(spec_path: Path, spec: Spec) -> tuple[Tuning, ...]:
-    """Every tuning file of the spec at ``spec_path``, by name. Raises UserError as ``load`` does."""
+    """Read every tuning file of the spec at ``spec_path``, in the order of their names. Raises UserError as ``load``
+    does.
+    """
     return tuple(load(path, spec) for path in sorted((spec_path.parent / FOLDER).glob(f"{spec.name}.*.yaml")))
 
 
 def load(path: Path, spec: Spec) -> Tuning:
-    """The tuning file at ``path``. Raises UserError, with ``file:line``, for a broken file or one of another spec."""
+    """Read the tuning file at ``path``. Raises UserError, with ``file:line``, if the file is invalid or is for another
+    spec.
+    """
     return parse(read_file(path, MOST_BYTES), path, spec)
 
 
 def parse(data: bytes, path: Path, spec: Spec) -> Tuning:
-    """The tuning file that ``data`` holds; messages name ``path``. Raises UserError as ``load`` does."""
+    """Parse ``data``, the bytes of a tuning file. ``path`` is used in messages. Raises UserError as ``load`` does."""
     fields = parse_yaml(data, str(path)).fields(*FILE_KEYS)
     _check_head(fields, path, spec)
     built, rows = _built(spec), []
@@ -112,7 +122,7 @@ def parse(data: bytes, path: Path, spec: Spec) -> Tuning:
 
 
 def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
-    """Raise UserError for another schema or spec, a device that the file's name does not match, or a single run."""
+    """Check the keys before ``kernels``. Raises UserError for a wrong schema, spec or device, and for too few runs."""
     schema, name, device = fields["schema"], fields["spec"], fields["device"]
     if schema.integer() != SCHEMA:
         raise schema.fail(f"schema {schema.value} is not known; this version reads schema: {SCHEMA}")
@@ -131,7 +141,7 @@ def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
 
 
 def _built(spec: Spec) -> dict[Key, list[int]]:
-    """The partition sizes of each key of ``spec``."""
+    """The partition sizes that ``spec`` builds for each key."""
     built: dict[Key, list[int]] = {}
     for variant in variants(spec):
         built.setdefault(variant.key, []).append(variant.partition_size)
@@ -139,12 +149,12 @@ def _built(spec: Spec) -> dict[Key, list[int]]:
 
 
 def _list(node: Node) -> Iterable[Node]:
-    """The items of a list that may be empty."""
+    """The items of a list, which may be empty."""
     return () if node.value == () else node.items()
 
 
 def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[tuple[Node, TunedRow]]:
-    """The rows of one kernel, each with its ``file:line``."""
+    """The rows of one entry of ``kernels``, each with its YAML node."""
     fields = kernel.fields(*KERNEL_KEYS)
     optional = tuple(Key._field_defaults)  # features that a file from before them does not name
     axes = fields["key"].fields([axis for axis in Key._fields if axis not in optional], optional)
@@ -157,7 +167,7 @@ def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[
 
 
 def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], spec: Spec) -> TunedRow:
-    """One row. Raises UserError unless its figures support its choice."""
+    """Read one row. Raises UserError if its times do not make its partition size the fastest, or vary too much."""
     fields = node.fields(*ROW_KEYS)
     chosen = fields["partition_size"]
     milliseconds = _milliseconds(fields["ms"], sizes, spec)
@@ -176,7 +186,9 @@ def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], sp
 
 
 def _milliseconds(node: Node, sizes: list[int], spec: Spec) -> dict[int, float]:
-    """The time of each measured partition size. There are at least two, and none is zero."""
+    """The time of each measured partition size in ms. Raises UserError for fewer than two times and for a time of 0 or
+    less.
+    """
     times = {}
     for name, time in node.fields((), [str(size) for size in sizes]).items():
         if time.number() <= 0:

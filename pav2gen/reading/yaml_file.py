@@ -1,8 +1,8 @@
 """Parses YAML into nodes that know their file and line. The caller then reads each node as a given type.
 
-Only a strict subset of YAML is accepted, so that all YAML parsers read a spec in the same way. It has no anchors,
-aliases, tags, merge keys or tabs, and only one document. It refuses values that versions of YAML read as different
-types (``yes``, ``010``, ``1:30``).
+Only a strict subset of YAML is accepted, so that all YAML parsers read a file in the same way. The subset has only one
+document, and no anchors, aliases, tags, merge keys or tabs. When a caller reads a node as a type, values that versions
+of YAML read as different types (``yes``, ``010``, ``1:30``) are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes of the regular file at ``path``. Raises UserError if it is unreadable or larger than ``max_bytes``."""
+    """Read the regular file at ``path``. Raises UserError if it cannot be read or is larger than ``max_bytes``."""
     name = os.fspath(path)
     try:
         if not stat.S_ISREG(os.stat(name).st_mode):
@@ -46,7 +46,7 @@ def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes
 
 
 def parse_yaml(data: bytes, file: str) -> Node:
-    """Parse the document in ``data``. ``file`` is the path for messages.
+    """Parse the YAML document in ``data``. ``file`` is its path, for messages.
 
     Raises UserError, with ``file:line``, if ``data`` is not UTF-8, not YAML, or not in the accepted subset.
     """
@@ -65,7 +65,7 @@ def parse_yaml(data: bytes, file: str) -> Node:
 
 
 def decode(data: bytes, file: str) -> str:
-    """Decode UTF-8. Raises UserError for other encodings, a byte-order mark, a tab or a control character."""
+    """Decode UTF-8 text. Raises UserError for invalid UTF-8, a byte-order mark, a tab or a control character."""
     if data.startswith(codecs.BOM_UTF8):
         raise UserError("starts with a byte-order mark; save it as UTF-8 without one", f"{file}:1")
     try:
@@ -83,12 +83,12 @@ def decode(data: bytes, file: str) -> str:
 
 
 def printable(name: str) -> str:
-    """A file's name on one line, for messages."""
+    """The path ``name`` for a message: on one line, with escapes in place of characters that cannot be printed."""
     return name if name.isprintable() else ascii(name)
 
 
 def _neighbour(name: str) -> str:
-    """A clause that suggests the file with the nearest name, if the folder has a file of the same kind."""
+    """A clause for a message that suggests the most similar file name in the same folder. Empty if there is none."""
     folder, base = os.path.split(name)
     kind = os.path.splitext(base)[1] or ".yaml"
     try:
@@ -100,7 +100,9 @@ def _neighbour(name: str) -> str:
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
-    """The parser's problem, the line where its context began, and advice."""
+    """The message for a syntax error: the parser's problem, the line where the surrounding construct begins, and
+    advice.
+    """
     problem = (error.problem or "it does not parse").replace(" in this context", " here")[:80]
     start = error.context_mark.line + 1 if error.context_mark else line
     began = f", {error.context} from line {start}" if start != line else ""
@@ -112,14 +114,14 @@ def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
 
 
 class _Composer:
-    """Builds nodes from parser events. An alias is refused before it is expanded."""
+    """Builds nodes from the parser's events. An alias is refused before it is expanded."""
 
     def __init__(self, parser: Any, file: str) -> None:
         self.parser = parser
         self.file = file
 
     def document(self) -> Node:
-        """The root of the only document."""
+        """Read the only document. Returns its root. Raises UserError if the file is empty or has a second document."""
         self.parser.get_event()
         root = self.value("", None, 0) if isinstance(self.parser.get_event(), yaml.DocumentStartEvent) else None
         if root is None or root.is_null():
@@ -131,7 +133,11 @@ class _Composer:
         return root
 
     def value(self, name: str, key_line: int | None, depth: int) -> Node:
-        """Read the value that begins with the parser's next event. If the value has a key, it gets the key's line."""
+        """Read the value that begins with the parser's next event.
+
+        ``name`` is the value's dotted path. ``key_line`` is the line of the value's key, or None for a value without a
+        key; the node gets this line. ``depth`` is the number of lists and mappings around the value.
+        """
         event = self.parser.get_event()
         self.refuse_references(event)
         line = key_line or event.start_mark.line + 1
@@ -144,13 +150,15 @@ class _Composer:
         return Node(self.file, line, name, self.fields(name, depth + 1))
 
     def items(self, name: str, depth: int) -> Iterator[Node]:
-        """Read the items of a list. The parser's event that begins the list was already read."""
+        """Read the items of a list, after the event that begins the list."""
         while not self.parser.check_event(yaml.SequenceEndEvent):
             yield self.value(name, None, depth)
         self.parser.get_event()
 
     def fields(self, name: str, depth: int) -> dict[str, Node]:
-        """Read the fields of a mapping. The event that begins it was already read. A repeated key is an error."""
+        """Read the fields of a mapping, after the event that begins the mapping. Raises UserError for a repeated
+        key.
+        """
         fields: dict[str, Node] = {}
         while not self.parser.check_event(yaml.MappingEndEvent):
             key = self.value(name, None, depth)
@@ -166,7 +174,7 @@ class _Composer:
         return fields
 
     def refuse_references(self, event: Any) -> None:
-        """Raise UserError for an alias, an anchor or a tag."""
+        """Raise UserError if ``event`` is an alias or has an anchor or a tag."""
         if isinstance(event, yaml.AliasEvent):
             raise self.error(event, f"aliases ({quoted(f'*{event.anchor}')}) are not read; write the value out")
         if event.anchor is not None:
@@ -175,12 +183,14 @@ class _Composer:
             raise self.error(event, f"tags ({quoted(event.tag)}) are not read; remove it")
 
     def error(self, event: Any, message: str) -> UserError:
-        """A UserError at the line where ``event`` begins."""
+        """Make a UserError with the line where ``event`` begins."""
         return UserError(message, f"{self.file}:{event.start_mark.line + 1}")
 
 
 def _column(event: Any, line: int) -> int:
-    """The column, from 1, of a scalar's text on ``line``. 0 if the file writes the text in another way (escapes)."""
+    """The column, from 1, of a scalar's text on ``line``. 0 if the text in the file differs from the value, as with
+    escapes.
+    """
     start, end, quotes = event.start_mark, event.end_mark, 2 if event.style else 0
     as_it_reads = end.column - start.column == len(event.value) + quotes
     return start.column + quotes // 2 + 1 if as_it_reads and start.line + 1 == line == end.line + 1 else 0

@@ -1,4 +1,4 @@
-"""A value of a YAML file. It has its file and line, and its methods read it as a given type."""
+"""A value in a YAML file, with its file and line. The methods read the value as a given type or raise UserError."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ _TYPES = {"bool": "a boolean", "int": "a whole number", "float": "a float", "nul
 
 @dataclass(frozen=True)
 class Node:
-    """A scalar (``value`` is its text), a list or a mapping; ``name`` is its dotted path from the root.
+    """A value in a YAML file. ``value`` is the text of a scalar, a tuple of items, or a mapping of keys to fields.
 
-    column: the column of a scalar's text on its line, from 1. 0 if the file writes the text in another way (escapes).
+    ``line`` counts from 1. ``name`` is the dotted path from the root, such as ``axes.head_size``. ``plain`` is true for
+    a scalar without quotes. ``column`` is the column of a scalar's text on its line, from 1; it is 0 if the text in the
+    file differs from ``value``, as with escapes.
     """
 
     file: str
@@ -35,17 +37,19 @@ class Node:
 
     @property
     def title(self) -> str:
-        """The value's name in messages."""
+        """The name of the value in messages."""
         return self.name or "the spec"
 
     @property
     def where(self) -> str:
-        """``file:line``."""
+        """The place of the value as ``file:line``."""
         return f"{self.file}:{self.line}"
 
     @property
     def yaml_type(self) -> str:
-        """The type of the scalar in YAML 1.1: ``str``, ``bool``, ``int``, ``float``, ``null``, ``timestamp``, ..."""
+        """The type that YAML 1.1 gives to the value: ``str``, ``bool``, ``int``, ``float``, ``null``, ``timestamp``,
+        ``map``, ``seq``.
+        """
         if not isinstance(self.value, str):
             return "map" if isinstance(self.value, dict) else "seq"
         if not self.plain:
@@ -58,21 +62,28 @@ class Node:
         return UserError(message, self.where)
 
     def fail_at(self, column: int, message: str) -> UserError:
-        """Make a UserError at a column of the text, from 1. It has ``file:line:column`` if ``self.column`` is known."""
+        """Make a UserError for a mistake at ``column`` (from 1) of this scalar's text.
+
+        The error has ``file:line:column`` if the text's own column in the file is known.
+        """
         if self.column:
             return UserError(message, f"{self.where}:{self.column + column - 1}")
         return self.fail(f"{message} (at column {column} of the text)")
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """A ``with`` block. A UserError without a ``file:line`` that leaves the block gets that of this value."""
+        """A ``with`` block. A UserError that leaves the block without a ``file:line`` gets the ``file:line`` of this
+        value.
+        """
         try:
             yield
         except UserError as error:
             raise error if error.where else self.fail(error.message) from None
 
     def fields(self, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Node]:
-        """The fields of a mapping. Raises UserError for another type, an unknown key or a missing one."""
+        """The fields of a mapping. Raises UserError for another type, for an unknown key, and for a missing required
+        key.
+        """
         if not isinstance(self.value, dict):
             raise self.fail(f"{self.title} must be a mapping of keys to values, not {self._seen()}")
         for key, child in self.value.items():
@@ -85,7 +96,9 @@ class Node:
         return dict(self.value)
 
     def items(self) -> tuple[Node, ...]:
-        """The items of a list. A scalar counts as a list of one. Raises UserError for a mapping or an empty list."""
+        """The items of a list. A scalar counts as a list of one item. Raises UserError for a mapping and for an empty
+        list.
+        """
         if isinstance(self.value, dict):
             raise self.fail(f"{self.title} must be a value or a list of values, not a mapping")
         if self.value == () or self.yaml_type == "null":
@@ -113,7 +126,9 @@ class Node:
         return self.value == "true"
 
     def text(self) -> str:
-        """A text of one line. Raises UserError for another type, or a plain scalar that YAML reads as another type."""
+        """A text of one line. Raises UserError for another type, and for a text without quotes that YAML reads as
+        another type.
+        """
         if not isinstance(self.value, str) or (self.plain and not self.value):
             raise self.fail(f"{self.title} must be a text, not {self._seen()}")
         if self.yaml_type != "str":
@@ -126,18 +141,18 @@ class Node:
         return line
 
     def choice(self, choices: Collection[str]) -> str:
-        """One of ``choices``. Raises UserError, with the nearest of them, for anything else."""
+        """A text that is one of ``choices``. Raises UserError, with the most similar choice, for anything else."""
         word = self.text()
         if word not in choices:
             raise self.fail(f"{self.title} cannot be {quoted(word)}; {did_you_mean(word, choices)}")
         return word
 
     def is_null(self) -> bool:
-        """Whether it is null, or empty."""
+        """Whether the value is null or empty."""
         return self.yaml_type == "null"
 
     def _seen(self) -> str:
-        """The value in words, for the message that another type was expected."""
+        """The value in words, for a message that says which type was expected."""
         if not isinstance(self.value, str):
             return "a mapping" if isinstance(self.value, dict) else "a list"
         if not self.plain:
@@ -146,7 +161,7 @@ class Node:
 
 
 def _surprise(text: str, yaml_type: str) -> str:
-    """A clause about a plain scalar that YAML 1.1 reads differently than it looks."""
+    """The end of a message about a text without quotes that YAML 1.1 reads in an unexpected way, such as ``yes``."""
     if yaml_type == "bool" and text not in ("true", "false"):
         meant = spelled(text.lower() in ("yes", "on", "true"))
         return f", which YAML 1.1 reads as {meant}: write {meant}"
@@ -158,7 +173,7 @@ def _surprise(text: str, yaml_type: str) -> str:
 
 
 def _oddity(text: str) -> str:
-    """A clause about an integer in an unusual notation of YAML 1.1: 1:30, 0x1f, 010, 1_000, +1."""
+    """A clause that says how YAML 1.1 reads an integer in an unusual notation: 1:30, 0x1f, 010, 1_000, +1."""
     digits = text.lstrip("+-").replace("_", "")
     if len(digits) > 18:
         return "is too large"

@@ -1,7 +1,7 @@
 """The built-in modifications: softcap, ALiBi and the sliding window.
 
-``entries`` returns all modifications of a kernel in the order in which they apply: softcap, ALiBi, the spec's own
-score, then all masks. This is the order of vLLM and of ONNX's attention.
+A kernel applies its modifications of the score in this order: softcap, ALiBi, the modification that the spec defines.
+It applies all masks after that. vLLM and ONNX's attention operator use the same order.
 """
 
 from __future__ import annotations
@@ -14,25 +14,33 @@ SLOPES = "alibi_slopes"
 
 
 def softcap(cap: float) -> Modification:
-    """Scores become ``cap * tanh(s / cap)``: between -cap and cap, and unchanged near 0."""
+    """The modification that limits scores to between -cap and cap: ``cap * tanh(s / cap)``. Scores near 0 hardly
+    change.
+    """
     return Modification("softcap", f"{cap!r} * tanh(s / {cap!r})", None)
 
 
 def alibi() -> Modification:
-    """ALiBi's bias: the slope of a head times k - q, which is 0 or less."""
+    """The modification that adds ALiBi's bias to a score: ``slope * (k - q)``, with one slope for each query head.
+
+    The key position k is at most the query position q, so that k - q is 0 or less.
+    """
     return Modification("ALiBi", f"s + {SLOPES}[h] * (k - q)", None, {SLOPES: "heads"})
 
 
 def sliding_window(window: int) -> Modification:
-    """A query attends to the last ``window`` tokens, its own included: at position q, to keys k with q - k < window.
+    """The mask that lets a query attend to the last ``window`` tokens, the query's own token included.
 
-    Hugging Face and vLLM count in this way. ``window_left`` of FlashAttention and FlashInfer is window - 1.
+    A query at position q attends to keys at positions k with q - k < window. Hugging Face and vLLM count the window in
+    the same way. ``window_left`` of FlashAttention and FlashInfer is window - 1.
     """
     return Modification("sliding window", None, f"q - k < {window}")
 
 
 def entries(variant: AttentionVariant) -> tuple[Modification, ...]:
-    """All modifications of a kernel, in the order in which they apply."""
+    """All modifications of a kernel: softcap, ALiBi, the spec's own, sliding window. Those that it lacks are left
+    out.
+    """
     found = (
         softcap(variant.softcap) if variant.softcap is not None else None,
         alibi() if variant.alibi else None,

@@ -1,8 +1,9 @@
-"""Translates a typed tree to a CUDA expression with float32 numbers and 32-bit integers.
+"""Translates a typed expression tree to the text of a CUDA expression, with float32 numbers and 32-bit integers.
 
-Division and remainder of integers follow Python. If C's rule could differ, the text calls ``floor_div`` and
-``floor_mod`` of runtime/cuda/pav2_integer.cuh. The text uses the precise functions ``tanhf`` and ``expf``: the error of
-``__expf`` grows with its argument, and a tanh built on it overflows from 88 on. Both exceed the tests' tolerance.
+Division and remainder of integers follow Python. If an operand may be negative, C's rules differ from Python's. The
+text then calls ``floor_div`` and ``floor_mod`` of runtime/cuda/pav2_integer.cuh. The text uses the precise functions
+``tanhf`` and ``expf``. The fast ``__expf`` would exceed the tolerance of the tests: its error grows with its argument,
+and a tanh that is computed with it overflows for arguments from 88 on.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ _OF_TYPE = {("abs", NUMBER): "fabsf", ("min", NUMBER): "fminf", ("max", NUMBER):
 
 
 def cuda_text(x: Expression, names: Mapping[str, str]) -> str:
-    """The CUDA expression of a tree. ``names`` has the CUDA text of each name and of each tensor's element."""
+    """The CUDA expression for the tree ``x``. ``names`` maps each name and each parameter tensor to its CUDA text."""
     return _text(x, names)[0]
 
 
 def uses_floor(x: Expression) -> bool:
-    """Whether the text calls ``floor_div`` or ``floor_mod``."""
+    """Whether the CUDA text of ``x`` calls ``floor_div`` or ``floor_mod``."""
     return any(map(uses_floor, x.args)) or (x.op in ("//", "%") and not _c_rule_serves(x))
 
 
 def literal(value: int | float | bool | str) -> str:
-    """A literal in CUDA: ``true``, ``7`` or ``0.5f``. A number is rounded to float32."""
+    """A literal in CUDA: ``true``, ``7`` or ``0.5f``. A float is rounded to float32."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -45,7 +46,7 @@ def literal(value: int | float | bool | str) -> str:
 
 
 def shortest(value: float) -> str:
-    """The shortest decimal text that float32 reads as ``value`` rounded to float32."""
+    """The shortest decimal text that gives ``value`` rounded to float32, when it is read as a float32."""
     rounded = struct.unpack("f", struct.pack("f", value))[0]
     for digits in range(1, 10):
         text = f"{rounded:.{digits}g}"
@@ -55,13 +56,13 @@ def shortest(value: float) -> str:
 
 
 def _c_rule_serves(x: Expression) -> bool:
-    """Whether C's ``/`` and ``%`` give the same result as Python's: they do if no operand is negative."""
+    """Whether C's ``/`` and ``%`` give the same results as Python's: they do if neither operand can be negative."""
     a, b = x.args
     return a.low >= 0 and b.low > 0
 
 
 def _text(x: Expression, names: Mapping[str, str]) -> tuple[str, int]:
-    """The text of a tree, and the precedence of its outermost operation."""
+    """The CUDA text of a tree, and the precedence of the tree's outermost operation."""
     if x.op == "literal":
         negative = not isinstance(x.value, (bool, str)) and x.value < 0
         return literal(x.value), _PRECEDENCE["neg"] if negative else _TIGHTEST
@@ -85,7 +86,9 @@ def _text(x: Expression, names: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _infix(x: Expression, names: Mapping[str, str]) -> str:
-    """The text of a binary operation. ``and`` within ``or`` gets parentheses, to avoid a compiler's warning."""
+    """The CUDA text of a binary operation. ``and`` within ``or`` gets parentheses, because compilers warn without
+    them.
+    """
     sign = {"and": "&&", "or": "||", "//": "/"}.get(x.op, x.op)
     binds = _PRECEDENCE[x.op]
     left = _PRECEDENCE["=="] if x.op == "or" and x.args[0].op == "and" else binds
@@ -96,6 +99,8 @@ def _infix(x: Expression, names: Mapping[str, str]) -> str:
 
 
 def _within(x: Expression, binds: int, names: Mapping[str, str]) -> str:
-    """The text of an operand, in parentheses if its precedence is lower than ``binds``."""
+    """The CUDA text of an operand, in parentheses if the precedence of its outermost operation is lower than
+    ``binds``.
+    """
     text, own = _text(x, names)
     return text if own >= binds else f"({text})"

@@ -15,8 +15,8 @@ from pav2gen.runtime import select
 class Modification:
     """One entry of a spec's ``modifications``.
 
-    score, mask: expressions as text; at least one is given. tensors: the axis of each parameter tensor, ``heads`` or
-    ``kv_heads``; a call gives them as float32.
+    score, mask: expressions as text, or None; at least one is given. tensors: for each parameter tensor, its only
+    dimension: ``heads`` or ``kv_heads``. The caller of the operator passes these tensors as float32.
     """
 
     name: str
@@ -26,14 +26,14 @@ class Modification:
 
     @cached_property
     def score_tree(self) -> Expression | None:
-        """The typed tree of the score. Raises ExpressionError for a mistake in it."""
+        """The score as a typed tree, or None. Raises ExpressionError if the text has a mistake."""
         return None if self.score is None else parse_score(self.score, self.tensors)
 
     @cached_property
     def mask_tree(self) -> Expression | None:
-        """The typed tree of the mask. Raises ExpressionError for a mistake in it."""
+        """The mask as a typed tree, or None. Raises ExpressionError if the text has a mistake."""
         return None if self.mask is None else parse_mask(self.mask, self.tensors)
 
     def for_table(self) -> select.Modification:
-        """The definition for the dispatch table."""
+        """The modification as the generated dispatch table stores it."""
         return select.Modification(self.score or "", self.mask or "", tuple(self.tensors.items()))

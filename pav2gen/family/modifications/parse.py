@@ -1,6 +1,8 @@
-"""Parses the text of an expression into a typed tree. The message for a mistake gives its column and what would work.
+"""Parses the text of an expression into a typed tree. An error message gives the column of the mistake and a
+correction.
 
-The syntax is Python's, parsed by ``ast``. Only the constructs that this module handles are part of the language.
+The syntax is a part of Python's. ``ast`` parses the text; then this module refuses each construct that it does not
+handle.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ _OTHER_NAMES = {
 
 
 class ExpressionError(Exception):
-    """A mistake in an expression. It has a message and a column, which is counted from 1."""
+    """A mistake in an expression: a message and a column. Columns count from 1."""
 
     def __init__(self, message: str, column: int) -> None:
         self.message = message
@@ -92,9 +94,9 @@ class ExpressionError(Exception):
 
 
 def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """Parse a score: an expression with a number as its value, which may use the score ``s`` and its position.
+    """Parse the text of a score: an expression of type number, which may use the unmodified score ``s``.
 
-    tensors: the axis (``heads`` or ``kv_heads``) of each parameter tensor. Raises ExpressionError.
+    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``. Raises ExpressionError.
     """
     found = _parse(text, tensors or {}, ())
     if found.type == CONDITION:
@@ -103,7 +105,10 @@ def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expressi
 
 
 def parse_mask(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """Parse a mask: a condition, which is true if the query attends to the key. Raises ExpressionError."""
+    """Parse the text of a mask: a condition that is true if the query attends to the key.
+
+    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``. Raises ExpressionError.
+    """
     found = _parse(text, tensors or {}, ("s",))
     if found.type != CONDITION:
         raise ExpressionError(f"a mask is a condition, and this is {found.type}; compare it, such as '... < 1024'", 1)
@@ -153,9 +158,9 @@ def _syntax_error(text: str, error: Exception, start: int) -> ExpressionError:
 
 
 class _Reader:
-    """Converts the nodes of Python's syntax tree.
+    """Converts the nodes of Python's syntax tree to a typed tree.
 
-    hidden: names that may not occur in this expression. start: the column at which the text begins.
+    hidden: names that may not occur in this expression. start: the number of spaces before the expression in its text.
     """
 
     def __init__(self, tensors: Mapping[str, str], hidden: tuple[str, ...], start: int) -> None:
@@ -164,7 +169,7 @@ class _Reader:
         self.start = start
 
     def read(self, node: ast.expr, depth: int) -> Expression:
-        """The typed tree of ``node``."""
+        """The typed tree of ``node``. ``depth`` is the number of operations around ``node``."""
         if depth > DEEPEST:
             raise self.error(node, f"is nested more than {DEEPEST} deep")
         readers: Mapping[type, Callable[[Any, int], Expression]] = {
@@ -187,17 +192,19 @@ class _Reader:
             raise self.error(node, str(mistake)) from None
 
     def error(self, node: ast.expr, message: str) -> ExpressionError:
-        """Make an error with the column of ``node``."""
+        """Make an ExpressionError with ``message`` and the column of ``node``."""
         return ExpressionError(message, node.col_offset + self.start + 1)
 
     def operator(self, node: ast.expr, operator: object, known: Mapping[Any, str]) -> str:
-        """The name of an operator. Raises ExpressionError if the language does not have it."""
+        """Convert an operator of ``ast`` to the language's text for it, from the table ``known``. Raises
+        ExpressionError if it is not there.
+        """
         if type(operator) not in known:
             raise self.error(node, _INSTEAD.get(type(operator), "this operator is not part of the language"))
         return known[type(operator)]
 
     def constant(self, node: ast.Constant, depth: int) -> Expression:
-        """An integer or a number."""
+        """Convert a constant. Raises Mistake unless it is an integer or a float."""
         if type(node.value) is int:
             return tree.integer(node.value)
         if type(node.value) is float:
@@ -206,7 +213,7 @@ class _Reader:
         raise Mistake(f"{quoted(node.value)} is not part of the language; {instead}")
 
     def name(self, node: ast.Name, depth: int) -> Expression:
-        """A score, a position or a head."""
+        """Convert the name of a score, a position or a head. Raises Mistake for all other names."""
         if node.id in self.hidden:
             raise Mistake(f"a mask does not see the score {node.id}; it decides by q, k, h, kvh and len")
         if node.id in NAMES:
@@ -221,7 +228,7 @@ class _Reader:
         raise Mistake(f"the name {quoted(node.id)} is unknown; {did_you_mean(node.id, known)}")
 
     def subscript(self, node: ast.Subscript, depth: int) -> Expression:
-        """An element of a parameter tensor."""
+        """Convert ``tensor[index]``: the element of a parameter tensor. Raises Mistake for another subscript."""
         tensor = node.value.id if isinstance(node.value, ast.Name) else ""
         if tensor not in self.tensors:
             works = f"; {did_you_mean(tensor, self.tensors)}" if self.tensors else "; this modification has no tensors"
@@ -232,18 +239,18 @@ class _Reader:
         return tree.element(tensor)
 
     def unary(self, node: ast.UnaryOp, depth: int) -> Expression:
-        """``-x`` and ``not x``."""
+        """Convert ``-x`` or ``not x``."""
         op = self.operator(node, node.op, {ast.USub: "-", ast.Not: "not"})
         x = self.read(node.operand, depth)
         return tree.negate(x) if op == "-" else tree.opposite(x)
 
     def binary(self, node: ast.BinOp, depth: int) -> Expression:
-        """Arithmetic."""
+        """Convert an arithmetic operation with two operands."""
         op = self.operator(node, node.op, _ARITHMETIC)
         return tree.arithmetic(op, self.read(node.left, depth), self.read(node.right, depth))
 
     def logic(self, node: ast.BoolOp, depth: int) -> Expression:
-        """``and`` and ``or`` of two or more conditions."""
+        """Convert ``and`` or ``or`` with two or more conditions."""
         op = "and" if isinstance(node.op, ast.And) else "or"
         result, *rest = (self.read(value, depth) for value in node.values)
         for x in (result, *rest):
@@ -253,7 +260,7 @@ class _Reader:
         return result
 
     def compare(self, node: ast.Compare, depth: int) -> Expression:
-        """A comparison. A chain such as ``a < b < c`` means ``a < b and b < c``, as in Python."""
+        """Convert a comparison. A chain such as ``a < b < c`` means ``a < b and b < c``, as in Python."""
         sides = [self.read(side, depth) for side in (node.left, *node.comparators)]
         ops = [self.operator(node, op, _COMPARISONS) for op in node.ops]
         result = tree.compare(ops[0], sides[0], sides[1])
@@ -262,11 +269,11 @@ class _Reader:
         return result
 
     def choose(self, node: ast.IfExp, depth: int) -> Expression:
-        """``a if test else b``."""
+        """Convert ``a if test else b``."""
         return tree.choose(self.read(node.test, depth), self.read(node.body, depth), self.read(node.orelse, depth))
 
     def call(self, node: ast.Call, depth: int) -> Expression:
-        """A call of a function."""
+        """Convert a call of one of the language's functions. Raises Mistake or ExpressionError for another call."""
         if not isinstance(node.func, ast.Name):
             raise self.error(node, _INSTEAD.get(type(node.func), "only a function can be called"))
         if node.func.id in _OTHER_FUNCTIONS:
@@ -279,5 +286,5 @@ class _Reader:
 
 
 def _called(node: ast.expr) -> str:
-    """The name of a node's type in messages."""
+    """The kind of syntax that ``node`` is, for messages: ``a listcomp``."""
     return f"a {type(node).__name__.lower()}"

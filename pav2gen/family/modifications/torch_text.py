@@ -1,8 +1,9 @@
-"""Translates a typed tree to vectorized PyTorch statements, which work in place where possible.
+"""Translates a typed expression tree to vectorized PyTorch statements, which work in place where possible.
 
-Each intermediate value has some dimensions of the scores, and size 1 in the others. A value with heads and tokens is as
-large as the scores, and is stored in a slot of the workspace. When the value is not needed any more, the slot is
-reused. Each statement is one ATen call, not counting views, so that a plan can count the calls.
+The scores are a tensor with the dimensions of ``DIMENSIONS``. Each intermediate value has the same number of
+dimensions; a dimension over which the value does not vary has size 1. A value that varies over heads and tokens can be
+as large as the scores. It is stored in a part of the workspace, called a slot. When no later statement needs the value,
+the slot is used again. Each statement makes one ATen call, not counting views, so that a plan can count the calls.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ _INFIX = {"+": "add", "-": "sub", "*": "mul", "/": "div", "//": "div", "%": "rem
 
 @dataclass(frozen=True)
 class TorchText:
-    """The statements of a translation, and their costs.
+    """The PyTorch statements for an expression, and their costs.
 
-    result: the text of the final value. calls: the number of ATen calls without views. slots: the number of workspace
-    slots, each of the size of the scores. token_values: the number of allocated tensors that have only the dimension of
-    tokens. (Tensors of heads and scalars are too small to count.) names: the names and tensors that the statements
-    read.
+    lines: the statements, one per line. result: the text of the expression's value after the statements. calls: the
+    number of ATen calls, not counting views. slots: the number of workspace slots, each as large as the scores.
+    token_values: the number of allocated tensors that vary over tokens and not over KV heads. (Tensors that vary only
+    over heads are too small to count.) names: the names and parameter tensors that the statements read.
     """
 
     lines: tuple[str, ...]
@@ -67,12 +68,13 @@ def score_text(
     slots: str,
     dimensions: Sequence[str] = DIMENSIONS,
 ) -> TorchText:
-    """Statements that replace the scores in place.
+    """The statements that replace the scores, in place, by the value of the expression ``x``.
 
-    names: the text of each name and tensor. ``s`` is the tensor of the scores, and all others broadcast to it.
-    tensors: the axis of each parameter tensor. A name such as ``k`` may have an entry too: a key of ``REACH``, which
-    says over which dimensions of the scores its values differ.
-    slots: the text of a workspace slot (a buffer), with {} for its number. dimensions: those of the scores.
+    names: the PyTorch text for each name and each parameter tensor. The tensor for ``s`` is the scores. All other
+    tensors must broadcast to the shape of the scores. tensors: the dimension of each parameter tensor, ``heads`` or
+    ``kv_heads``. A name such as ``k`` may have an entry too: a key of ``REACH``, which tells over which dimensions of
+    the scores the name's values vary. slots: the text of a workspace slot (a buffer); it contains {} where the slot's
+    number is inserted. dimensions: the names of the dimensions of the scores.
     """
     writer = _Writer(_normal(x), names, tensors, slots, names["s"], dimensions)
     result = writer.text(writer.root)
@@ -88,20 +90,26 @@ def hidden_text(
     slots: str,
     dimensions: Sequence[str] = DIMENSIONS,
 ) -> TorchText:
-    """Statements that compute a bool tensor, which is true for masked keys and broadcasts to the scores."""
+    """The statements that compute a bool tensor for ``mask``: true where the mask hides a key from a query.
+
+    The tensor broadcasts to the shape of the scores. The parameters are those of ``score_text``.
+    """
     writer = _Writer(_normal(opposite(mask)), names, tensors, slots, "scores", dimensions)
     return writer.finish(writer.text(writer.root))
 
 
 def reach_of(x: Expression, tensors: Mapping[str, str]) -> frozenset[str]:
-    """The dimensions of a tree's value that have more than one element."""
+    """The dimensions of the scores over which the value of ``x`` varies."""
     if x.op in ("name", "element"):
         return REACH[tensors.get(str(x.value), str(x.value))]
     return frozenset().union(*(reach_of(arg, tensors) for arg in x.args))
 
 
 def _normal(x: Expression) -> Expression:
-    """Rewrite an operation without changing its value: a literal becomes the second operand, or the first of ``if``."""
+    """Rewrite a tree so that literals are second operands, or the first result of an ``if``. The values do not change.
+
+    An operation with the literal first is kept if its operands cannot be exchanged, as in ``1 - s``.
+    """
     args = tuple(map(_normal, x.args))
     if x.op == "if" and args[2].is_literal and not args[1].is_literal:
         return replace(x, args=(_normal(opposite(args[0])), args[2], args[1]))
@@ -115,9 +123,10 @@ def _normal(x: Expression) -> Expression:
 
 @dataclass(frozen=True)
 class _Value:
-    """Where the value of a node is: in a workspace slot, in a small tensor, or in a literal or leaf (slot None).
+    """The place of an expression's value: the text that reads it, and the workspace slot that stores it.
 
-    The scores are slot -1. A literal or a leaf is not owned, so no statement may overwrite it.
+    ``slot`` is None for a value outside the workspace, and -1 for the scores. ``owned`` is false for a literal or an
+    input, which no statement may overwrite.
     """
 
     text: str
@@ -126,7 +135,7 @@ class _Value:
 
 
 class _Writer:
-    """Writes the statements of one tree. A subtree that occurs twice is computed once."""
+    """Writes the statements for one tree. A subtree that occurs several times is computed once."""
 
     def __init__(
         self,
@@ -153,7 +162,7 @@ class _Writer:
         self.free: list[int] = [] if reads_scores or root.type == CONDITION else [-1]
 
     def finish(self, result: str) -> TorchText:
-        """The translation of the whole tree."""
+        """The translation of the whole tree. ``result`` is the text of the tree's value."""
         leaves = (str(node.value) for node in walk(self.root) if node.op in ("name", "element"))
         return TorchText(
             lines=tuple(self.lines),
@@ -165,18 +174,20 @@ class _Writer:
         )
 
     def emit(self, line: str, calls: int = 1) -> None:
-        """Append a statement."""
+        """Append a statement, which makes ``calls`` ATen calls."""
         self.lines.append(line)
         self.calls += calls
 
     def text(self, x: Expression) -> str:
-        """The text of a node's value. The first request writes its statements."""
+        """The text that reads the value of ``x``. The first request for a value writes the statements that compute
+        it.
+        """
         if x not in self.values:
             self.values[x] = self.leaf(x) if not x.args else self.operation(x)
         return self.values[x].text
 
     def leaf(self, x: Expression) -> _Value:
-        """A literal, a name or an element of a tensor."""
+        """The place of a literal, of a name, or of an element of a parameter tensor."""
         if x.is_literal:
             return _Value(repr(x.value))
         if x.value == "s" and x.op == "name":
@@ -184,7 +195,9 @@ class _Writer:
         return _Value(self.names[str(x.value)])
 
     def operation(self, x: Expression) -> _Value:
-        """The value of an operation. A sum with a product becomes one fused call."""
+        """Write the statements of an operation and its operands. Where possible, a sum with a product becomes one fused
+        call.
+        """
         fused = self.fused(x) if x.op in ("+", "-") else None
         if fused is not None:
             return fused
@@ -199,7 +212,9 @@ class _Writer:
         return self.plain(x)
 
     def fused(self, x: Expression) -> _Value | None:
-        """``a + b * c``, stored in ``a``: one call, without a tensor for the product."""
+        """Write ``a + b * c`` or ``a - b * c`` as one call that overwrites ``a``. Returns None if that is not
+        possible.
+        """
         for a, product in (x.args, x.args[::-1]) if x.op == "+" else (x.args,):
             fits = product.op == "*" and x.type == NUMBER and self.uses[product] == 1 and product not in self.values
             if not fits or self.reusable(a, x) is None:
@@ -218,7 +233,7 @@ class _Writer:
         return None
 
     def reusable(self, arg: Expression, x: Expression) -> _Value | None:
-        """Where the value of ``arg`` is, if the operation ``x`` can overwrite it. Else None."""
+        """The place of the operand ``arg``, if the operation ``x`` may overwrite it with the result; else None."""
         if arg.is_literal or arg.type != x.type or reach_of(arg, self.tensors) != reach_of(x, self.tensors):
             return None
         if self.uses[arg] > 1:
@@ -227,7 +242,7 @@ class _Writer:
         return self.values[arg] if self.values[arg].owned else None
 
     def plain(self, x: Expression) -> _Value:
-        """The value of an operation with a tensor as first operand."""
+        """Write an operation with a tensor as first operand. The result overwrites an operand where possible."""
         function, options = _function(x)
         order = x.args
         kept = self.reusable(order[0], x)
@@ -246,7 +261,9 @@ class _Writer:
         return kept
 
     def literal_first(self, x: Expression) -> _Value:
-        """``literal op tensor`` for an operation that is not commutative."""
+        """Write an operation with a literal as first operand, for an operation that is not commutative, such as ``1 -
+        x``.
+        """
         literal, b = map(self.text, x.args)
         if x.op in ("-", "/"):
             first, then = ("neg", "add_") if x.op == "-" else ("reciprocal", "mul_")
@@ -266,7 +283,7 @@ class _Writer:
         return held
 
     def choose(self, x: Expression) -> _Value:
-        """The value of ``a if test else b``. ``a``, or both ``a`` and ``b``, may be literals."""
+        """Write ``a if test else b``. Either only ``a`` is a literal, or both are, or neither is."""
         test, a, b = map(self.text, x.args)
         if not x.args[1].is_literal:
             given = f"{test}, {a}, {b}"
@@ -287,21 +304,30 @@ class _Writer:
         return held
 
     def functional(self, x: Expression, small: str, large: str, out: bool = False) -> _Value:
-        """Compute ``x`` in new storage. The text ``small`` allocates a tensor, ``large`` fills a workspace slot."""
+        """Write the call that computes ``x`` into new storage.
+
+        The storage is a new tensor or a workspace slot. ``small`` is the text that computes and allocates a tensor.
+        ``large`` is the text that computes into a slot. If ``out``, ``large`` ends in an open ``out=`` argument; else
+        it is a method call.
+        """
         held = self.allocate(x)
         self.assign(held, small, large, out)
         self.consume(x.args)
         return held
 
     def assign(self, held: _Value, small: str, large: str, out: bool = False) -> None:
-        """Append the statement that fills newly allocated storage."""
+        """Append the statement that computes a value into the new storage ``held``. The other parameters are as in
+        ``functional``.
+        """
         if held.slot is None:
             self.emit(f"{held.text} = {small}")
         else:
             self.emit(f"{large}{held.text})" if out else f"{held.text}.{large}")
 
     def allocate(self, x: Expression) -> _Value:
-        """Allocate storage for the value of ``x``."""
+        """Choose storage for the value of ``x``: the scores if they are no longer needed, a new tensor, or a workspace
+        slot.
+        """
         reach = reach_of(x, self.tensors)
         large = "token" in reach and "kv_head" in reach
         if -1 in self.free and x.type == NUMBER and len(reach) == len(self.dimensions):
@@ -322,7 +348,11 @@ class _Writer:
         return _Value(name, slot=slot, owned=True)
 
     def consume(self, args: Sequence[Expression], kept: _Value | None = None) -> None:
-        """Free the slots of operands that no later operation needs, except ``kept``."""
+        """Record that an operation has used the operands ``args``. Frees the slots of values that no later operation
+        uses.
+
+        The slot of ``kept`` is not freed, because it stores the operation's result.
+        """
         for arg in args:
             self.uses[arg] -= 1
             value = self.values[arg]
@@ -334,7 +364,7 @@ _COMMUTATIVE = ("+", "*", "min", "max", "and", "or")
 
 
 def _function(x: Expression) -> tuple[str, tuple[str, ...]]:
-    """The torch function for an operation with a tensor as first operand, and the other arguments."""
+    """The torch function for an operation with a tensor as first operand, and the arguments after the operands."""
     if x.op in ("min", "max"):
         return ("clamp_" + ("max" if x.op == "min" else "min"), ()) if x.args[1].is_literal else (f"{x.op}imum", ())
     names = {**_COMPARE, **_INFIX, "and": "logical_and", "or": "logical_or", "not": "logical_not"}

@@ -1,7 +1,7 @@
-"""Typed expressions: the types of operands and results, and the range of every integer.
+"""Typed expressions: the types of operands and results, and the interval of possible values of every integer.
 
-There are three types: an integer (32 bits), a number (float32) and a condition. Each integer expression has an interval
-of its possible values, so that overflow and division by zero are detected before a kernel is generated.
+There are three types: an integer (32 bits), a number (float32) and a condition. The intervals serve to detect overflow
+and division by zero before a kernel is generated.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ LARGEST_FLOAT, SMALLEST_FLOAT = 3.4028234663852886e38, 1.1754943508222875e-38  #
 
 
 class Mistake(Exception):
-    """An invalid expression. The message says why, and what would work."""
+    """An expression is invalid. The message says why, and what would work."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """One node of a tree.
+    """One node of a typed expression tree.
 
     op: ``literal``, ``name`` (of ``NAMES``), ``element`` (of a parameter tensor, at the query head or the KV head),
-    ``float`` (conversion of an integer to a number), ``neg``, ``not``, ``and``, ``or``, ``if`` (condition, then, else),
-    or one of ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``. value: the value of a literal, or the name of a
-    ``name`` or ``element``. low, high: the interval of an integer, both included; 0 for the other types.
+    ``float`` (conversion of an integer to a number), ``neg``, ``not``, ``and``, ``or``, ``if``, or one of
+    ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``. type: ``INTEGER``, ``NUMBER`` or ``CONDITION``. args: the
+    operands; those of ``if`` are the condition, the value if true, and the value if false. value: the value of a
+    literal, or the name of a ``name`` or ``element``. low, high: the bounds of an integer's value, both included; 0 for
+    the other types.
     """
 
     op: str
@@ -46,7 +48,7 @@ class Expression:
 
     @property
     def is_literal(self) -> bool:
-        """Whether it is a constant."""
+        """Whether this node is a constant."""
         return self.op == "literal"
 
 
@@ -87,14 +89,14 @@ FUNCTIONS = (*NUMBER_FUNCTIONS, "abs", "min", "max")
 
 
 def integer(value: int) -> Expression:
-    """An integer literal."""
+    """An integer literal. Raises Mistake if ``value`` does not fit in 32 bits."""
     if abs(value) > LARGEST_INTEGER:
         raise Mistake(f"{quoted(value)} does not fit an integer of 32 bits; a number does, with '.0' behind it")
     return Expression("literal", INTEGER, value=value, low=value, high=value)
 
 
 def number(value: float) -> Expression:
-    """A number literal. Raises Mistake if float32 cannot hold it."""
+    """A literal of type number. Raises Mistake if ``value`` is outside the range of normal float32 numbers."""
     if not math.isfinite(value) or abs(value) > LARGEST_FLOAT:
         raise Mistake(f"{value} is beyond float32, which ends at 3.4e38")
     if value != 0 and abs(value) < SMALLEST_FLOAT:
@@ -103,17 +105,17 @@ def number(value: float) -> Expression:
 
 
 def condition(value: bool) -> Expression:
-    """A literal of type condition: always true or always false."""
+    """A literal condition, which is always true or always false."""
     return Expression("literal", CONDITION, value=value)
 
 
 def element(tensor: str) -> Expression:
-    """The element of a parameter tensor for the head of the score."""
+    """An element of a parameter tensor. The index is the head that the score belongs to."""
     return Expression("element", NUMBER, value=tensor)
 
 
 def as_number(x: Expression) -> Expression:
-    """``x`` as an expression of type number (float32). An integer is converted. Raises Mistake for a condition."""
+    """``x`` as an expression of type number (float32). Converts an integer. Raises Mistake for a condition."""
     if x.type == NUMBER:
         return x
     if x.type == CONDITION:
@@ -132,7 +134,7 @@ def _interval(op: str, args: tuple[Expression, ...], corners: list[int]) -> Expr
 
 
 def negate(x: Expression) -> Expression:
-    """``-x``."""
+    """The expression ``-x``. Raises Mistake for a condition or an overflow."""
     if x.type == CONDITION:
         raise Mistake("'-' takes a number, not a condition; the opposite of a condition is 'not ...'")
     if x.is_literal:
@@ -141,7 +143,11 @@ def negate(x: Expression) -> Expression:
 
 
 def arithmetic(op: str, a: Expression, b: Expression) -> Expression:
-    """``a op b`` for one of ``ARITHMETIC``. ``/`` gives a number; ``//`` and ``%`` take integers, as in Python."""
+    """The expression ``a op b`` for an ``op`` of ``ARITHMETIC``.
+
+    ``/`` gives a number. ``//`` and ``%`` take integers and round as in Python. Raises Mistake for an operand of a
+    wrong type, for an overflow and for a divisor that may be 0.
+    """
     if CONDITION in (a.type, b.type):
         raise Mistake(f"'{op}' takes numbers, not a condition; write '1 if ... else 0'")
     whole = a.type == b.type == INTEGER
@@ -182,9 +188,10 @@ def _fold_integer(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def _corners(op: str, a: Expression, b: Expression) -> list[int]:
-    """Values that include the least and the greatest result of ``a op b``.
+    """Values that include the least and the greatest result of ``a op b``, for two integers.
 
-    Each operation except ``%`` is monotone in each operand, so these are at the operands' bounds. ``b`` bounds ``%``.
+    For all operations except ``%``, the extreme results are at the bounds of the operands. A result of ``%`` lies
+    between 0 and ``b``.
     """
     if op != "%":
         return [int(_ARITHMETIC[op](x, y)) for x in (a.low, a.high) for y in (b.low, b.high)]
@@ -194,7 +201,9 @@ def _corners(op: str, a: Expression, b: Expression) -> list[int]:
 
 
 def compare(op: str, a: Expression, b: Expression) -> Expression:
-    """``a op b`` for one of ``COMPARISONS``. If one operand is a number, the other one is converted."""
+    """The expression ``a op b`` for an ``op`` of ``COMPARISONS``. If exactly one operand is an integer, it is converted
+    to a number.
+    """
     if CONDITION in (a.type, b.type):
         raise Mistake(f"'{op}' compares numbers, not conditions; combine conditions with and, or, not")
     if a.is_literal and b.is_literal:
@@ -205,7 +214,9 @@ def compare(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def logic(op: str, a: Expression, b: Expression) -> Expression:
-    """``a and b``, ``a or b``."""
+    """The expression ``a and b`` or ``a or b``, according to ``op``. Raises Mistake unless both operands are
+    conditions.
+    """
     for x in (a, b):
         if x.type != CONDITION:
             raise Mistake(f"'{op}' takes conditions, not {x.type}; compare it, such as '... != 0'")
@@ -216,7 +227,9 @@ def logic(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def opposite(x: Expression) -> Expression:
-    """``not x``. A comparison is negated; ``and`` and ``or`` replace each other."""
+    """The expression ``not x``, simplified: a comparison is replaced by its opposite, and ``not`` moves inside
+    ``and``/``or``.
+    """
     if x.type != CONDITION:
         raise Mistake(f"'not' takes a condition, not {x.type}; compare it, such as '... == 0'")
     if x.is_literal:
@@ -231,7 +244,11 @@ def opposite(x: Expression) -> Expression:
 
 
 def choose(test: Expression, a: Expression, b: Expression) -> Expression:
-    """``a if test else b``. If one result is a number, the other one is converted."""
+    """The expression ``a if test else b``. If one of ``a`` and ``b`` is a number and the other an integer, both are
+    numbers.
+
+    Raises Mistake if ``test`` is not a condition, or if only one of ``a`` and ``b`` is a condition.
+    """
     if test.type != CONDITION:
         raise Mistake(f"'if' takes a condition, not {test.type}; compare it, such as '... != 0'")
     if CONDITION in (a.type, b.type) and a.type != b.type:
@@ -248,7 +265,9 @@ def choose(test: Expression, a: Expression, b: Expression) -> Expression:
 
 
 def call(function: str, args: tuple[Expression, ...]) -> Expression:
-    """``function(args)`` for one of ``FUNCTIONS``."""
+    """The expression ``function(args)`` for a function of ``FUNCTIONS``. Raises Mistake for a wrong number or type of
+    arguments.
+    """
     most = "two or more arguments" if function in ("min", "max") else "one argument"
     if len(args) != 1 if most == "one argument" else len(args) < 2:
         raise Mistake(f"{function}() takes {most}, not {len(args)}")
@@ -281,7 +300,7 @@ def _absolute(x: Expression) -> Expression:
 
 
 def _extreme(function: str, a: Expression, b: Expression) -> Expression:
-    """``min(a, b)`` or ``max(a, b)``."""
+    """The expression ``min(a, b)`` or ``max(a, b)``."""
     pick = min if function == "min" else max
     if a.type != b.type:
         a, b = as_number(a), as_number(b)
@@ -292,10 +311,10 @@ def _extreme(function: str, a: Expression, b: Expression) -> Expression:
 
 
 def walk(x: Expression) -> list[Expression]:
-    """Every node of a tree, operands before the operation that takes them."""
+    """Every node of a tree. The operands of an operation come before the operation."""
     return [node for arg in x.args for node in walk(arg)] + [x]
 
 
 def uses(x: Expression, name: str) -> bool:
-    """Whether a name or a parameter tensor occurs in a tree."""
+    """Whether the name or parameter tensor ``name`` occurs in the tree ``x``."""
     return any(node.op in ("name", "element") and node.value == name for node in walk(x))

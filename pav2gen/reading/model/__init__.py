@@ -1,4 +1,4 @@
-"""Reads a model's attention from its config.json. A module reads one aspect: heads, layers, context length or scores.
+"""Reads the properties of a model's attention from its config.json: heads, layers, context length and scores.
 
-May import: ``wording``, ``errors`` and modules of this package.
+This package may import ``wording``, ``errors`` and its own modules.
 """

@@ -1,7 +1,7 @@
-"""Defaults of the configuration classes of transformers 4.57, by ``model_type``.
+"""The default values of the configuration classes of transformers 4.57, by ``model_type``.
 
-A config.json, especially its ``text_config``, leaves out values that equal the defaults of its class. None means that
-the class's default is None. Keys that a class does not have are left out.
+A config.json often leaves out a value that equals the default of its configuration class. None in the table means that
+the class's default is None, or that the class lacks the key.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ TEXT_TYPES: Mapping[str, str] = {
 
 
 def defaults_of(model_type: object) -> dict[str, Any]:
-    """The defaults of the class of ``model_type``. Empty for an unknown type."""
+    """The default values of the configuration class for ``model_type``, by key. Empty for an unknown model type."""
     if not isinstance(model_type, str):
         return {}
     row = _TABLE.get(model_type, ())

@@ -1,4 +1,4 @@
-"""Reads the fields of a config.json. A missing value is replaced by the default of the model's configuration class."""
+"""Reads values from a config.json. A missing value is replaced by the default of the model's configuration class."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 
 class Fields:
-    """The fields of a language model. They are looked up in its own part of the config, then in the defaults of its
-    class, then in the outer parts of the config.
+    """The values of a language model's config.json, which may nest the language model's config in another one.
+
+    A key is looked up in this order: in the language model's own config, in the defaults of its configuration class, in
+    the configs around it.
     """
 
     def __init__(self, config: Mapping[str, Any], file: str) -> None:
@@ -28,9 +30,10 @@ class Fields:
         self.defaults = defaults_of(kind)
 
     def get(self, *keys: str) -> Any:
-        """The first given value of ``keys`` that is not null, else the first default, else None.
+        """The value of the first of ``keys`` that has a value other than null. None if there is no such key.
 
-        A null in the model's own part overrides a default, but not a value in an outer part.
+        The values in the config itself precede the defaults of the configuration class. If the language model's own
+        config has one of ``keys`` with the value null, the defaults are not used.
         """
         nulls = any(key in self.own for key in keys)
         for source in (self.own, *([] if nulls else [self.defaults]), self.outer):
@@ -40,11 +43,13 @@ class Fields:
         return None
 
     def given(self, key: str) -> bool:
-        """Whether the config itself has a value for ``key``."""
+        """Whether the config.json itself has a value other than null for ``key``."""
         return self.own.get(key) is not None or self.outer.get(key) is not None
 
     def count(self, *keys: str) -> int:
-        """The first given value of ``keys``. Raises UserError if there is none, or if it is not a positive integer."""
+        """The value of ``keys``, found as ``get`` does. Raises UserError if there is none or if it is not a positive
+        integer.
+        """
         value = self.get(*keys)
         if value is None:
             raise self.fail(f"lacks {keys[0]}; {self._hint()}")
@@ -54,21 +59,21 @@ class Fields:
         return int(value)
 
     def part(self, key: str) -> dict[str, Any]:
-        """The mapping at ``key``; empty if it is missing."""
+        """The mapping at ``key``. Empty if the value is missing or not a mapping."""
         value = self.get(key)
         return value if isinstance(value, dict) else {}
 
     def listed(self, key: str) -> list[Any]:
-        """The list at ``key``; empty if it is missing."""
+        """The list at ``key``. Empty if the value is missing or not a list."""
         value = self.get(key)
         return value if isinstance(value, list) else []
 
     def fail(self, message: str) -> UserError:
-        """A UserError that names the file."""
+        """Make a UserError that names the config file."""
         return UserError(message, self.file)
 
     def _hint(self) -> str:
-        """Advice if a key is missing."""
+        """Advice for the error message about a missing key."""
         if self.model_type and not self.defaults and (self.own or self.outer):
             return (
                 f"the defaults of model type {quoted(self.model_type)} are not known: write the key into a copy of the "
@@ -78,7 +83,7 @@ class Fields:
 
 
 def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of the outer parts of a config, and those of the language model's own part."""
+    """Split a config into the values around the language model's own config, and the values in it."""
     outer: dict[str, Any] = {}
     own = dict(config)
     while key := next((key for key in PARTS if isinstance(own.get(key), dict)), ""):

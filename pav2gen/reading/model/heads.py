@@ -1,4 +1,4 @@
-"""The heads of a model's attention: their number, the number of KV heads, and their size."""
+"""Reads the number of query heads, the number of KV heads and the head size from a model's config."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def num_heads(fields: Fields) -> int:
 
 
 def num_kv_heads(fields: Fields, heads: int) -> int:
-    """The number of KV heads. If no known key gives it, it equals the number of query heads."""
+    """The number of KV heads. If no known key states it, the number of query heads."""
     if is_latent(fields):
         return heads
     if each := kv_heads_by_layer(fields, heads):
@@ -56,7 +56,7 @@ def num_kv_heads(fields: Fields, heads: int) -> int:
 
 
 def head_size(fields: Fields, heads: int) -> int:
-    """The size of a head of Q and K: the given one, else the hidden size divided by the number of heads."""
+    """The size of a head of Q and K: the stated size, else the hidden size divided by ``heads``."""
     if is_latent(fields):
         return _latent_head_size(fields)
     if fields.get(*HEAD_SIZES) is not None:
@@ -68,9 +68,9 @@ def head_size(fields: Fields, heads: int) -> int:
 
 
 def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
-    """The numbers of KV heads of the layers, if a config gives them by layer.
+    """The distinct numbers of KV heads of the layers. Empty if the config does not state a number for each layer.
 
-    Raises UserError if they differ and vLLM does not unify them.
+    Raises UserError if layers differ and vLLM does not repeat KV heads to make the numbers equal.
     """
     listed = fields.get("num_key_value_heads_per_layer")
     if isinstance(listed, list):  # DeciLM: vLLM repeats KV heads until all layers have the most
@@ -87,18 +87,22 @@ def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
 
 
 def is_latent(fields: Fields) -> bool:
-    """Whether attention is latent (MLA): keys and values of all heads are computed from one small vector."""
+    """Whether attention is latent (MLA): the keys and values of all heads are computed from one small vector per
+    token.
+    """
     return fields.get("kv_lora_rank") is not None
 
 
 def _latent_head_size(fields: Fields) -> int:
-    """The head size of latent attention after vLLM 0.6 has expanded it. Raises UserError if the config lacks it."""
+    """The size of the keys that vLLM 0.6 computes from the latent vector. Raises UserError if the config does not state
+    it.
+    """
     size = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     return PADDED_LATENT if fields.model_type.startswith("deepseek") else size
 
 
 def head_notes(fields: Fields, heads: int) -> Iterator[str]:
-    """Notes on the heads, for comments in the drafted spec."""
+    """Sentences about the heads that ``init`` writes as comments into the drafted spec."""
     if is_latent(fields):
         yield (
             "attention is latent (kv_lora_rank): vLLM 0.6 expands it to a KV head for each query head, as here; vLLM "
@@ -117,13 +121,15 @@ def head_notes(fields: Fields, heads: int) -> Iterator[str]:
 
 
 def value_size(fields: Fields, size: int) -> int:
-    """The size of a head of V."""
+    """The size of a head of V. ``size`` is the size of a head of K, which is returned if the config states no other
+    size.
+    """
     value = fields.get("v_head_dim")
     return int(value) if is_count(value) and not is_latent(fields) else size
 
 
 def _by_kind_of_layer(fields: Fields) -> Iterator[str]:
-    """A note if layers with a window have other heads. The spec then describes only the layers without a window."""
+    """A sentence for ``head_notes`` if the layers with a sliding window have other heads than those without one."""
     own = {
         "query heads": (QUERY_HEADS, ("swa_num_attention_heads",)),
         "KV heads": (KV_HEADS[1:], ("swa_num_key_value_heads",)),
@@ -145,7 +151,7 @@ def _shown(value: object) -> str:
 
 
 def _unknown_kv_heads(fields: Fields, heads: int) -> Iterator[tuple[str, int]]:
-    """Unknown keys of the config that look like a number of KV heads, and their values."""
+    """Keys of the config that pav2gen does not know and that may be the number of KV heads, with their values."""
     known = {*KV_HEADS, *QUERY_HEADS, "multi_query_group_num", "num_key_value_groups"}
     for key, value in fields.own.items():
         looks = _LIKE_KV_HEADS.search(key) and not _NOT_KV_HEADS.search(key) and key.isidentifier() and len(key) < 64

@@ -1,4 +1,4 @@
-"""Reads the layers of a model: which have attention with a paged cache, and to how many past tokens each attends."""
+"""Reads the layers of a model: which layers have a paged KV cache, and to how many past tokens each layer attends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WINDOWS = ("sliding_window", "attention_window_size", "sliding_window_size")
 
 
 def layer_kinds(fields: Fields) -> tuple[str, ...]:
-    """The kind of each layer; empty if neither the config nor the model type tells."""
+    """The kind of each layer (``FULL``, ``WINDOW``, ...). Empty if neither the config nor the model type tells."""
     number = fields.get("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     layers = number if is_count(number, MOST_LAYERS) else 0
     for found in (_listed(fields, layers), _hybrid(fields, layers), _patterned(fields, layers)):
@@ -42,9 +42,10 @@ def layer_kinds(fields: Fields) -> tuple[str, ...]:
 
 
 def windows(fields: Fields, max_seq_len: int) -> tuple[int | None, ...]:
-    """The window sizes of the layers with a paged cache, each once. None means attention to all tokens.
+    """The distinct window sizes, in tokens, of the layers with a paged KV cache. None means attention to all tokens.
 
-    A window as long as the longest context also counts as None. None comes first, then windows by size.
+    A window of ``max_seq_len`` tokens or more also counts as None. None comes first, then the windows in ascending
+    order.
     """
     sizes = {size if size is not None and size < max_seq_len else None for size in _sizes(fields)}
     return tuple(sorted(sizes, key=lambda size: size or 0))
@@ -64,7 +65,7 @@ def _sizes(fields: Fields) -> set[int | None]:
 
 
 def _window(fields: Fields) -> int | None:
-    """The window of the layers that have a window; None if no layer has."""
+    """The window size of the layers with a sliding window, in tokens. None if the model has no sliding window."""
     window = fields.get(*WINDOWS)
     if fields.get("use_sliding_window") is False:
         return None
@@ -72,7 +73,9 @@ def _window(fields: Fields) -> int | None:
 
 
 def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """A sentence about a model's sliding windows, if it has any."""
+    """A sentence that states the model's sliding windows and their layers. Nothing if the model has no sliding
+    window.
+    """
     kinds = layer_kinds(fields)
     sizes = [size for size in windows(fields, max_seq_len) if size is not None]
     if sizes:
@@ -84,7 +87,7 @@ def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
 
 
 def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """A sentence for each kind of limited attention, such as chunked attention, that no kernel supports."""
+    """A sentence for each kind of limited attention that no kernel supports, such as chunked attention."""
     kinds = layer_kinds(fields)
     chunk = fields.get("attention_chunk_size")
     if is_count(chunk) and chunk < max_seq_len and (CHUNK in kinds or not kinds):
@@ -96,7 +99,7 @@ def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
 
 
 def layer_notes(fields: Fields) -> Iterator[str]:
-    """Notes on the layers without a paged cache, for comments in the drafted spec."""
+    """Sentences about the layers without a paged KV cache, which ``init`` writes as comments into the drafted spec."""
     kinds = layer_kinds(fields)
     linear, other = kinds.count(LINEAR), kinds.count(OTHER)
     if linear:
@@ -110,7 +113,7 @@ def layer_notes(fields: Fields) -> Iterator[str]:
 
 
 def _listed(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, from a config that lists them."""
+    """The kind of each layer, if the config lists a kind for each layer. Else empty."""
     for key in ("layer_types", "layers_block_type"):
         if listed := fields.listed(key):
             return tuple(map(_kind, listed))
@@ -134,7 +137,7 @@ def _kind(name: object) -> str:
 
 
 def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, for models with attention in some layers and something else in the others."""
+    """The kind of each layer, if the config states which layers have attention. Else empty."""
     period, offset = fields.get("attn_layer_period"), fields.get("attn_layer_offset")
     if is_count(period) and isinstance(offset, int):  # Jamba
         return tuple(FULL if index % period == offset else OTHER for index in range(layers))
@@ -151,7 +154,7 @@ def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _patterned(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, for models that alternate layers with and without a window."""
+    """The kind of each layer, if layers with and without a sliding window (or chunks) alternate. Else empty."""
     if fields.model_type == "llama4_text":
         with_rope: list[Any] = fields.listed("no_rope_layers")
         chunked = with_rope or [(index + 1) % 4 for index in range(layers)]

@@ -1,4 +1,4 @@
-"""The longest context of a model, as vLLM derives it from a config (``_get_and_verify_max_len``)."""
+"""Computes the longest context of a model as vLLM does (``_get_and_verify_max_len``)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ LARGEST_INT32 = 2**31 - 1
 
 
 def max_seq_len(fields: Fields) -> int:
-    """The number of tokens, from 1 to the largest int32. Raises UserError for a length that is not a number."""
+    """The longest context in tokens, from 1 to the largest int32. Raises UserError if a stated length is not a
+    number.
+    """
     length = float(min((fields.count(key) for key in LENGTHS if fields.get(key) is not None), default=DEFAULT_LENGTH))
     if fields.get("model_max_length") is not None:  # Command R: it overrides max_position_embeddings
         length = float(fields.count("model_max_length"))
@@ -39,14 +41,16 @@ def max_seq_len(fields: Fields) -> int:
 
 
 def _ropes(fields: Fields) -> Iterator[Mapping[str, Any]]:
-    """The parameters of the rotary embedding. There are several if different kinds of layers have their own."""
+    """The parameter sets of the rotary embedding. There are several sets if kinds of layers have different
+    parameters.
+    """
     parameters = fields.part("rope_scaling") or fields.part("rope_parameters")
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     yield from nested or [parameters]
 
 
 def _scaled(length: float, rope: Mapping[str, Any]) -> float:
-    """``length`` after the scaling of the rotary embedding."""
+    """The context length after the scaling of the rotary embedding, in tokens."""
     kind = rope.get("rope_type", rope.get("type"))
     if kind in SCALED_ALREADY:
         return length

@@ -1,4 +1,4 @@
-"""A model's attention scores: their scale, softcap and bias, and the sinks."""
+"""Reads how a model computes its attention scores: scale, softcap, ALiBi and sinks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SINK_FLAGS = ("add_swa_attention_sink_bias", "add_full_attention_sink_bias", "at
 
 
 def uses_alibi(fields: Fields) -> bool:
-    """Whether attention is biased by ALiBi slopes."""
+    """Whether the model adds ALiBi's bias to the scores."""
     kind = fields.model_type
     by_type = kind == "bloom" or (kind == "baichuan" and fields.get("hidden_size") != 4096)
     named = fields.get("alibi") or fields.part("attn_config").get("alibi")
@@ -20,7 +20,7 @@ def uses_alibi(fields: Fields) -> bool:
 
 
 def softcap(fields: Fields) -> float | None:
-    """The softcap on the scores; None if it is missing or not a number."""
+    """The softcap on the scores. None if the config has none, or if the value is not a positive number."""
     return _positive(fields.get("attn_logit_softcapping", "max_attn_value"))
 
 
@@ -30,9 +30,9 @@ def sinks(fields: Fields) -> bool:
 
 
 def scale(fields: Fields, head_size: int) -> float | None:
-    """The factor of the scores; None if it is the usual ``head_size ** -0.5``.
+    """The factor of the scores. None if the factor is the usual ``head_size ** -0.5``, and for latent attention.
 
-    Latent attention also gives None: its scale depends on the rotary embedding too.
+    The factor of latent attention also depends on the rotary embedding and is not computed here.
     """
     if is_latent(fields):
         return None
