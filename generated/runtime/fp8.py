@@ -1,7 +1,8 @@
-"""The values of 8-bit floating-point codes, as a table of 256 float32.
+"""Tables that map each 8-bit floating-point code to its float32 value.
 
-fp8 is only a storage format here: a GPU needs no fp8 arithmetic to read the cache. The formats are OCP's. E4M3 has bias
-7 and no infinities, and all its magnitude bits are set in a NaN. E5M2 is the upper half of an IEEE float16.
+fp8 is only a storage format here: a GPU needs no fp8 arithmetic to read the cache. The formats are those of the Open
+Compute Project (OCP). E4M3 has exponent bias 7 and no infinities; a NaN has all exponent and fraction bits set. An E5M2
+code is the upper byte of an IEEE float16.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ _tables: dict[tuple[str, torch.device], torch.Tensor] = {}
 
 
 def fp8_table(kv_cache_dtype: str, device: torch.device) -> torch.Tensor:
-    """The exact value of each code of ``fp8_e4m3`` or ``fp8_e5m2``, [256] float32 on ``device``.
+    """The exact values of all 256 codes of ``fp8_e4m3`` or ``fp8_e5m2``, as a float32 [256] tensor on ``device``.
 
-    The table is computed on the device and cached. While a CUDA graph is captured the table is not cached, because its
-    memory belongs to the graph.
+    The table is computed on the device and cached. A table that is computed while a CUDA graph is captured is not
+    cached, because its memory belongs to the graph.
     """
     table = _tables.get((kv_cache_dtype, device))
     if table is None:
@@ -34,7 +35,7 @@ def _e5m2(device: torch.device) -> torch.Tensor:
 
 def _e4m3(device: torch.device) -> torch.Tensor:
     codes = torch.arange(256, dtype=torch.int16, device=device)
-    magnitude = (codes & 0x7F) << 7  # exponent and fraction in a float16's places, 2**8 too small
+    magnitude = (codes & 0x7F) << 7  # the bits of a float16 whose value is too small by a factor of 2**8
     values = magnitude.view(torch.float16).float().mul_(256.0)
     values.masked_fill_((codes & 0x7F) == 0x7F, float("nan"))
     return torch.where(codes >= 128, -values, values)

@@ -1,6 +1,6 @@
-"""A compiled library of CUDA kernels: built or prebuilt, loaded with ctypes, launched on torch's stream.
+"""Compiles the CUDA kernels of a package into a library, loads a library with ctypes, and launches its kernels.
 
-Run as a script, this module compiles the package around it, without torch:
+As a script, this module compiles the package that contains it, and needs no torch:
 
     python runtime/library.py --toolchain corex
 """
@@ -39,14 +39,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class LibraryError(RuntimeError):
-    """A library can't be built, loaded or used. The message says what would work."""
+    """A library of kernels can't be built, loaded or used. The message says what would work."""
 
 
 class Library:
-    """A loaded library: its record, and methods that launch its kernels.
+    """A loaded library of kernels, with methods that launch them.
 
-    ``kernels`` are the sources of the package. A library that was compiled from other sources is refused. The record
-    and the completeness of the file are checked before any of its code runs. Raises LibraryError.
+    kernels: the package's CUDA sources. A library that was compiled from other sources is refused. Before any code of
+    the library runs, its build record is read, and its bytes are compared with the checksum that was stored when it was
+    compiled. Raises LibraryError.
     """
 
     def __init__(self, path: Path, kernels: Kernels | None = None) -> None:
@@ -62,16 +63,16 @@ class Library:
             raise LibraryError(f"{self.path} can't be loaded: {error}") from None
 
     def launch(self, row: Row, call: Call, **options: Any) -> None:
-        """Run the kernel of a dispatch row on a checked call. The options are those of ``launch.launch``.
+        """Run the kernel of a dispatch table row on a checked call. ``options`` are passed on to ``launch.launch``.
 
-        Raises LibraryError if the library does not have the kernel, RuntimeError if the launch fails.
+        Raises LibraryError if the library does not have the kernel, and RuntimeError if the launch fails.
         """
         from .launch import launch
 
         launch(self.function(row), call, row.partition_size, row.workspace_mib * MIB, self.explain, **options)
 
     def function(self, row: Row) -> Any:
-        """The entry function of a row's kernel. Raises LibraryError if the library does not have it."""
+        """The C function that launches the kernel of a dispatch table row. Raises LibraryError if it is missing."""
         function = self._functions.get(row.symbol)
         if function is None:
             if row.symbol not in self.kernels:
@@ -81,7 +82,7 @@ class Library:
         return function
 
     def explain(self, code: int) -> str:
-        """The meaning of a launch's error code."""
+        """A sentence that explains the error code of a launch."""
         if self.program is not None:
             return self.program.message or f"error {code} on the CPU"
         text = getattr(self.handle, "cudaGetErrorString", None)
@@ -92,9 +93,9 @@ class Library:
 
 
 def identify(path: Path, kernels: Kernels | None = None) -> Record:
-    """The record of the library at ``path``. No code of the library is executed.
+    """Read the build record of the library at ``path``, without running any code of the library.
 
-    Raises LibraryError if it is not a library of pav2 kernels, is damaged, or was not compiled from ``kernels``.
+    Raises LibraryError if the file is not a library of pav2 kernels, is damaged, or was not compiled from ``kernels``.
     """
     try:
         record = read_record(path)
@@ -111,15 +112,15 @@ def identify(path: Path, kernels: Kernels | None = None) -> Record:
 
 
 def kernels_of(rows: Iterable[Row], root: Path = ROOT) -> Kernels:
-    """The CUDA sources of the rows, by the names of their entry functions. Rows without a source are left out."""
+    """Map the name of each row's entry function to its CUDA source file. Rows without CUDA source are left out."""
     return {row.symbol: root / row.cuda for row in rows if row.cuda}
 
 
 def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
-    """The GPU toolchain called ``name``. Without a name: CoreX if it is found, else nvcc.
+    """The GPU toolchain called ``name``. If ``name`` is None, it is CoreX where CoreX is installed, else nvcc.
 
-    ``arch`` defaults to ivcore10 (BI-V100) for CoreX, and to the current device's architecture for nvcc.
-    Raises CompilerMissingError if the compiler is missing, LibraryError if the architecture is not known.
+    arch: the GPU architecture. The default is ivcore10 (BI-V100) for CoreX, and the current device's for nvcc. Raises
+    CompilerMissingError if the compiler is missing, and LibraryError if the architecture or ``name`` is unknown.
     """
     if name in (None, "corex"):
         try:
@@ -155,11 +156,12 @@ def build(
     again: bool = True,
     quick: bool = False,
 ) -> Path:
-    """Compile a library of ``kernels`` unless the cache has it, and return its path.
+    """Compile ``kernels`` into a library, unless the cache has that library already. Return the library's path.
 
-    warp_size, checked and quick apply only to the host toolchain. quick: compile in half the time; the kernels run
-    slower. Tests use it. again: whether to repeat a build that failed before, although nothing has changed since.
-    Raises LibraryError with the compiler's messages and the command to repeat.
+    toolchain: ``corex``, ``nvcc``, or ``host`` for the CPU; None chooses corex or nvcc. jobs: the number of parallel
+    compilers. warp_size, checked and quick apply only to ``host``. checked: the kernels check each memory access.
+    quick: compile in half the time; the kernels run slower. Tests use it. again: whether to repeat a build that failed
+    before, although nothing has changed since. Raises LibraryError with the compiler's messages.
     """
     jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
     kernels = dict(sorted(kernels.items()))  # all callers get the same library
@@ -185,12 +187,15 @@ def build(
 
 
 def build_for_tests(kernels: Kernels, warp_size: int, checked: bool) -> Path:
-    """Compile the library for the CPU that the package's tests use, and return its path. Raises LibraryError."""
+    """Compile the CPU library that the package's tests use, and return its path. Raises LibraryError."""
     return build(kernels, "host", warp_size=warp_size, checked=checked, quick=True)
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Compile the package at ``root`` and print the library's path. Returns 0, or 2 with the reason on stderr."""
+    """Compile the package at ``root`` and print the library's path.
+
+    Returns the exit status: 0, or 2 after an error message on stderr.
+    """
     parser = argparse.ArgumentParser(description="Compile the CUDA kernels of this package into one library.")
     parser.add_argument("--toolchain", choices=TOOLCHAINS, help="default: corex if it is found, else nvcc")
     parser.add_argument("--arch", help="ivcore10 for BI-V100 (CoreX's default); sm_75 and the like for nvcc")
@@ -217,9 +222,9 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
 
 def package_rows(root: Path) -> Sequence[Row]:
-    """The rows of the dispatch table at ``root``, read without importing the package (which needs torch).
+    """The rows of the dispatch table in the package at ``root``. torch is not needed: only dispatch.py is imported.
 
-    Raises LibraryError if the table is missing or can't be imported.
+    Raises LibraryError if dispatch.py is missing or can't be imported.
     """
     name = f"pav2_rows_of_{abs(hash(str(root)))}"
     package = types.ModuleType(name)

@@ -1,7 +1,7 @@
-"""Answers questions of a vLLM fork: whether kernels serve a model, and whether a decode should take this operator.
+"""Tells a vLLM fork whether kernels serve a model, and whether a decode step should use this package's operator.
 
-A fork here is a vLLM tree into which a generated package was installed. "V2" is this package's operator, and "V1" is
-the fork's own kernel for short sequences.
+A fork here is a vLLM tree into which a generated package was installed. "V2" is this package's decode operator, and
+"V1" is the fork's own kernel for short sequences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ NAME = "check_model"
 
 
 class Models:
-    """Gives the answers, from the dispatch tables. ``load`` is called to compile and load the CUDA kernels."""
+    """Answers a fork's questions from the dispatch tables.
+
+    tables: the table of each operator, by the operator's name. load: compiles and loads the CUDA kernels.
+    """
 
     def __init__(self, tables: Mapping[str, Table], load: Callable[[], object]) -> None:
         self._tables = tables
@@ -42,10 +45,10 @@ class Models:
         modification: str | None = None,
         operator: str = "decode",
     ) -> bool:
-        """Whether a kernel serves one tensor-parallel rank with these numbers of heads. Never raises.
+        """Whether a kernel serves the attention layers of one tensor-parallel rank. Never raises.
 
-        operator: "decode", "extend" for ``paged_attention_extend``, or "cache" for ``reshape_and_cache``. The latter
-        ignores the query heads and the features.
+        num_heads, num_kv_heads: the heads of that rank. operator: "decode", "extend" for ``paged_attention_extend``, or
+        "cache" for ``reshape_and_cache``. For "cache", the number of query heads and the features do not matter.
         """
         try:
             features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
@@ -73,11 +76,11 @@ class Models:
         modification: str | None = None,
         operator: str = "decode",
     ) -> None:
-        """Check that kernels serve a model, and load the CUDA kernels. A fork calls this when it loads a model.
+        """Check that a kernel serves a model, and load the CUDA kernels. A fork calls this when it loads a model.
 
-        The numbers of heads are those of the whole model. Loading here means that no compiler runs at the first long
-        call. Raises NoKernelError if no kernel of ``operator`` serves a rank. Raises ValueError if the ranks cannot
-        share the heads evenly, or if the operator does not exist.
+        num_heads, num_kv_heads: the heads of the whole model. The kernels are loaded here so that no call has to wait
+        for the compiler. Raises NoKernelError if no kernel of ``operator`` serves a tensor-parallel rank. Raises
+        ValueError if the heads cannot be divided among ``tp_size`` ranks, or if the operator does not exist.
         """
         if operator not in self._tables:
             check.fail(f"operator {operator!r} is none of {', '.join(self._tables)}", NAME)
@@ -88,7 +91,7 @@ class Models:
         self._load()
 
     def _serving(self, key: Key, operator: str) -> None:
-        """Raise NoKernelError if no kernel of ``operator`` serves attention layers of ``key``."""
+        """Raise NoKernelError if ``operator`` has no kernel for attention layers with the properties in ``key``."""
         self._tables[operator].serving(own_key(key, operator))
 
     def prefer_v2(
@@ -109,11 +112,11 @@ class Models:
         sinks: bool = False,
         modification: str | None = None,
     ) -> bool:
-        """Whether a decode should take V2: a kernel serves it, and it is longer than the spec's ``min_seq_len``.
+        """Whether a decode step should use V2. Reads no tensor on a device, and never raises.
 
-        A shorter decode takes V2 too if V1 of the BI-V100 fork would ignore a part of it: a compressed cache, or a
-        feature other than ALiBi. The result is False under PAV2_DISABLE=1. It depends only on host values. Never
-        raises.
+        The result is True if a kernel serves the step, and ``max_seq_len`` (tokens) exceeds the spec's ``min_seq_len``.
+        Shorter steps use V2 as well if the cache is compressed or a feature other than ALiBi is used, because V1 of
+        the BI-V100 fork ignores compression and these features. With PAV2_DISABLE=1 the result is False.
         """
         if os.environ.get("PAV2_DISABLE", "") == "1" or num_seqs == 0:
             return False
@@ -128,7 +131,10 @@ class Models:
 
 
 def shard(num_heads: int, num_kv_heads: int, tp_size: int) -> tuple[int, int]:
-    """(query heads, KV heads) of one rank, as vLLM shards them. Several ranks may share a KV head."""
+    """The numbers (query heads, KV heads) of one tensor-parallel rank, as vLLM divides the heads.
+
+    Several ranks may share a KV head. Raises ValueError if the heads cannot be divided among ``tp_size`` ranks.
+    """
     counted = tp_size > 0 and num_kv_heads > 0 and num_heads % tp_size == 0
     if not counted or (num_kv_heads % tp_size and tp_size % num_kv_heads):
         check.fail(f"{num_heads} query and {num_kv_heads} KV heads cannot be shared out among {tp_size} ranks", NAME)
@@ -149,7 +155,10 @@ def rank_key(
     sinks: bool,
     modification: str | None,
 ) -> Key:
-    """The key of the attention layers of one rank. Raises ValueError for numbers or dtypes that no kernel takes."""
+    """The kernel key (the values that select a kernel) of the attention layers of one tensor-parallel rank.
+
+    Raises ValueError if the numbers of heads do not fit together, or for an unknown kv_cache_dtype.
+    """
     if num_kv_heads <= 0 or num_heads % num_kv_heads:
         check.fail(f"{num_heads} query heads cannot be shared out among {num_kv_heads} KV heads", NAME)
     return Key(

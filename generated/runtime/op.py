@@ -1,4 +1,7 @@
-"""The operator: vLLM's ``paged_attention_v2`` over a table of kernels, registered with torch.library."""
+"""The decode operator: vLLM's ``paged_attention_v2``, registered with torch.library.
+
+It chooses a kernel from the dispatch table for each call.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class Arguments(NamedTuple):
     partition_size: int
 
     def call(self) -> Call:
-        """The call as kernels receive it, not yet checked."""
+        """Convert the arguments to a ``Call``, the form that kernels receive. Nothing is checked here."""
         sparse = None
         if self.blocksparse_vert_stride > 1:
             sparse = BlockSparse(
@@ -95,7 +98,11 @@ class Arguments(NamedTuple):
 
 
 class Operator:
-    """The decode operator of one generated package. files: the file of each spec, by the spec's name."""
+    """The decode operator of one generated package.
+
+    tuned: the partition sizes that were measured to be fastest. files: maps each spec's name to the path of the spec
+    file, for messages.
+    """
 
     def __init__(
         self,
@@ -109,7 +116,7 @@ class Operator:
         self._library, self.op = register(kernels.package, NAME, SCHEMA, self.run)
 
     def run(self, *args: Any) -> None:
-        """What torch's dispatcher calls. It runs without gradients."""
+        """Run the operator without recording gradients. torch's dispatcher calls this method."""
         if not torch.is_grad_enabled():
             self._run(*args)
             return
@@ -117,7 +124,7 @@ class Operator:
             self._run(*args)
 
     def _run(self, *args: Any) -> None:
-        """Check a call, choose its kernel, and launch it."""
+        """Check the arguments, choose a kernel, and launch the kernel."""
         arguments = Arguments(*args)
         call = arguments.call()
         key, layout = self.check(call, arguments.kv_cache_dtype)
@@ -137,13 +144,17 @@ class Operator:
     def ordered_tensors(
         self, modification: str | None, given: Mapping[str, torch.Tensor] | None
     ) -> tuple[torch.Tensor, ...]:
-        """The parameter tensors of a modification, in the order of its definition. Raises ValueError for wrong ones."""
+        """The parameter tensors of a modification, in the order in which the spec declares them.
+
+        given: the tensors by name. Raises ValueError if a tensor is missing or unknown.
+        """
         return ordered_tensors(self.table, modification, given)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool, layout: Hashable | None = None) -> Callable[[Call], None]:
-        """The kernel of a row. A CUDA kernel prepares its arguments once for each ``layout``, which ``check`` gives.
+        """A function that runs the kernel of a dispatch table row on a call.
 
-        Raises LibraryError if no library is loaded for a CUDA kernel.
+        layout: identifies the call's layout, from ``check``. Launches of a CUDA kernel with the same layout share a
+        prepared argument struct. Raises LibraryError if a CUDA kernel is wanted and no library is loaded.
         """
         if backend == "cuda":
             return functools.partial(self.kernels.library(on_gpu).launch, row, layout=layout)
@@ -152,12 +163,15 @@ class Operator:
 
 @functools.cache
 def device_name(device: torch.device) -> str:
-    """The name of a device in tuning files: the card's name from torch, or ``cpu``. It is a host value, read once."""
+    """The name of a device in tuning files: the GPU's name as torch gives it, or ``cpu``. The result is cached."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def launch(kernel: Callable[[Call], None], call: Call, partition_size: int) -> None:
-    """Run a kernel on a checked call. The caller's scratch is left out if it has too few partitions."""
+    """Run a kernel on a checked call, or write the result directly if no token is attended.
+
+    The kernel gets the caller's scratch only if the scratch tensors have enough partitions.
+    """
     partitions = -(-call.max_seq_len // partition_size)
     if call.scratch is not None and check.usable_scratch(call.scratch, partitions) is None:
         call = call._replace(scratch=None)

@@ -1,7 +1,7 @@
-"""The softmax state of a part of a sequence, and the merge of two states (as in flash-decoding).
+"""The softmax state of a set of tokens, and the merge of two states (as in flash-decoding).
 
-For a set of tokens with scores s and values v, a state holds m = max s, z = sum exp(s - m) and o = sum exp(s - m) v.
-A set without tokens has m = -inf, z = 0 and o = 0. A merge with it changes nothing.
+For tokens with scores s and values v, the state is m = max s, z = sum exp(s - m) and o = sum exp(s - m) v. The state of
+an empty set is m = -inf, z = 0 and o = 0; merging it into another state changes nothing.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 from .call import Call
 from .rows import Rows
 
-#: Replaces a maximum of -inf in a difference: exp(-inf - LOWEST) is 0, but exp(-inf - -inf) is NaN.
+#: Stands in for a maximum of -inf where it is subtracted: exp(-inf - LOWEST) is 0, while exp(-inf - -inf) is NaN.
 LOWEST = -3.4028234663852886e38
 
 #: e^x is 2^(x * LOG2_E), and torch computes 2^x several times as fast as e^x on a CPU.
 LOG2_E = 1.4426950408889634
 
-#: Replaces z = 0 in the division of o = 0 by z: the smallest normal float32. A NaN stays a NaN.
+#: The smallest normal float32. It replaces a divisor z = 0, so that o / z is 0 / SMALLEST = 0. A z of NaN stays NaN.
 SMALLEST = 1.1754943508222875e-38
 
 
 class State(NamedTuple):
-    """m and z: [rows, heads] float32; o: [rows, heads, head size] float32, not divided by z."""
+    """The softmax state of each sequence and head: m, z [rows, heads] float32, o [rows, heads, head size] float32."""
 
     m: torch.Tensor
     z: torch.Tensor
@@ -32,10 +32,10 @@ class State(NamedTuple):
 
 
 def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> State:
-    """Merge the states of all partitions of a segment. ``o`` is overwritten.
+    """Merge the states of all partitions of a segment into one state for each sequence and head.
 
-    m and z: [rows, parts, heads]; o: [rows, parts, heads, head size], not divided by z. If there is only one partition,
-    the result consists of views.
+    m, z: [rows, parts, heads] float32. o: [rows, parts, heads, head size] float32; it is overwritten. With a single
+    partition, the result consists of views of m, z and o.
     """
     if m.shape[1] == 1:
         return State(m[:, 0], z[:, 0], o[:, 0])
@@ -45,12 +45,12 @@ def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> Stat
 
 
 def merge(a: State | None, b: State) -> State:
-    """Merge state ``b`` into state ``a``, in place, and return it. ``a`` is None before the first part.
+    """Merge state ``b`` into state ``a`` in place, and return ``a``. If ``a`` is None, return a copy of ``b``.
 
-    ``b`` may have fewer rows than ``a``: the other rows have no more tokens. ``b`` is overwritten.
+    ``b`` may have fewer rows than ``a``; the remaining rows of ``a`` keep their state.
     """
     if a is None:
-        # b.o may lie in the workspace, which the next segment overwrites; b.m and b.z in the caller's scratch
+        # copied, because b.o may be a view of the workspace, and b.m and b.z may be views of the caller's scratch
         return State(b.m.clone(), b.z.clone(), b.o.clone())
     rows = slice(0, b.m.shape[0])
     first = State(a.m[rows], a.z[rows], a.o[rows])
@@ -64,9 +64,9 @@ def merge(a: State | None, b: State) -> State:
 
 
 def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
-    """Write out[taken] = o / z, or zeros for a row that attends to no token. Also write lse if the call asks for it.
+    """Write out = o / z for the rows ``taken``, or zeros for a row that attends to no token. Write lse if requested.
 
-    A sink is added to the divisor here and nowhere else. ``state`` is overwritten.
+    The sink, if any, is added to the softmax denominator z here and nowhere else. ``state`` is overwritten.
     """
     z, lse = with_sink(state, call.sinks, call.lse is not None)
     if call.lse is not None and lse is not None:
@@ -75,9 +75,10 @@ def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
 
 
 def with_sink(state: State, sinks: torch.Tensor | None, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The divisor of o, and the natural logarithm of the whole denominator if ``lse`` asks for it.
+    """Add the sinks to the softmax denominator. Return (the divisor of o, the log-sum-exp or None).
 
-    A sink is part of both. sinks: a tensor that broadcasts to m, or None. May change o in place.
+    sinks: logits that broadcast to the shape of m, or None. lse: whether to compute the log-sum-exp, which is the
+    natural logarithm of the denominator and includes the sink. With a sink, state.o is rescaled in place.
     """
     if sinks is None and not lse:
         return state.z, None
@@ -92,10 +93,11 @@ def with_sink(state: State, sinks: torch.Tensor | None, lse: bool) -> tuple[torc
 
 
 def weigh(state: State, scores: torch.Tensor) -> torch.Tensor:
-    """Turn ``scores`` into weights e^(score - maximum) in place, for the maximum of all tokens so far.
+    """Turn ``scores`` into weights e^(score - maximum) in place, and return them. Update ``state`` with these tokens.
 
-    state: m and z [rows, ...]; o [rows, ..., head size]. m is the maximum times LOG2_E. It is changed in place: m and z
-    then count the tokens of the scores too, and o is rescaled to that m. scores: [rows, parts, ..., tokens of a part].
+    scores: [rows, parts, ..., tokens of a part]. state: m, z [rows, ...] and o [rows, ..., head size], where m is the
+    maximum score so far, times LOG2_E. m and z are updated to include the new tokens. o is only rescaled to the new m;
+    the caller then adds the weighted values of the new tokens to o.
     """
     m = scores.amax(-1).amax(1).mul_(LOG2_E)
     torch.maximum(m, state.m, out=m)

@@ -1,6 +1,7 @@
-"""The arguments of one call, as kernels receive them after the operator has checked them.
+"""The arguments of one decode call, as kernels receive them after the operator has checked them.
 
-A call is cut into tiles (see ``tiling``). A ``Segment`` has the positions and page numbers of one tile.
+PyTorch kernels process a call in tiles (see ``tiling``). A ``Segment`` holds one tile's token positions and page
+numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from .tiling import Tile
 
 
 class BlockSparse(NamedTuple):
-    """vLLM's block-sparse pattern: each head attends to the last blocks and to every ``vert_stride``-th block."""
+    """The parameters of vLLM's block-sparse pattern, which divides a sequence into sparse blocks of tokens.
+
+    Each head attends to the last ``local_blocks`` sparse blocks and to every ``vert_stride``-th sparse block.
+    ``sparse.skipped_pages`` gives the exact rule. block_size: tokens of a sparse block. head_sliding_step: how far the
+    strided blocks shift from one head to the next. tp_rank: the tensor-parallel rank; the shift counts the heads of all
+    ranks.
+    """
 
     local_blocks: int
     vert_stride: int
@@ -24,7 +31,7 @@ class BlockSparse(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The caller's scratch tensors, for P partitions of each sequence.
+    """The caller's scratch tensors. They hold the softmax state of P partitions of each sequence.
 
     exp_sums, max_logits: [seqs, heads, P] float32. tmp_out: [seqs, heads, P, head size] in the dtype of ``out``.
     """
@@ -35,10 +42,10 @@ class Scratch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The arguments of a call. The docstring of ``paged_attention_v2`` gives the shapes.
+    """The arguments of a decode call. The docstring of ``paged_attention_v2`` gives the shapes.
 
-    read_lengths: whether the host may read ``seq_lens`` (see ``lengths.host_lengths``). If not, a call takes as long as
-    a call with sequences of ``max_seq_len`` tokens.
+    tensors: the parameter tensors of the modification. read_lengths: whether the host may read ``seq_lens`` (see
+    ``lengths.host_lengths``). Without that, a call takes as long as if every sequence had ``max_seq_len`` tokens.
     """
 
     out: torch.Tensor
@@ -64,22 +71,23 @@ class Call(NamedTuple):
 
 
 def by_head(scale: float | torch.Tensor, dims: int) -> float | torch.Tensor:
-    """Reshape a scale so that it multiplies a tensor with ``dims`` dimensions after that of the KV heads.
+    """Reshape a scale so that it broadcasts to a tensor that has ``dims`` dimensions after the KV head dimension.
 
-    scale: a float, which stays as it is, or float32 of one element or [kv heads].
+    scale: a float, or a float32 tensor with one element or of shape [kv heads]. A float is returned unchanged.
     """
     return scale.view(-1, *(1,) * dims) if isinstance(scale, torch.Tensor) else scale
 
 
 class Segment(NamedTuple):
-    """The positions and page numbers of a tile. An item is one partition of one sequence; items are in sequence order.
+    """The token positions and page numbers of one tile.
 
-    rows: the tile's sequences. tile: the tile itself.
-    seq_lens: [rows] int32. positions: [1, tokens] int32, the positions in the partitions ``tile.parts``. Both are None
-    if nothing reads them.
-    hidden: [rows, tokens] bool, True where a slot is past the end of its sequence; None if only the last ``tile.tail``
-    slots are.
-    pages: [items, pages] int32, block numbers; 0 for a page without a token.
+    rows: the tile's sequences, as a slice in the order of ``Rows``. tile: the tile.
+    seq_lens: [rows] int32, the length of each sequence in tokens. positions: [1, tokens] int32, each token's position
+    in its sequence ([rows, tokens] with a sliding window). Both are None if the kernel does not need them.
+    hidden: [rows, tokens] bool, True for a slot past the end of its sequence or before its window. None if only the
+    last ``tile.tail`` slots must be hidden.
+    pages: [items, pages] int32, the block number of each page, or 0 for a page without a token. An item is one
+    partition of one sequence. The items of a sequence are consecutive.
     """
 
     rows: slice
@@ -91,7 +99,10 @@ class Segment(NamedTuple):
 
 
 def longest_length(call: Call, page: int) -> int:
-    """The upper bound of a sequence's length: ``max_seq_len``, or the tokens that a block table row holds if fewer."""
+    """The upper bound of the sequence lengths, in tokens.
+
+    It is ``max_seq_len``, or the number of tokens that a block table row can address if that is less.
+    """
     return min(call.max_seq_len, call.block_tables.shape[1] * page)
 
 
@@ -103,10 +114,10 @@ def clamped_seq_lens(call: Call, page: int) -> torch.Tensor:
 def segment(
     call: Call, rows: Rows, first: int, tile: Tile, partition: int, page: int, positions: bool = False
 ) -> Segment:
-    """The segment of ``tile``, which begins at sequence ``first`` of ``rows``.
+    """The token positions and page numbers of ``tile``, whose first sequence is number ``first`` of ``rows``.
 
-    Entries of the block table past a sequence's last page become page 0. positions: whether the kernel reads positions
-    and lengths even if they mask no slot.
+    Block table entries past a sequence's last page are replaced by page 0. partition, page: their sizes in tokens.
+    positions: whether the kernel needs positions and sequence lengths even if no slot of the tile is hidden.
     """
     taken, whole = slice(first, first + tile.rows), partition // page
     start = tile.parts.start * whole
@@ -127,7 +138,7 @@ def segment(
 
 
 def clear_scratch(scratch: Scratch | None, start: int) -> None:
-    """Set exp_sums to 0 and max_logits to -inf in the partitions from ``start`` on, if there is a scratch."""
+    """Set exp_sums to 0 and max_logits to -inf in partition ``start`` and all later ones. Does nothing for None."""
     if scratch is not None and start < scratch.exp_sums.shape[2]:
         scratch.exp_sums[:, :, start:].zero_()
     if scratch is not None and start < scratch.max_logits.shape[2]:

@@ -1,4 +1,4 @@
-"""Checks the arguments of a call: everything that a kernel relies on, before anything is written."""
+"""Checks all arguments of a decode call that kernels rely on, before the operator writes anything."""
 
 from __future__ import annotations
 
@@ -30,29 +30,35 @@ def fail(sentence: str, operator: str = DECODE) -> NoReturn:
 
 
 def shape_of(tensor: torch.Tensor) -> str:
-    """A tensor's dtype and shape as text, for a message."""
+    """Describe a tensor's dtype and shape for an error message, for example ``float16 [8, 32, 128]``."""
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:
-    """The short name of a dtype: ``float16`` for torch.float16 or for the text 'torch.float16'."""
+    """The name of a dtype without the prefix "torch.": ``float16`` for torch.float16 or the text "torch.float16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def kv_dtype(name: str, operator: str = DECODE) -> str:
-    """The canonical name of a KV cache dtype: fp8 means fp8_e4m3. Raises ValueError for an unknown one."""
+    """The canonical name of a KV cache dtype: ``fp8`` becomes ``fp8_e4m3``, and other names stay as they are.
+
+    Raises ValueError for an unknown name.
+    """
     if name not in KV_DTYPES:
         fail(f"kv_cache_dtype {name!r} is none of {', '.join(KV_DTYPES)}", operator)
     return KV_ALIASES.get(name, name)
 
 
 def storage_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the cache's tensors: uint8 for fp8, int8 for int8, and that of the query for ``auto``."""
+    """The dtype of the cache tensors: uint8 for fp8, int8 for int8, and for ``auto`` the query's dtype (``dtype``)."""
     return {"auto": dtype, "int8": torch.int8}.get(kv_cache_dtype, torch.uint8)
 
 
 def check(call: Call, kv_cache_dtype: str) -> Key:
-    """Check all arguments of a call and return its key. Raises ValueError for the first argument that is wrong."""
+    """Check all arguments of a decode call and return the call's kernel key: the values that select a kernel.
+
+    Raises ValueError for the first argument that is wrong.
+    """
     name = kv_dtype(kv_cache_dtype)
     check_presence(call)
     check_query(call.query, call.out)
@@ -83,9 +89,10 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
 
 
 def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
-    """The layout of a call: all properties that ``check`` looks at. If a call passed, so do all others of its layout.
+    """The layout of a call: a tuple of all properties that ``check`` looks at, such as shapes, strides and devices.
 
-    The result is None if an argument that must be a tensor is not a tensor. ``check`` then reports it.
+    If one call passes the checks, every call with an equal layout passes them too. The result is None if an argument
+    that must be a tensor is not a tensor. ``check`` then reports that argument.
     """
     try:
         return (
@@ -102,9 +109,10 @@ def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
 
 
 class Layouts:
-    """The layouts of calls that passed their checks. A call of a known layout is not checked again.
+    """Remembers the layouts of calls that passed the checks, so that a call with a known layout is not checked again.
 
-    check: gives the key of a call, or raises ValueError. layout_of: gives all that these checks depend on.
+    check: returns a call's kernel key, or raises ValueError. layout_of: returns a call's layout, which must contain all
+    properties that ``check`` looks at. Both take the call and its kv_cache_dtype.
     """
 
     def __init__(self, check: Callable[[Any, str], Key], layout_of: Callable[[Any, str], Hashable | None]) -> None:
@@ -112,9 +120,9 @@ class Layouts:
         self._checked: dict[Hashable, tuple[Key, object]] = {}
 
     def check(self, call: Any, kv_cache_dtype: str) -> tuple[Key, object]:
-        """The key of a call, and an object that identifies its layout: the same object for all calls of that layout.
+        """Return a call's kernel key, and an object that identifies the call's layout.
 
-        Raises ValueError for a call that does not pass.
+        All calls with equal layouts get the same object. Raises ValueError if an argument of the call is wrong.
         """
         layout = self._layout_of(call, kv_cache_dtype)
         if layout is not None and (found := self._checked.get(layout)):
@@ -136,7 +144,7 @@ def _optional(tensor: torch.Tensor | None) -> Hashable:
 
 
 def check_presence(call: Call) -> None:
-    """All required tensors must be given. torch's dispatcher does not check that: it accepts None for a tensor."""
+    """Raise ValueError unless every required argument is a tensor. torch's dispatcher would accept None."""
     for name in NEEDED:
         check_tensor(name, getattr(call, name))
     for name, tensor in zip(Scratch._fields, call.scratch or ()):
@@ -152,7 +160,10 @@ def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
 def check_declared(
     key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, block_size: int, operator: str = DECODE
 ) -> None:
-    """num_kv_heads and block_size must fit the cache. A tensor as num_kv_heads (``head_mapping``) is not compared."""
+    """Raise ValueError unless num_kv_heads and block_size agree with the shape of key_cache.
+
+    num_kv_heads may also be a tensor: the BI-V100 fork of vLLM passes ``head_mapping`` here. A tensor is not compared.
+    """
     check_tensor("key_cache", key_cache, operator)
     if key_cache.dim() != 5:
         fail(f"key_cache must be [blocks, kv heads, head size / x, block size, x], got {shape_of(key_cache)}", operator)
@@ -163,7 +174,10 @@ def check_declared(
 
 
 def check_query(query: torch.Tensor, out: torch.Tensor, rows: str = "seqs", operator: str = DECODE) -> None:
-    """query must be [rows, heads, head size] with contiguous heads in a row. out must be like it, and contiguous."""
+    """Raise ValueError unless query is [rows, heads, head size] and out is contiguous, of the same shape and dtype.
+
+    The heads of each query row must be contiguous. rows: the name of the first dimension in messages.
+    """
     if query.dim() != 3 or query.dtype not in DTYPES:
         types = ", ".join(DTYPES.values())
         fail(f"query must be [{rows}, heads, head size] in {types}, got {shape_of(query)}", operator)
@@ -182,9 +196,10 @@ def check_cache(
     kv_cache_dtype: str,
     operator: str = DECODE,
 ) -> None:
-    """Check the shapes: key_cache [blocks, kv heads, head size / x, block, x], value_cache [..., head size, block].
+    """Raise ValueError unless the two cache tensors have the right dtype, shape, strides and alignment.
 
-    x elements are 16 bytes. The page of a head must be contiguous. Blocks and heads may have any stride.
+    key_cache: [blocks, kv heads, head size / x, block size, x], where x is the number of elements in 16 bytes.
+    value_cache: [blocks, kv heads, head size, block size]. ``check_pages`` describes the strides.
     """
     stored = storage_dtype(kv_cache_dtype, query.dtype)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
@@ -210,7 +225,10 @@ def check_cache(
 
 
 def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) -> None:
-    """The page of a head must be contiguous, and start at a multiple of 16 bytes, which are x elements."""
+    """Raise ValueError unless every page is contiguous and starts at a multiple of 16 bytes.
+
+    A page is the slice ``cache[block, kv_head]``. x: the number of elements in 16 bytes.
+    """
     if not cache[0, 0].is_contiguous():
         fail(f"the page of a head must be contiguous in {name}, got strides {cache.stride()}", operator)
     strides = [stride for size, stride in zip(cache.shape[:2], cache.stride()) if size > 1]
@@ -221,7 +239,11 @@ def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) 
 
 
 def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int) -> None:
-    """block_tables must be [seqs, max blocks] int32 with contiguous rows. seq_lens must be [seqs] int32."""
+    """Raise ValueError unless block_tables, seq_lens and max_seq_len fit the query.
+
+    block_tables: [seqs, max blocks] int32 with contiguous rows. seq_lens: [seqs] int32, contiguous. max_seq_len: a
+    number of tokens, not negative.
+    """
     seqs = query.shape[0]
     if block_tables.dim() != 2 or block_tables.shape[0] != seqs or block_tables.dtype != torch.int32:
         fail(f"block_tables must be int32 [{seqs}, max blocks], got {shape_of(block_tables)}")
@@ -234,9 +256,10 @@ def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torc
 
 
 def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
-    """exp_sums and max_logits must be float32 [seqs, heads, P], tmp_out [seqs, heads, P, head size] like out.
+    """Raise ValueError unless the caller's scratch tensors have the right shapes and dtypes. Any strides will do.
 
-    All may have any strides.
+    For P partitions, exp_sums and max_logits are [seqs, heads, P] float32, and tmp_out is [seqs, heads, P, head size]
+    in the dtype of out.
     """
     if scratch is None:
         return
@@ -252,7 +275,7 @@ def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
 
 
 def check_scale(name: str, scale: torch.Tensor, kv_heads: int = 1, operator: str = DECODE) -> None:
-    """A scale tensor must be float32, with one element, or one for each of ``kv_heads`` KV heads."""
+    """Raise ValueError unless a scale tensor is float32, with one element or contiguous of shape [kv_heads]."""
     fits = scale.numel() == 1 or (scale.shape == (kv_heads,) and scale.is_contiguous())
     if not fits or scale.dtype != torch.float32:
         one, each = "one float32 element", f"contiguous float32 [{kv_heads}]"
@@ -261,7 +284,7 @@ def check_scale(name: str, scale: torch.Tensor, kv_heads: int = 1, operator: str
 
 
 def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None, operator: str = DECODE) -> None:
-    """alibi_slopes must be None or [heads] float32."""
+    """Raise ValueError unless alibi_slopes is None or contiguous float32 [heads]."""
     if slopes is None:
         return
     if slopes.shape != (query.shape[1],) or slopes.dtype != torch.float32 or not slopes.is_contiguous():
@@ -269,7 +292,10 @@ def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None, operator: str 
 
 
 def check_sparse(sparse: BlockSparse | None, page: int) -> None:
-    """Blocks of the sparse pattern must consist of whole pages (vLLM asserts the same)."""
+    """Raise ValueError if the block-sparse pattern is wrong. A sparse block must consist of whole cache pages.
+
+    page: tokens of a cache page. vLLM asserts the same.
+    """
     if sparse is None:
         return
     if sparse.block_size <= 0 or sparse.block_size % page:
@@ -282,7 +308,10 @@ def check_sparse(sparse: BlockSparse | None, page: int) -> None:
 
 
 def check_features(call: Call) -> None:
-    """Check softcap and sliding_window. sinks must be [heads] float32, and lse [seqs, heads] float32."""
+    """Raise ValueError if softcap, sliding_window, sinks or lse is wrong.
+
+    sinks: None or contiguous float32 [heads]. lse: None or contiguous float32 [seqs, heads].
+    """
     check_limits(call.softcap, call.sliding_window)
     seqs, heads = call.query.shape[:2]
     check_numbers("sinks", call.sinks, (heads,))
@@ -290,7 +319,7 @@ def check_features(call: Call) -> None:
 
 
 def check_limits(softcap: float | None, sliding_window: int | None, operator: str = DECODE) -> None:
-    """softcap must be a positive number or None. sliding_window must be a number of tokens or None."""
+    """Raise ValueError unless softcap is None or positive, and sliding_window is None or at least 1 token."""
     if softcap is not None and not softcap > 0:
         fail(f"softcap must be a positive number, or None for none, got {softcap}", operator)
     if sliding_window is not None and sliding_window < 1:
@@ -302,13 +331,13 @@ def check_limits(softcap: float | None, sliding_window: int | None, operator: st
 
 
 def check_factor(scale: float, operator: str = DECODE) -> None:
-    """scale, the factor of the scores, must be finite."""
+    """Raise ValueError unless ``scale``, the factor of the attention scores, is finite."""
     if not math.isfinite(scale):
         fail(f"scale must be finite, got {scale}", operator)
 
 
 def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...], operator: str = DECODE) -> None:
-    """The tensor must be None, or contiguous float32 of ``shape``."""
+    """Raise ValueError unless the tensor is None, or contiguous float32 of ``shape``."""
     if tensor is None:
         return
     if tensor.dtype != torch.float32:
@@ -319,20 +348,23 @@ def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...]
 
 
 def check_tensors(call: Call | ExtendCall, modification: Modification | None, operator: str = DECODE) -> None:
-    """All parameter tensors of a modification must be given, each with a number for every head."""
+    """Raise ValueError unless each parameter tensor of a modification is contiguous float32, [heads] or [kv_heads].
+
+    The modification's definition says which of the two shapes each tensor has.
+    """
     lengths = {"heads": call.query.shape[1], "kv_heads": call.key_cache.shape[1]}
     for (name, axis), tensor in zip(modification.tensors if modification else (), call.tensors):
         check_numbers(name, tensor, (lengths[axis],), operator)
 
 
 def check_devices(call: Call) -> None:
-    """All tensors must be on the device of the query."""
+    """Raise ValueError unless all tensors of a call are on the query's device."""
     check_device(call.query.device, call._asdict())
     check_device(call.query.device, call.scratch._asdict() if call.scratch else {})
 
 
 def check_device(device: torch.device, arguments: Mapping[str, Any], operator: str = DECODE) -> None:
-    """All tensors among ``arguments`` must be on ``device``, the device of the query."""
+    """Raise ValueError unless all tensors among ``arguments`` are on ``device``, which is the query's device."""
     for name, value in arguments.items():
         for tensor in value if isinstance(value, tuple) else (value,):
             if isinstance(tensor, torch.Tensor) and tensor.device != device:
@@ -340,7 +372,7 @@ def check_device(device: torch.device, arguments: Mapping[str, Any], operator: s
 
 
 def usable_scratch(scratch: Scratch | None, partitions: int) -> Scratch | None:
-    """The caller's scratch, or None if one of its tensors has no room for ``partitions`` partitions."""
+    """The caller's scratch, or None if one of its tensors is too small for ``partitions`` partitions."""
     if scratch is None:
         return None
     exp_sums, max_logits, tmp_out = scratch

@@ -1,4 +1,7 @@
-"""Launches a CUDA kernel through its C interface: the arguments, the workspace, the stream, the errors."""
+"""Launches a CUDA decode kernel through its C interface.
+
+This module fills the struct of arguments, provides the workspace, passes the current stream, and reports errors.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ VERSION = 2
 #: The most parameter tensors that a modification may have.
 MOST_TENSORS = 4
 
-#: Negative codes of an entry function (runtime/cuda/pav2_args.h); positive ones are CUDA's.
+#: Messages for the negative error codes of an entry function (runtime/cuda/pav2_args.h). Positive codes are CUDA's.
 CODES = {-1: "the library was built from other sources than this package; compile it again"}
 
 
@@ -47,14 +50,14 @@ class Args(ctypes.Structure):
     )
 
 
-#: The cache of C structs is emptied when it holds this many layouts of calls.
+#: The cache of C structs is emptied when it holds this many structs. It has one for each layout of a call.
 MOST_LAYOUTS = 1024
 
 _shapes: dict[Hashable, Args] = {}  # the structs without addresses, by layout of the call
 
 
 class _Held(threading.local):
-    """The workspaces of a thread, by device and stream."""
+    """The workspaces of one thread: one tensor for each device and stream."""
 
     def __init__(self) -> None:
         self.by_stream: dict[tuple[torch.device, int | None], torch.Tensor] = {}
@@ -64,11 +67,12 @@ _held = _Held()
 
 
 def workspace(count: int, device: torch.device, stream: int | None) -> torch.Tensor:
-    """Uninitialised memory of ``count`` or more float32. No other launch uses it until this launch is done.
+    """A workspace for one launch: an uninitialised float32 tensor of at least ``count`` elements.
 
-    A thread reuses one workspace for all its launches on a stream, because they run one after the other. Threads do not
-    share workspaces, because their launches can overlap. While a CUDA graph is captured the workspace is new, and the
-    graph keeps it: a reused workspace could be replaced by a larger one before the graph is replayed.
+    No other launch uses the memory until this launch is done. A thread has one workspace for all its launches on a
+    stream, because these run one after the other. Threads do not share workspaces, because their launches can overlap.
+    While a CUDA graph is captured, each launch gets a new workspace, which the graph keeps. A shared workspace could be
+    replaced by a larger one, and freed, before the graph is replayed.
     """
     if stream is not None and torch.cuda.is_current_stream_capturing():
         return torch.empty(count, dtype=torch.float32, device=device)
@@ -90,12 +94,13 @@ def launch(
 ) -> None:
     """Run a kernel's entry function on a checked call, on the current stream of the call's device.
 
-    If the partial results of all sequences exceed ``workspace_bytes``, the call is launched in several parts.
-    ``explain`` turns an error code into a sentence. layout: the result of ``check.layout_of``; calls of the same layout
-    share one prepared C struct. Raises RuntimeError if a launch fails.
+    If the partial results of all sequences exceed ``workspace_bytes``, the call is split into several launches.
+    explain: turns an error code into a sentence. workspace: allocates float32 memory (see the function ``workspace``).
+    layout: identifies the call's layout (see ``check.Layouts``). Calls with the same layout share a prepared C struct.
+    Raises RuntimeError if a launch fails.
     """
     every = -(-call.max_seq_len // partition_size)
-    # a call with a single partition writes out directly, without a reduction
+    # a kernel with a single partition writes ``out`` directly, without a reduction
     partitions = max(min(every, 2), partitions_reached(call.max_seq_len, partition_size, call.sliding_window))
     for part in tiles(call, partitions, workspace_bytes):
         seqs, heads, head_size = part.query.shape
@@ -111,9 +116,9 @@ def launch(
 
 
 def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
-    """Split a call into parts of consecutive sequences. The partial results of a part fit ``workspace_bytes``.
+    """Split a call into calls of consecutive sequences, so that the partial results of each fit ``workspace_bytes``.
 
-    A part has at least one sequence, even if that one needs more than ``workspace_bytes``.
+    Each of the calls has at least one sequence, even if that sequence alone needs more than ``workspace_bytes``.
     """
     seqs, heads, head_size = call.query.shape
     each = 4 * heads * partitions * (head_size + 2) if partitions > 1 else 1
@@ -134,11 +139,11 @@ def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
 
 
 def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
-    """The C struct of a call, with all numbers and strides that the layout of the call determines.
+    """The C struct of a call's arguments, with all sizes and strides set. ``set_addresses`` sets the other fields.
 
-    If ``layout`` was seen before, the result is a copy of the earlier struct.
+    layout: identifies the call's layout. If a struct was made for this layout before, the result is a copy of it.
     """
-    shape = None if layout is None else (layout, call.scratch is None)  # a scratch without room is left out
+    shape = None if layout is None else (layout, call.scratch is None)  # too small a scratch was replaced by None
     if shape is not None and (made := _shapes.get(shape)) is not None:
         return Args.from_buffer_copy(made)
     args = Args(version=VERSION, size=ctypes.sizeof(Args))
@@ -162,9 +167,10 @@ def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
 
 
 def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tensor | None) -> None:
-    """Set the fields of ``args`` that differ between calls of one layout: addresses, max_seq_len and scales.
+    """Set the fields of ``args`` that differ between calls of the same layout: addresses, max_seq_len and scales.
 
-    partials: memory for o, m and z of every head and partition; None if the call has only one partition.
+    partials: float32 memory for the softmax state (o, m and z; see ``state``) of every sequence, head and partition.
+    It is None if there is only one partition.
     """
     args.max_seq_len, args.partitions, args.scale = call.max_seq_len, partitions, call.scale
     args.out, args.query = call.out.data_ptr(), call.query.data_ptr()
@@ -193,12 +199,15 @@ def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tenso
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:
-    """The address of a tensor's first element; None for None."""
+    """The address of a tensor's first element, or None if ``tensor`` is None."""
     return None if tensor is None else tensor.data_ptr()
 
 
 class device_of:
-    """A context in which a tensor's device is current. It yields the handle of the current stream, or None on a CPU."""
+    """A context manager that makes a tensor's device the current one, and yields the handle of the current stream.
+
+    For a tensor on the CPU it does nothing and yields None.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._guard = torch.cuda.device(tensor.device) if tensor.is_cuda else None

@@ -1,12 +1,12 @@
-"""Decides when the host reads the lengths of the sequences, and caches what it read.
+"""Decides whether the host reads the sequence lengths (``seq_lens``) of a call, and caches the values that it read.
 
 Lengths on the CPU are read at each call, which costs nothing. Lengths on a GPU are read only if
 
 * no CUDA graph is being captured,
 * the policy is ``auto`` (a spec's ``dispatch: {host_lengths: auto}``, or PAV2_HOST_LENGTHS),
-* padding all sequences to the longest could cost more than the read,
-* and torch counts the tensor's versions. The version tells whether cached values are still valid. All layers of a
-  decode step pass the same tensor, so a step reads it once.
+* padding all sequences to the longest one could cost more than the read,
+* and torch keeps a version counter for the tensor. The version shows whether cached values are still valid. All layers
+  of a decode step pass the same tensor, so the lengths are read once in a step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .tiling import Budget, Tiling
 
 
 class _Reading(NamedTuple):
-    """The values that were read from a tensor, and the tensor's version when they were read."""
+    """The lengths that were read from a tensor, and the tensor's version at the time of the read."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
@@ -34,9 +34,10 @@ _last: dict[tuple[torch.device, str], _Reading] = {}
 
 
 def may_read(device: torch.device, policy: str) -> bool:
-    """Whether the host may read the lengths of a call on ``device``. PAV2_HOST_LENGTHS overrides ``policy``.
+    """Whether the host may read sequence lengths from ``device``.
 
-    Raises ValueError for a policy that does not exist.
+    policy: ``auto`` or ``never``. The environment variable PAV2_HOST_LENGTHS overrides it. Raises ValueError for any
+    other value.
     """
     if device.type == "cpu":
         return True
@@ -47,10 +48,10 @@ def may_read(device: torch.device, policy: str) -> bool:
 
 
 def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens") -> tuple[int, ...] | None:
-    """The values of ``seq_lens``, or None if they are not read.
+    """The values of ``seq_lens``, or None if the host does not read them.
 
-    worthwhile: whether padding all sequences to the longest costs more than a read of device memory. name: the argument
-    that the tensor is; the last values of each are kept.
+    worthwhile: whether padding all sequences to the longest one costs more than a read of device memory. name: the name
+    of the argument. The last values are cached for each name and device.
     """
     if seq_lens.device.type == "cpu":
         return tuple(seq_lens.tolist())
@@ -65,7 +66,10 @@ def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens
 
 
 def cut(call: Call, budget: Budget, partition: int, page: int) -> Tiling:
-    """The tiling of a call, from its lengths if the host may read them, else from ``max_seq_len``."""
+    """The tiling of a call. It uses the sequence lengths if the host may read them, else ``max_seq_len``.
+
+    partition, page: their sizes in tokens.
+    """
     longest, kv_heads, seqs = longest_length(call, page), call.key_cache.shape[1], call.query.shape[0]
     if call.read_lengths:
         padding = (seqs - 1) * -(-longest // page)

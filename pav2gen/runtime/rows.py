@@ -1,4 +1,4 @@
-"""The order in which a call processes its sequences: as given, or longest first."""
+"""The order in which a PyTorch kernel processes the sequences of a call: as given, or longest first."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 class Rows:
-    """The sequences of a call, in the order in which its tiles take them.
+    """The sequences of a call, in the order in which the kernel processes them. A "row" is a sequence in this order.
 
-    ordered: whether the order differs from that of the call. longest: the lengths are clamped to 0 ... ``longest`` on
-    the device; None leaves them as they are.
+    ordered: True if the sequences are sorted, longest first; False if they stay in the call's order. longest: the
+    lengths are clamped on the device to 0 ... ``longest`` tokens. None means that they are not clamped.
     """
 
     def __init__(self, seq_lens: torch.Tensor, ordered: bool, longest: int | None = None) -> None:
@@ -21,24 +21,27 @@ class Rows:
 
     @property
     def seq_lens(self) -> torch.Tensor:
-        """[seqs] int32, the lengths in the order of the rows. Most calls with known lengths never read them here."""
+        """The sequence lengths in the order of the rows, [seqs] int32. They are clamped at the first access."""
         if not self._clamped:
             self._seq_lens, self._clamped = self._seq_lens.clamp(0, self._longest), True
         return self._seq_lens
 
     def take(self, tensor: torch.Tensor, rows: slice) -> torch.Tensor:
-        """The part ``rows`` of ``tensor`` [seqs, ...]. It is a view, or a copy if ``ordered``."""
+        """The given rows of ``tensor`` [seqs, ...]. The result is a copy if the rows are sorted, else a view."""
         return tensor[rows] if self._index is None else torch.index_select(tensor, 0, self._index[rows])
 
     def put(self, target: torch.Tensor, rows: slice, values: torch.Tensor) -> None:
-        """Assign ``target[rows] = values``, converted to the dtype of ``target`` [seqs, ...]."""
+        """Store ``values`` into the given rows of ``target`` [seqs, ...], converted to the dtype of ``target``."""
         if self._index is None:
             target[rows].copy_(values)
         else:
             target.index_copy_(0, self._index[rows], values.to(target.dtype))
 
     def put_quotient(self, target: torch.Tensor, rows: slice, values: torch.Tensor, divisor: torch.Tensor) -> None:
-        """Assign ``target[rows] = values / divisor``. The divisor has all dimensions of ``values`` but the last."""
+        """Store ``values / divisor`` into the given rows of ``target`` [seqs, ...].
+
+        The shape of ``divisor`` is that of ``values`` without the last dimension.
+        """
         if self._index is None:
             torch.div(values, divisor.unsqueeze(-1), out=target[rows])
         else:

@@ -1,4 +1,4 @@
-"""How a PyTorch kernel fills the caller's scratch, and the output of sequences that have one partition."""
+"""Writes the caller's scratch tensors, and the output of sequences that have a single partition."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .rows import Rows
 
 
 def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Views of max_logits and exp_sums for a segment's partitions: [rows, parts, heads] each.
+    """Views of max_logits and exp_sums for the sequences and partitions of a segment, each [rows, parts, heads].
 
-    A kernel reduces its scores into them and copies nothing. None if there is no scratch, or if the rows are ordered:
-    then they do not lie together.
+    A kernel can write its maxima and sums directly into these views. Both results are None if the call has no scratch,
+    or if the rows are sorted: the sequences of a segment are then not adjacent in the scratch.
     """
     if call.scratch is None or rows.ordered:
         return None, None
@@ -21,10 +21,10 @@ def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor
 
 
 def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
-    """Store a segment's results in the scratch, if there is one: max_logits = m, exp_sums = z and tmp_out = o / z.
+    """Write a segment's softmax state (see ``state``) to the scratch: max_logits = m, exp_sums = z, tmp_out = o / z.
 
-    m and z: [rows, parts, heads], or the views of ``scratch_targets``. o: [rows, parts, heads, head size], not divided
-    by z.
+    m, z: [rows, parts, heads] float32. If ``scratch_targets`` returned views, m and z are those views. o: [rows, parts,
+    heads, head size] float32, not yet divided by z. Does nothing if the call has no scratch.
     """
     if call.scratch is None:
         return
@@ -36,10 +36,10 @@ def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: tor
 
 
 def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
-    """Store out = o / z of sequences that have a single partition, tmp_out = out, and lse = log(z) + m.
+    """Write out = o / z for sequences that have a single partition.
 
-    The latter two only if the call has them. m, z: [rows, 1, heads]; z is not 0. o: [rows, 1, heads, head size]; it is
-    changed.
+    If the call has a scratch, also write tmp_out = o / z. If the call has lse, also write lse = log(z) + m. m, z:
+    [rows, 1, heads] float32, where z is not 0. o: [rows, 1, heads, head size] float32; it is overwritten.
     """
     own = o.div_(z.unsqueeze(-1))[:, 0]
     call.out[part.rows].copy_(own)
@@ -50,9 +50,9 @@ def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tenso
 
 
 def clear_slots(pages: torch.Tensor, tail: int) -> None:
-    """Zero the last ``tail`` slots of consecutive ``pages`` of a sequence, [pages, kv_heads, head size, slots].
+    """Set the values in the last ``tail`` token slots of a sequence's consecutive pages to 0.
 
-    They may hold NaN, and 0 * NaN is NaN.
+    pages: [pages, kv_heads, head size, slots]. The unused slots may hold NaN, and even a weight of 0 times NaN is NaN.
     """
     blank, partial = divmod(tail, pages.shape[3])
     if blank:

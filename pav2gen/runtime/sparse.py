@@ -1,4 +1,7 @@
-"""vLLM's block-sparse pattern (paged_attention_kernel of vLLM 0.6.3): which pages a query head skips."""
+"""Finds the cache pages that a query head skips under vLLM's block-sparse pattern.
+
+The rule is that of ``paged_attention_kernel`` in vLLM 0.6.3.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from .call import Call, Segment
 
 
 def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
-    """The pages that each query head does not attend to: True in a bool tensor [items, kv_heads, group, pages].
+    """A bool tensor [items, kv_heads, group, pages] that is True for the pages that a query head skips.
 
-    A head attends to a page in sparse block k if (k + offset) % vert_stride == 0, or if k > q - local_blocks. Here q is
-    the block of the last token. The offset grows with the query head if head_sliding_step >= 0, else with the KV head.
+    group: the query heads of one KV head. A head attends to a page in sparse block k if (k + offset) % vert_stride is
+    0, or if k > q - local_blocks, where q is the sparse block of the sequence's last token. ``_offsets`` computes the
+    offset. page: tokens of a page.
     """
     sparse, device = call.sparse, call.query.device
     assert sparse is not None and part.positions is not None and part.seq_lens is not None
@@ -26,7 +30,11 @@ def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
 
 
 def _offsets(call: Call, device: torch.device) -> torch.Tensor:
-    """The offset of each query head's strided blocks, [kv_heads, group] int32."""
+    """The offset of each query head's strided blocks, [kv_heads, group] int32.
+
+    The offset is 1 + |head_sliding_step| * h. Here h is the index of the query head if head_sliding_step >= 0, else the
+    index of the KV head. The index counts the heads of all tensor-parallel ranks.
+    """
     assert call.sparse is not None
     kv_heads, heads = call.key_cache.shape[1], call.query.shape[1]
     step, rank = call.sparse.head_sliding_step, call.sparse.tp_rank

@@ -1,14 +1,16 @@
-"""Cuts a call into tiles so that its workspace stays within a bound, for any lengths and any number of sequences.
+"""Divides a call of the operator into tiles, so that its workspace stays within a bound for any number of sequences.
 
 An *item* is one partition of one sequence, for all KV heads. A *tile* is a rectangle of items: the same partitions of
-several sequences. The workspace holds all scores of one tile. A *chunk* is a run of a tile's items. The workspace holds
-the keys, and then the values, of one chunk. A *row tile* is the series of tiles that process the same sequences, from
-their first partition to their last.
+several sequences. The workspace holds all scores of one tile. A *chunk* is a group of consecutive items of a tile. The
+workspace holds the keys of one chunk, and later the values of one chunk. A *row* is a sequence, numbered in the order
+in which the tiles process the sequences. A *row tile* is the series of tiles that process the same rows, from the first
+partition to the last.
 
-The tiling depends on host values alone, so the number of PyTorch calls is known in advance. There are two cases:
+The tiling depends only on values that the host knows, so the number of PyTorch calls is known in advance. There are two
+cases:
 
-* The host knows the lengths. The sequences are sorted by length, longest first, and each tile has only the sequences
-  that reach its partitions. The work is proportional to the sum of the lengths.
+* The host knows the sequence lengths. If padding would cost much, the sequences are sorted by length, longest first.
+  Each tile has only the sequences that reach its partitions. The work is proportional to the sum of the lengths.
 * The host knows only an upper bound, for instance because the call is captured in a CUDA graph. Every sequence is
   processed as if it had the maximum length.
 """
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class Tile(NamedTuple):
-    """A rectangle of items: some partitions of the first sequences of a row tile.
+    """A rectangle of items (see the module): some partitions of the first rows of a row tile.
 
-    rows: the number of sequences. parts: the partitions. pages: the pages of each item; this is less than the pages of
-    a partition only if ``parts`` is one partition that is trimmed. chunk: items in a chunk. masked: whether some slots
-    besides the last ``tail`` ones may be past the end of their sequence. padded: whether the last partition has pages
-    beyond the end of the longest sequence. tail: if the tile is a single sequence of known length, the slots past its
-    end, fewer than those of an item; else 0.
+    rows: the number of sequences. parts: the partitions, as a slice of their numbers. pages: the pages of each item. An
+    item has fewer pages than a partition only if ``parts`` is a single partition, trimmed to the pages that are used.
+    chunk: the number of items in a chunk. tail: the number of token slots at the end of the tile that lie past the end
+    of the sequence, if the tile has a single sequence of known length; else 0. masked: whether any other slots may lie
+    past the end of their sequence. padded: whether the tile has pages beyond the end of the longest sequence.
     """
 
     rows: int
@@ -44,56 +46,60 @@ class Tile(NamedTuple):
 
     @property
     def num_parts(self) -> int:
-        """The number of partitions."""
+        """The number of partitions of the tile."""
         return int(self.parts.stop - self.parts.start)
 
     @property
     def items(self) -> int:
-        """The number of items."""
+        """The number of items: rows times partitions."""
         return self.rows * self.num_parts
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The numbers that determine the sizes of the tile's buffers."""
+        """The numbers (items, pages, chunk), which determine the sizes of the tile's buffers in the workspace."""
         return self.items, self.pages, self.chunk
 
     def chunks(self, *tensors: torch.Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """Slice ``tensors``, each [a multiple of items, ...] or None, into chunks. The first one must be a tensor."""
+        """Split tensors into the parts that belong to each chunk of the tile.
+
+        tensors: the first dimension of each is a multiple of ``items``. None stands for a tensor that a kernel does not
+        use; the first argument must not be None.
+        """
         if self.chunk >= self.items:
             return iter((tensors,))
         size, items = self.chunk, self.items
         return zip(*(repeat(None) if x is None else x.split(size * (x.shape[0] // items)) for x in tensors))
 
     def tails(self) -> Iterator[int]:
-        """The slots past the end in each chunk, of ``tail``: they all lie in the last one."""
+        """For each chunk, the number of slots past the end of the sequence: ``tail`` for the last chunk, else 0."""
         return iter((*repeat(0, _ceil(self.items, self.chunk) - 1), self.tail))
 
 
 class RowTile(NamedTuple):
-    """The tiles that process the sequences ``rows``, which are numbered in the order of the tiling."""
+    """The tiles that process the same sequences. rows: the numbers of these sequences, in the order of the tiling."""
 
     rows: slice
     tiles: tuple[Tile, ...]
 
 
 class Counts(NamedTuple):
-    """The counts of row tiles, tiles and chunks. They determine how many PyTorch calls a call of the operator makes."""
+    """Counts of a tiling's row tiles, tiles and chunks. They determine how many PyTorch calls the operator makes."""
 
     row_tiles: int
     tiles: int
     chunks: int
-    merged_row_tiles: int  # of several tiles
-    wide_tiles: int  # of several partitions
+    merged_row_tiles: int  # row tiles with more than one tile
+    wide_tiles: int  # tiles with more than one partition
     masked_tiles: int
     padded_tiles: int
     masked_chunks: int
 
 
 class Tiling(NamedTuple):
-    """All tiles of one call.
+    """All tiles of one call of the operator.
 
     ordered: whether the sequences are sorted by length, longest first. covered: the number of partitions that are
-    processed in every sequence. shapes: one tile of each shape.
+    processed for every sequence. shapes: one tile of each distinct ``Tile.shape``.
     """
 
     row_tiles: tuple[RowTile, ...]
@@ -102,11 +108,11 @@ class Tiling(NamedTuple):
     shapes: tuple[Tile, ...]
 
     def tiles(self) -> Iterator[Tile]:
-        """All tiles."""
+        """All tiles of all row tiles."""
         return (tile for row_tile in self.row_tiles for tile in row_tile.tiles)
 
     def counts(self) -> Counts:
-        """The counts that determine the call's number of PyTorch calls."""
+        """The numbers of row tiles, tiles and chunks. The number of PyTorch calls follows from these."""
         tiles = list(self.tiles())
         chunks = [_ceil(tile.items, tile.chunk) for tile in tiles]
         return Counts(
@@ -122,14 +128,15 @@ class Tiling(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """The bounds of the workspace on one kind of device, and the bytes that each of its parts needs. All are in bytes.
+    """The bounds of the workspace on one type of device, and the memory that a tile needs. All fields are in bytes.
 
-    chunk, segment: the bounds of the workspace's two parts: one chunk's keys or values, and one tile's scores.
-    padding: processing this many bytes of padding takes as long as one more tile. Less padding is cheaper than a tile.
-    chunk_page, segment_page: bytes of a page in a chunk and in a tile, for each KV head.
-    segment_item: bytes of an item in a tile, besides its pages, for each KV head.
-    page: further bytes of a page in a tile, for all heads together.
-    row: bytes of the softmax state of a sequence, for each KV head.
+    chunk: bound of the buffers of one chunk (keys or values). segment: bound of the buffers of one tile (scores).
+    padding: processing this many bytes of padding takes as long as one more tile.
+    chunk_page: size of a page in a chunk's buffers, for each KV head.
+    segment_page: size of a page in a tile's buffers, for each KV head.
+    page: further size of a page in a tile's buffers, for all heads together.
+    segment_item: size of an item in a tile's buffers, without its pages, for each KV head.
+    row: size of the softmax state of a sequence, for each KV head.
     """
 
     chunk: int
@@ -151,33 +158,34 @@ class Budget(NamedTuple):
         known: bool,
         attended: Sequence[int] | None = None,
     ) -> Tiling:
-        """The tiling of a call with sequences of ``lengths`` tokens.
+        """The tiling of a call that has a sequence of each of the ``lengths`` (tokens).
 
-        known: whether ``lengths`` are the real lengths. If not, they are upper bounds and must be positive. If one item
-        alone exceeds the budget, each tile has one item. attended: the first tokens of each sequence that need no mask,
-        if not all of them. The sequences must then be given longest first.
+        partition_size, page: their sizes in tokens. known: True if ``lengths`` are the real lengths; False if they are
+        upper bounds, which must be positive. attended: for each sequence, how many tokens at its start need no mask.
+        None means all of them. With ``attended``, the sequences must be given longest first. If a single item exceeds
+        the budget, each tile has one item.
         """
         exempt = None if attended is None else tuple(attended)
         return _fit(self, tuple(lengths), exempt, kv_heads, partition_size, page, known)
 
     def item(self, pages: int, kv_heads: int) -> int:
-        """The bytes of an item of ``pages`` pages in a tile."""
+        """The size in bytes of an item with ``pages`` pages in a tile's buffers."""
         return kv_heads * (self.segment_item + pages * self.segment_page) + pages * self.page
 
     def rows(self, pages: int, kv_heads: int) -> int:
-        """The most sequences that fit a tile with one partition of each sequence, of ``pages`` pages; at least 1."""
+        """The largest number of sequences in a tile that has one partition, of ``pages`` pages, from each sequence."""
         return max(1, self.segment // (self.item(pages, kv_heads) + kv_heads * self.row))
 
     def parts(self, rows: int, pages: int, kv_heads: int) -> int:
-        """How many partitions a tile may have if it has ``rows`` sequences."""
+        """The largest number of partitions, of ``pages`` pages each, in a tile that has ``rows`` sequences."""
         return max(1, (self.segment // rows - kv_heads * self.row) // self.item(pages, kv_heads))
 
     def items(self, pages: int, kv_heads: int) -> int:
-        """How many items of ``pages`` pages a chunk may have."""
+        """The largest number of items, of ``pages`` pages each, in a chunk."""
         return max(1, self.chunk // (kv_heads * pages * self.chunk_page))
 
     def spare_pages(self, kv_heads: int) -> int:
-        """How many pages of padding are cheaper than one more tile."""
+        """The number of padding pages that take as long to process as one more tile."""
         return self.padding // (kv_heads * self.chunk_page)
 
 
@@ -207,16 +215,20 @@ def _fit(
 
 
 def _covered(shortest: RowTile) -> int:
-    """The number of partitions that are processed in every sequence of the row tile with the shortest sequences."""
+    """The number of partitions that are processed for every sequence.
+
+    shortest: the row tile with the shortest sequences, which are processed for the fewest partitions.
+    """
     rows = shortest.rows.stop - shortest.rows.start
     return max(int(tile.parts.stop) for tile in shortest.tiles if tile.rows == rows)
 
 
 class _Cut:
-    """Makes the tiles for sequences of ``extents`` pages, which are sorted, longest first.
+    """Makes the tiles of a call.
 
-    attended: the first tokens of each sequence that need no mask. whole: pages of a partition. spare: how many pages of
-    padding are cheaper than one more tile. tails: whether a tile of one sequence has a tail instead of a mask.
+    extents: the pages of each sequence, sorted, largest first. attended: for each sequence, how many tokens at its
+    start need no mask. whole: pages of a partition. page: tokens of a page. known: whether the lengths are exact.
+    tails: whether a tile with a single sequence uses ``Tile.tail`` instead of a mask.
     """
 
     def __init__(
@@ -232,17 +244,17 @@ class _Cut:
     ) -> None:
         self.budget, self.attended, self.extents, self.tails = budget, attended, extents, tails
         self.kv_heads, self.whole, self.page, self.known = kv_heads, whole, page, known
-        self.spare = budget.spare_pages(kv_heads)
+        self.spare = budget.spare_pages(kv_heads)  # so many pages of padding cost as much as one more tile
 
     def row_tiles(self) -> Iterator[slice]:
-        """The sequences of each row tile. A row tile has as many as fit, and all have about the same number."""
+        """The sequences of each row tile. There are as few row tiles as fit the budget, all of about the same size."""
         for group in self._groups():
             rows = self.budget.rows(min(self.whole, self.extents[group.start]), self.kv_heads)
             for span in _even(group.stop - group.start, rows):
                 yield slice(group.start + span.start, group.start + span.stop)
 
     def _groups(self) -> Iterator[slice]:
-        """Split the sequences into groups with first partitions of similar size, so that they need little padding."""
+        """Split the sequences into groups. In a group, padding all first partitions to the largest one costs little."""
         start = wasted = 0
         for row, extent in enumerate(self.extents):
             wasted += min(self.whole, self.extents[start]) - min(self.whole, extent)
@@ -252,7 +264,7 @@ class _Cut:
         yield slice(start, len(self.extents))
 
     def tiles(self, rows: slice) -> Iterator[Tile]:
-        """The tiles of a row tile, from the first partition on. Fewer sequences reach the later partitions."""
+        """The tiles of a row tile, in the order of the partitions. Later tiles have fewer rows: short sequences end."""
         start, active = 0, int(rows.stop - rows.start)
         while active:
             stop = self._stop(rows.start, active)
@@ -262,13 +274,13 @@ class _Cut:
                 active -= 1
 
     def _end(self, row: int) -> int:
-        """The number of partitions of a sequence."""
+        """The number of partitions of the sequence ``row``."""
         return _ceil(self.extents[row], self.whole)
 
     def _stop(self, first: int, active: int) -> int:
-        """The last partition of a rectangle of ``active`` sequences, exclusive.
+        """The exclusive last partition of a rectangle that has the ``active`` sequences from ``first`` on.
 
-        It is the end of the shortest of these sequences, or later if padding is cheaper than another tile.
+        The rectangle ends where the shortest of these sequences ends, or later if padding is cheaper than another tile.
         """
         stop, wasted = self._end(first + active - 1), 0
         for row in range(active - 2, -1, -1):
@@ -280,9 +292,9 @@ class _Cut:
         return stop
 
     def _rectangle(self, first: int, rows: int, start: int, stop: int) -> Iterator[Tile]:
-        """Tiles of about equal size for partitions ``start`` to ``stop``.
+        """Tiles of about equal size for partitions ``start`` to ``stop`` (exclusive) of ``rows`` sequences.
 
-        The last partition becomes a tile of its own if trimming its pages saves work.
+        The last partition becomes a separate tile if it has unused pages and leaving these out saves work.
         """
         last = min(self.whole, self.extents[first] - (stop - 1) * self.whole)  # pages
         trimmed = last < self.whole and (stop - start == 1 or rows * (self.whole - last) > self.spare)
@@ -309,9 +321,10 @@ class _Cut:
 
 
 def partitions_reached(longest: int, partition: int, window: int | None) -> int:
-    """The largest number of partitions that a query attends to, in a sequence of up to ``longest`` tokens.
+    """The largest number of partitions that a query can attend to in a sequence of up to ``longest`` tokens.
 
-    A window of W tokens may end anywhere in a partition, so it lies in up to ceil((W - 1) / partition) + 1 partitions.
+    partition: tokens of a partition. window: the sliding window in tokens, or None. A window of W tokens may begin
+    anywhere in a partition, so it touches up to ceil((W - 1) / partition) + 1 partitions.
     """
     every = _ceil(longest, partition)
     return every if window is None else min(every, _ceil(window - 1, partition) + 1)
@@ -322,11 +335,11 @@ def _ceil(total: int, step: int) -> int:
 
 
 def _step(total: int, most: int) -> int:
-    """The size of the pieces if ``total`` is split evenly into as few pieces of at most ``most`` as possible."""
+    """Split ``total`` evenly into the fewest parts of at most ``most`` each. Return the size of a part."""
     return _ceil(total, _ceil(total, most))
 
 
 def _even(total: int, most: int) -> Iterator[slice]:
-    """Split 0 ... ``total`` evenly into as few consecutive slices of at most ``most`` as possible."""
+    """Split the range 0 ... ``total`` evenly into the fewest slices that have at most ``most`` elements each."""
     step = _step(total, most) if total else 1
     return (slice(start, min(start + step, total)) for start in range(0, total, step))

@@ -1,8 +1,9 @@
-"""Tiles calls with a sliding window: the work on each sequence starts at its window's first partition.
+"""Tiles a call that has a sliding window, so that each sequence is processed from its window's first partition on.
 
-A window of W tokens includes the current token: query q attends to key k if q - k < W. A window lies in at most
-ceil((W - 1) / partition) + 1 partitions, and this is the number of partitions processed for each sequence. The first
-one is computed on the device. So the work is proportional to the window, and the host reads no lengths.
+A window of W tokens includes the current token: the query at position q attends to the key at position k if q - k < W.
+Such a window touches at most ceil((W - 1) / partition) + 1 partitions, and the kernel processes this number of
+partitions for each sequence. The device computes the window's first partition, so the host reads no lengths. The work
+is proportional to the window, not to the sequence length.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from .tiling import Budget, Tile, Tiling, partitions_reached
 
 
 class WindowRows(Rows):
-    """The sequences of a call, in the order of the call.
+    """The sequences of a call that has a sliding window. They stay in the call's order.
 
-    starts: [seqs, 1] int32, the first position of each window. firsts: [seqs, 1] int32, the partition of that position.
+    starts: [seqs, 1] int32, the first position of each sequence's window. firsts: [seqs, 1] int32, the first partition
+    that is processed, which normally contains that position. latest: the largest allowed value in ``firsts``; it keeps
+    all processed partitions within the longest possible sequence.
     """
 
     def __init__(self, seq_lens: torch.Tensor, window: int, partition: int, latest: int) -> None:
@@ -27,7 +30,10 @@ class WindowRows(Rows):
 
 
 def window_rows(call: Call, budget: Budget, partition: int, page: int, window: int) -> tuple[Tiling, WindowRows]:
-    """The tiling of a call, and its sequences."""
+    """The tiling of a call that has a sliding window, and the call's sequences with their windows.
+
+    partition, page and window: sizes in tokens.
+    """
     longest = longest_length(call, page)
     reached = partitions_reached(longest, partition, window)
     lengths = (min(longest, reached * partition),) * call.query.shape[0]
@@ -37,10 +43,10 @@ def window_rows(call: Call, budget: Budget, partition: int, page: int, window: i
 
 
 def window_segment(call: Call, rows: WindowRows, first: int, tile: Tile, partition: int, page: int) -> Segment:
-    """The segment of ``tile``, which begins at sequence ``first``. ``call.segment`` is for calls without windows.
+    """The token positions and page numbers of ``tile``, whose first sequence is number ``first`` of the call.
 
-    The partitions of the tile are numbered from the first one of each window. Pages before the window and pages past
-    the end of the sequence become page 0.
+    ``call.segment`` does the same for calls without a window. Here partition 0 of the tiling is the first partition of
+    each window. Pages before the window and pages past the end of the sequence are replaced by page 0.
     """
     taken, whole = slice(first, first + tile.rows), partition // page
     start = tile.parts.start * partition
@@ -59,9 +65,10 @@ def window_segment(call: Call, rows: WindowRows, first: int, tile: Tile, partiti
 def write_window_scratch(
     call: Call, rows: WindowRows, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor
 ) -> None:
-    """Store a tile's results in the scratch, if there is one: max_logits = m, exp_sums = z and tmp_out = o / z.
+    """Write a segment's softmax state (see ``state``) to the scratch: max_logits = m, exp_sums = z, tmp_out = o / z.
 
-    m and z: [rows, parts, heads]; o: [rows, parts, heads, head size], not divided by z.
+    m, z: [rows, parts, heads] float32. o: [rows, parts, heads, head size] float32, not yet divided by z. Does nothing
+    if the call has no scratch.
     """
     if call.scratch is None:
         return

@@ -1,8 +1,8 @@
 """The workspace of a call: one block of memory that holds all buffers of a PyTorch kernel.
 
-With a single block, the size of the workspace is known exactly. On a CPU each thread keeps its block for the next call:
-a freed large block would return to the system, and the page faults of a new one would cost more than the arithmetic of
-a short call. On a GPU, torch's caching allocator keeps the memory.
+With a single block, the size of the workspace is known exactly. On a CPU, each thread keeps its block for the next
+call. If the block were freed, its memory would return to the operating system. The page faults of a new block would
+then cost more than the arithmetic of a short call. On a GPU, torch's caching allocator keeps the memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 ALIGNMENT = 256
 
-#: A workspace caches the views for this many shapes of tiles.
+#: A workspace caches the buffers for this many tile shapes.
 MOST_SPACES = 64
 
 #: The smallest block on a CPU, in bytes. Calls whose sequences grow then rarely need a larger block.
@@ -27,22 +27,22 @@ S = TypeVar("S")
 
 
 def aligned(num_bytes: int) -> int:
-    """``num_bytes`` rounded up to the alignment of a buffer."""
+    """``num_bytes`` rounded up to a multiple of 256, the alignment of a buffer."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class Buffer:
-    """A part of the workspace, and its typed views. A view is made once and used for all chunks of the same size."""
+    """A part of the workspace. It caches its typed views, so that all chunks of the same size use the same view."""
 
     def __init__(self, data: torch.Tensor) -> None:
-        """``data``: uint8, aligned for every dtype."""
+        """data: the memory as a one-dimensional uint8 tensor, aligned for every dtype."""
         self._data = data
         self._views: dict[tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None], torch.Tensor] = {}
 
     def view(self, dtype: torch.dtype, *shape: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
         """A contiguous tensor of ``dtype`` and ``shape`` over the first bytes of this buffer.
 
-        order: permute its dimensions to this order.
+        order: if given, the dimensions of the tensor are permuted to this order, as by ``torch.Tensor.permute``.
         """
         found = self._views.get((dtype, shape, order))
         if found is None:
@@ -52,18 +52,18 @@ class Buffer:
 
 
 def total(sizes: Mapping[str, int]) -> int:
-    """The bytes of a block that holds one aligned buffer for each of ``sizes`` (in bytes)."""
+    """The size in bytes of a block that holds one aligned buffer for each entry of ``sizes`` (name to bytes)."""
     return sum(map(aligned, sizes.values()))
 
 
 def carve(block: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, Buffer]:
-    """Cut ``block`` (uint8) into a buffer for each name in ``sizes`` (in bytes). Each is aligned to 256 bytes."""
+    """Divide ``block`` (uint8) into one buffer for each entry of ``sizes`` (name to bytes), aligned to 256 bytes."""
     pieces = block.narrow(0, 0, total(sizes)).split([aligned(size) for size in sizes.values()])
     return {name: Buffer(piece) for name, piece in zip(sizes, pieces)}
 
 
 class Workspace:
-    """A block of memory that tiles of several shapes use, one after the other. Views of it are cached."""
+    """A block of memory that the tiles of a call use one after the other. It caches the buffers of each tile shape."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         with torch.inference_mode(False):  # the memory of an inference tensor could not be used outside that mode
@@ -76,9 +76,10 @@ class Workspace:
         return self._block.shape[0]
 
     def space(self, space: Callable[..., S], sizes: Mapping[str, int], start: int = 0) -> S:
-        """Call ``space`` with a buffer for each name in ``sizes`` (in bytes). All results share the same memory.
+        """Return ``space(**buffers)``, with a buffer for each entry of ``sizes`` (name to bytes). The result is cached.
 
-        start: the byte where the buffers begin, a multiple of the alignment.
+        start: the byte of the block where the buffers begin, a multiple of 256. Results with overlapping bytes share
+        memory.
         """
         key = space, start, *sizes.values()
         found = self._spaces.get(key)
@@ -94,9 +95,9 @@ _kept = threading.local()
 
 @contextmanager
 def workspace(num_bytes: int, device: torch.device) -> Iterator[Workspace]:
-    """A workspace of at least ``num_bytes`` on ``device``, for one call.
+    """A context manager that yields a workspace of at least ``num_bytes`` on ``device``, for one call.
 
-    On a CPU it is the thread's last workspace, if that is large enough and not in use by an outer call.
+    On a CPU, the thread's previous workspace is used again if it is large enough, and no outer call is using it.
     """
     if device.type != "cpu":
         yield Workspace(num_bytes, device)
@@ -104,20 +105,21 @@ def workspace(num_bytes: int, device: torch.device) -> Iterator[Workspace]:
     found: Workspace | None = getattr(_kept, "workspace", None)
     _kept.workspace = None
     if found is None or found.num_bytes < num_bytes:
-        found = None  # freed before the new one is allocated
+        found = None  # frees the old workspace before a new one is allocated
         found = Workspace(max(num_bytes, LEAST_BYTES), device)
     yield found
     _kept.workspace = found
 
 
 def forget() -> None:
-    """Free the memory that this thread keeps."""
+    """Free the workspace that this thread keeps for its next call on a CPU."""
     _kept.workspace = None
 
 
 def grain_dtype(device: torch.device) -> torch.dtype:
-    """The dtype in which cache pages are copied. The copies only move bytes, so any dtype gives the same result.
+    """The dtype of the views through which cache pages are copied on ``device``.
 
-    A CPU copies 16-byte items fastest. A GPU coalesces 8-byte integers equally well, and every card supports them.
+    A copy only moves bytes, so any dtype gives the same result. A CPU is fastest with 16-byte elements. A GPU reaches
+    the same bandwidth with 8-byte integers, which every GPU supports.
     """
     return torch.complex128 if device.type == "cpu" else torch.int64

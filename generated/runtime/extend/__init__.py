@@ -1,1 +1,1 @@
-"""The extend operator: attention of several query tokens per sequence over the paged cache."""
+"""The extend operator: paged attention for several new query tokens per sequence."""

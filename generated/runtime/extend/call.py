@@ -8,22 +8,24 @@ import torch
 
 
 class ExtendCall(NamedTuple):
-    """The arguments of a call. The docstring of ``paged_attention_extend`` gives the shapes.
+    """The arguments of an extend call. The docstring of ``paged_attention_extend`` gives the shapes.
 
-    Kernels clamp the values that they read from tensors, so that no value makes them access memory out of bounds:
+    A row is one query token: one element of the first dimension of ``query``. Kernels clamp the offsets and lengths
+    that they read from tensors, so that wrong values cannot make them access memory out of bounds:
 
-    * Sequence s owns the rows of ``query`` from begin to end. begin is query_start_loc[s] within [0, tokens]. end is
-      query_start_loc[s + 1] within [begin, tokens]. q_len is end - begin.
-    * Only the first max_query_len rows of a sequence are computed. The others keep their values in ``out`` and ``lse``,
-      as do rows that no sequence owns. The positions of rows do not depend on max_query_len.
-    * Its length is seq_lens[s] within [0, max_seq_len]. ``max_seq_len`` is at most what a row of the block table holds.
-    * Row i of a sequence is at position length - q_len + i. If that is negative, the row attends to no key.
+    * Sequence s owns the rows from begin to end (exclusive). begin is query_start_loc[s], clamped to [0, tokens]. end
+      is query_start_loc[s + 1], clamped to [begin, tokens]. q_len is end - begin.
+    * Only the first max_query_len rows of a sequence are computed. All other rows keep their values in ``out`` and
+      ``lse``, and so do rows that no sequence owns. The positions of rows do not depend on max_query_len.
+    * The length of sequence s is seq_lens[s], clamped to [0, max_seq_len]. max_seq_len is at most the number of tokens
+      that a block table row can address.
+    * Row i of a sequence is at position length - q_len + i. If this is negative, the row attends to no key.
 
-    A kernel is called with at least one row and one sequence, max_query_len >= 1 and max_seq_len >= 1. max_query_len
-    is at most the number of rows of ``query``.
+    A kernel is called only if there are at least one row and one sequence, and max_query_len and max_seq_len are at
+    least 1. max_query_len is at most the number of rows of ``query``.
 
-    read_lengths: whether the host may read ``query_start_loc`` and ``seq_lens``. If not, the host code of a kernel
-    knows only the shapes, ``max_query_len`` and ``max_seq_len``.
+    read_lengths: whether the host may read ``query_start_loc`` and ``seq_lens``. If False, the host code of a kernel
+    knows only the tensors' shapes, ``max_query_len`` and ``max_seq_len``.
     """
 
     out: torch.Tensor

@@ -1,4 +1,7 @@
-"""The operator ``paged_attention_extend`` over a table of kernels, registered with torch.library."""
+"""The operator ``paged_attention_extend``, registered with torch.library.
+
+It chooses a kernel from the dispatch table for each call.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class Arguments(NamedTuple):
     backend: str
 
     def call(self) -> ExtendCall:
-        """The call as kernels receive it, not yet checked."""
+        """Convert the arguments to an ``ExtendCall``, the form that kernels receive. Nothing is checked here."""
         return ExtendCall(
             out=self.out,
             query=self.query,
@@ -77,7 +80,10 @@ class Arguments(NamedTuple):
 
 
 class ExtendOperator:
-    """The extend operator of one generated package. files: the file of each spec, by the spec's name."""
+    """The extend operator of one generated package.
+
+    files: maps each spec's name to the path of the spec file, for messages.
+    """
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
         self.kernels = kernels
@@ -88,12 +94,15 @@ class ExtendOperator:
     def ordered_tensors(
         self, modification: str | None, given: Mapping[str, torch.Tensor] | None
     ) -> tuple[torch.Tensor, ...]:
-        """The parameter tensors of a modification, in the order of its definition. Raises ValueError for wrong ones."""
+        """The parameter tensors of a modification, in the order in which the spec declares them.
+
+        given: the tensors by name. Raises ValueError if a tensor is missing or unknown.
+        """
         return ordered_tensors(self.table, modification, given, check.NAME)
 
     @torch.no_grad()
     def run(self, *args: Any) -> None:
-        """What torch's dispatcher calls: check the arguments, choose a kernel, launch it."""
+        """Check the arguments, choose a kernel, and launch the kernel. torch's dispatcher calls this method."""
         arguments = Arguments(*args)
         call = arguments.call()
         key, _ = self.check(call, arguments.kv_cache_dtype)
@@ -103,12 +112,15 @@ class ExtendOperator:
         backend = self.kernels.backend(arguments.backend, preferring_cuda(rows, call.max_query_len), on_gpu, check.NAME)
         row = self.table.of_backend(key, backend)[0]
         checks.check_tensors(call, row.modification, check.NAME)
-        if backend == "torch":  # a CUDA kernel reads them on the device
+        if backend == "torch":  # a CUDA kernel reads the lengths on the device
             call = call._replace(read_lengths=may_read(call.query.device, row.host_lengths))
         launch(self.kernel(row, backend, on_gpu), call)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool) -> Callable[[ExtendCall], None]:
-        """The kernel of a row. Raises LibraryError if no library is loaded for a CUDA kernel."""
+        """A function that runs the kernel of a dispatch table row on a call.
+
+        Raises LibraryError if a CUDA kernel is wanted and no library is loaded.
+        """
         if backend == "torch":
             return self.kernels.module(row).paged_attention_extend  # type: ignore[no-any-return]
         from .launch import launch as launch_cuda
@@ -118,12 +130,15 @@ class ExtendOperator:
 
 
 def preferring_cuda(rows: Iterable[Row], max_query_len: int) -> list[Row]:
-    """The dispatch rows whose CUDA kernel should run: it is faster for this ``max_query_len``, or the only kernel."""
+    """The dispatch rows whose CUDA kernel should be preferred to their PyTorch kernel for this ``max_query_len``.
+
+    These are the rows without a PyTorch kernel, and the rows whose CUDA kernel is the faster one at this query length.
+    """
     return [row for row in rows if max_query_len <= row.cuda_query_len or not row.torch]
 
 
 def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
-    """Run a kernel on a checked call, if the call can have rows and cached tokens. Else compute the result here."""
+    """Run a kernel on a checked call. If there are no query rows or no cached tokens, no kernel is needed."""
     if not (call.seq_lens.shape[0] and call.max_query_len and call.query.shape[0]):
         return
     if call.max_seq_len:
@@ -133,7 +148,10 @@ def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
 
 
 def attend_nothing(call: ExtendCall) -> None:
-    """Write the result of a call without cached tokens: 0 in each row that a sequence owns, and its sink as lse."""
+    """Write the result of a call in which no sequence has cached tokens.
+
+    For each row that the call computes, out becomes 0. lse becomes the head's sink, or -inf without sinks.
+    """
     owned = owned_rows(call)  # [tokens]
     call.out.masked_fill_(owned.view(-1, 1, 1), 0.0)
     if call.lse is not None:
@@ -142,7 +160,10 @@ def attend_nothing(call: ExtendCall) -> None:
 
 
 def owned_rows(call: ExtendCall) -> torch.Tensor:
-    """Whether each row is among the first ``max_query_len`` of a sequence: [tokens] bool, on the call's device."""
+    """Which query rows the call computes: the first ``max_query_len`` rows of each sequence.
+
+    The result is a bool tensor [tokens] on the call's device.
+    """
     tokens = call.query.shape[0]
     begin = call.query_start_loc[:-1].clamp(0, tokens)
     end = torch.minimum(call.query_start_loc[1:].clamp(0, tokens), begin + call.max_query_len)

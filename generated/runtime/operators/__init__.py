@@ -1,1 +1,4 @@
-"""Loading of kernels and registration with torch, which all operators of a package share; and ``merge_states``."""
+"""Code that all operators of a generated package share: it loads kernels and registers operators with torch.
+
+The operator ``merge_states`` is here too.
+"""

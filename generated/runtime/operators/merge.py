@@ -1,8 +1,8 @@
-"""``merge_states``: merges attention results that were computed over separate key ranges.
+"""The operator ``merge_states``, which merges attention results that were computed over separate ranges of keys.
 
-Attention over key range i has two results: an output o_i, and lse_i, the natural logarithm of the sum of exp(score).
-The results over all ranges are lse = log(sum of exp(lse_i)) and out = sum of exp(lse_i - lse) o_i. If a query attends
-to no key of a range, then o_i = 0 and lse_i = -inf, and the range does not change the result.
+Attention over key range i has two results: the output o_i, and lse_i, the natural logarithm of the sum of exp(score).
+The results over all ranges together are lse = log(sum of exp(lse_i)) and out = sum of exp(lse_i - lse) * o_i. If a
+query attends to no key of range i, then o_i = 0 and lse_i = -inf, and the range does not change the merged result.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ SCHEMA = f"{NAME}(Tensor(a!) out, Tensor(b!) lse, Tensor outs, Tensor lses) -> (
 
 @torch.no_grad()
 def merge_states(out: torch.Tensor, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:
-    """Merge the results over several key ranges into ``out`` and ``lse``. The results over one range are a state.
+    """Merge the attention results over several key ranges, and write the merged result to ``out`` and ``lse``.
 
-    outs: [states, rows, heads, head size]. lses: [states, rows, heads] float32. out: [rows, heads, head size], of the
-    dtype of outs. lse: [rows, heads] float32. out and lse may be the tensors of one of the states. Only one state may
-    include a sink. Raises ValueError for other shapes or dtypes.
+    A state is the result over one key range. outs: [states, rows, heads, head size]. lses: [states, rows, heads]
+    float32. out: [rows, heads, head size] in the dtype of outs. lse: [rows, heads] float32. out and lse may be views of
+    one state in outs and lses. At most one state may include a sink. Raises ValueError for wrong shapes, dtypes or
+    devices.
     """
     _check(out, lse, outs, lses)
     if outs.shape[0] == 0:

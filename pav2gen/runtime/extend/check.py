@@ -1,4 +1,4 @@
-"""Checks the arguments of an extend call: everything that a kernel relies on, before anything is written."""
+"""Checks all arguments of an extend call that kernels rely on, before the operator writes anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _fail = partial(checks.fail, operator=NAME)
 
 
 def check(call: ExtendCall, kv_cache_dtype: str) -> Key:
-    """Check all arguments of a call and return its key. Raises ValueError for the first argument that is wrong."""
+    """Check all arguments of an extend call and return the call's kernel key: the values that select a kernel.
+
+    Raises ValueError for the first argument that is wrong.
+    """
     name = checks.kv_dtype(kv_cache_dtype, NAME)
     for field in NEEDED:
         checks.check_tensor(field, getattr(call, field), NAME)
@@ -53,7 +56,11 @@ def check(call: ExtendCall, kv_cache_dtype: str) -> Key:
 
 
 def check_sequences(call: ExtendCall) -> None:
-    """block_tables [seqs, max blocks], seq_lens [seqs], query_start_loc [seqs + 1], all int32; both maxima are set."""
+    """Raise ValueError unless the arguments that describe the sequences fit together.
+
+    block_tables: [seqs, max blocks] int32 with contiguous rows. seq_lens: [seqs] int32, contiguous. query_start_loc:
+    [seqs + 1] int32, contiguous. max_query_len and max_seq_len must not be negative.
+    """
     tables, starts, lengths = call.block_tables, call.query_start_loc, call.seq_lens
     if lengths.dim() != 1 or lengths.dtype != torch.int32 or not lengths.is_contiguous():
         _fail(f"seq_lens must be contiguous int32 [seqs], got {shape_of(lengths)} with strides {lengths.stride()}")
@@ -71,9 +78,10 @@ def check_sequences(call: ExtendCall) -> None:
 
 
 def layout_of(call: ExtendCall, kv_cache_dtype: str) -> Hashable | None:
-    """The layout of a call: all properties that ``check`` looks at. If a call passed, so do all others of its layout.
+    """The layout of a call: a tuple of all properties that ``check`` looks at, such as shapes, strides and devices.
 
-    The result is None if an argument that must be a tensor is not a tensor. ``check`` then reports it.
+    If one call passes the checks, every call with an equal layout passes them too. The result is None if an argument
+    that must be a tensor is not a tensor. ``check`` then reports that argument.
     """
     optional = (call.alibi_slopes, call.sinks, call.lse, *call.tensors, call.k_scale, call.v_scale)
     try:

@@ -1,4 +1,8 @@
-"""Launches a CUDA extend kernel through its C interface: the arguments, the tiles, the workspace, the errors."""
+"""Launches a CUDA extend kernel through its C interface.
+
+This module fills the struct of arguments, divides the query tokens into tiles, provides the workspace, and reports
+errors.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +50,9 @@ def launch(
 ) -> None:
     """Run a kernel's entry function on a checked call, on the current stream of the call's device.
 
-    If the partial results of all tiles exceed the workspace of ``row``, there are several launches of some tiles each.
-    ``explain`` turns an error code into a sentence. Raises RuntimeError with that sentence if a launch fails.
+    row: the kernel's row in the dispatch table. If the partial results of all tiles exceed ``row.workspace_mib``, the
+    tiles are divided among several launches. explain: turns an error code into a sentence. workspace: allocates float32
+    memory (see ``runtime.launch.workspace``). Raises RuntimeError if a launch fails.
     """
     args, partitions = arguments(call), partitions_of(call, row)
     if partitions > MOST_BLOCKS:
@@ -58,7 +63,7 @@ def launch(
     tiles, args.tiles_per_seq = tiles_of(call, row.tile_tokens)
     args.partitions = partitions
     heads, head_size = call.query.shape[1:]
-    rows = row.tile_tokens * heads  # of a tile
+    rows = row.tile_tokens * heads  # softmax states of a tile and partition: one for each token and query head
     floats = rows * partitions * (head_size + 2) if partitions > 1 else 0
     most = min(MOST_BLOCKS // row.tile_tokens, row.workspace_mib * MIB // (4 * floats) if floats else MOST_BLOCKS)
     step = max(1, min(tiles, most))
@@ -75,11 +80,11 @@ def launch(
 
 
 def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
-    """(tiles of a call, tiles of each sequence), computed from host values. The second is 0 if the tiles are packed.
+    """The number of tiles of a call, and the number of tiles of each sequence (0 if the tiles are packed).
 
-    There are two ways to number tiles. Each sequence may have the tiles of ``max_query_len``; short sequences then
-    leave tiles unused. Or tiles are packed (pav2_extend.cuh); each sequence may then leave one tile unused. The way
-    with fewer tiles is taken.
+    tile_tokens: query tokens of a tile. There are two ways to number the tiles, and the one with fewer tiles is chosen.
+    Either every sequence gets enough tiles for ``max_query_len`` tokens; short sequences then leave some unused. Or
+    the tiles are packed (see pav2_extend.cuh); up to one tile per sequence is then unused. Only host values are used.
     """
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     each, packed = -(-call.max_query_len // tile_tokens), tokens // tile_tokens + seqs
@@ -87,14 +92,14 @@ def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
 
 
 def partitions_of(call: ExtendCall, row: Row) -> int:
-    """The largest number of partitions to which the tokens of a tile attend."""
+    """The largest number of partitions that the query tokens of one tile can attend to."""
     window = call.sliding_window
     reach = None if window is None else window + min(row.tile_tokens, call.max_query_len) - 1
     return partitions_reached(call.max_seq_len, row.partition_size, reach)
 
 
 def arguments(call: ExtendCall) -> ExtendArgs:
-    """The C struct of a call, without its tiles and its workspace."""
+    """The C struct of a call's arguments. The fields for tiles, partitions and workspace are not set yet."""
     args = ExtendArgs(version=VERSION, size=ctypes.sizeof(ExtendArgs), scale=call.scale)
     args.num_tokens, args.num_heads = call.query.shape[:2]
     args.num_seqs, args.max_pages = call.block_tables.shape

@@ -18,7 +18,10 @@ from ..select import Row, logger
 
 
 class Kernels:
-    """Loads the kernels of a package. package: its import name. rows: the dispatch rows of all its operators."""
+    """Loads the kernels of a generated package when they are first used.
+
+    package: the import name of the generated package. rows: the rows of the dispatch tables of all operators.
+    """
 
     def __init__(self, package: str, rows: Iterable[Row]) -> None:
         self.package = package
@@ -29,24 +32,28 @@ class Kernels:
         self._told: set[str] = set()  # reasons why no library could be loaded, each logged once
 
     def module(self, row: Row) -> ModuleType:
-        """The module of a row's PyTorch kernel. The first use imports it."""
+        """The Python module of a dispatch row's PyTorch kernel. It is imported at the first use."""
         if row.torch not in self._modules:
             self._modules[row.torch] = importlib.import_module(f"{self.package}.{row.torch}")
         return self._modules[row.torch]
 
     def library(self, on_gpu: bool) -> Library:
-        """The loaded library for a GPU or for the CPU. Raises LibraryError if none is loaded: a call never compiles."""
+        """The loaded CUDA library, compiled for a GPU if ``on_gpu``, else for the CPU.
+
+        Raises LibraryError if no such library is loaded. Kernels are compiled only by ``load``, never during a call.
+        """
         if on_gpu not in self.libraries:
             what = "load()" if on_gpu else 'load("host")'
             raise LibraryError(f"no library of CUDA kernels is loaded for this device; call {what} first")
         return self.libraries[on_gpu]
 
     def backend(self, asked: str, rows: Iterable[Row], on_gpu: bool, operator: str = check.DECODE) -> str:
-        """The backend of a call: ``asked`` if it is given, else the variable PAV2_BACKEND, else the default.
+        """The backend of a call, "torch" or "cuda".
 
-        rows: the dispatch rows for the call. The default on a GPU is cuda if a library is loaded and a row has a CUDA
-        kernel. In all other cases the default is torch. Raises ValueError for an unknown name. The message begins with
-        ``operator``.
+        It is ``asked`` unless that is empty, else the environment variable PAV2_BACKEND if it is set, else the default.
+        On a GPU, the default is "cuda" if a library is loaded and one of ``rows`` has a CUDA kernel. In all other cases
+        the default is "torch". rows: the dispatch rows that can serve the call. operator: the name at the start of the
+        error message. Raises ValueError for an unknown backend.
         """
         name = asked or os.environ.get("PAV2_BACKEND", "")
         if not name:
@@ -64,17 +71,18 @@ class Kernels:
         warp_size: int = 64,
         checked: bool = False,
     ) -> str | None:
-        """Load the CUDA kernels, and return the path of their library. Compile it first if it is not in the cache.
+        """Load the library of CUDA kernels and return its path. Compile the library first if it is not in the cache.
 
-        toolchain: "corex", "nvcc" or "host" (the CPU, at ``warp_size``). checked: load the host library that accesses
-        only memory registered with a session of ``runtime.simt``. library: the path of a compiled library. A library
-        for another kind of device, or compiled from other sources, is refused. Raises LibraryError if no library can be
-        loaded.
+        toolchain: "corex", "nvcc" or "host" (the CPU). warp_size, checked: used only by "host". checked: load a
+        checked build, in which kernels may access only the memory that is registered with a ``runtime.simt`` session.
+        library: the path of a compiled library. Raises LibraryError if the library cannot be built or loaded, was built
+        for a different device, or was compiled from other sources.
 
-        Without toolchain and library, the library is the one that PAV2_LIBRARY names, else prebuilt/*.so in the
-        package, else one that is compiled for this machine's GPU. If there is no GPU, or the package has no CUDA
-        kernel, nothing is compiled and None is returned. A second call returns the loaded library. If loading fails,
-        None is returned, the reason is logged once, and the PyTorch kernels serve. A failed build is not repeated.
+        If toolchain and library are both None, three places are tried in this order: the path in the environment
+        variable PAV2_LIBRARY, the first prebuilt/*.so in the package, and a library compiled for this machine's GPU.
+        Without a GPU or without CUDA kernels, nothing is compiled and the result is None. If a library is already
+        loaded, its path is returned. If loading fails, the reason is logged once, the result is None, and the PyTorch
+        kernels are used. A build that failed before is not repeated.
         """
         by_default = toolchain is None and library is None
         if by_default and True in self.libraries:
@@ -99,9 +107,10 @@ class Kernels:
 
 
 def check_device(library: Library, asked: str | None) -> None:
-    """Check that a library was built for ``asked`` (a toolchain, "the GPU", or None for any) and runs on this GPU.
+    """Raise LibraryError if a library was built for the wrong toolchain, or cannot run on the current GPU.
 
-    Raises LibraryError if not. Logs a warning if the library's CUDA release differs from torch's.
+    asked: the name of the wanted toolchain, "the GPU" for any GPU toolchain, or None for any toolchain. Logs a warning
+    if the CUDA release of the library differs from that of torch.
     """
     record = library.record
     if asked not in (None, record.toolchain) and not (asked == "the GPU" and record.on_gpu):
@@ -120,6 +129,6 @@ def check_device(library: Library, asked: str | None) -> None:
 
 
 def compiled_library(root: Path) -> str | None:
-    """The path in PAV2_LIBRARY, else the first prebuilt/*.so in the package, else None."""
+    """The library path in PAV2_LIBRARY, else the first prebuilt/*.so in the package folder ``root``, else None."""
     prebuilt = sorted(str(path) for path in (root / "prebuilt").glob("*.so"))
     return os.environ.get("PAV2_LIBRARY") or next(iter(prebuilt), None)

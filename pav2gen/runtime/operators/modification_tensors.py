@@ -1,4 +1,7 @@
-"""Puts the parameter tensors of a modification, which a caller passes by name, into the order of its definition."""
+"""Orders the parameter tensors of a modification. Callers pass them by name; kernels take them by position.
+
+A modification is an expression in the spec that changes the attention scores or hides keys.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ def ordered_tensors(
     given: Mapping[str, torch.Tensor] | None,
     operator: str = check.DECODE,
 ) -> tuple[torch.Tensor, ...]:
-    """The parameter tensors of a modification, in the order of its definition in ``table``.
+    """The parameter tensors of a modification, in the order in which its definition in ``table`` declares them.
 
-    Raises ValueError for a tensor that is missing, that the modification does not have, or that is not a tensor. Raises
-    NoKernelError if tensors are given for a modification that is not built.
+    given: the tensors by name. operator: the name at the start of error messages. Raises ValueError if a tensor is
+    missing, has a name that the definition does not declare, or is not a tensor. Raises NoKernelError if tensors are
+    given and no kernel has the modification.
     """
     if given is None and not modification:
         return ()

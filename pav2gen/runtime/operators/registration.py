@@ -1,4 +1,4 @@
-"""Registers operators with torch.library, so that torch.compile and torch.export treat each as one operation."""
+"""Registers operators with torch.library, so that torch.compile and torch.export treat each operator as one node."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .. import check
 def register(
     package: str, name: str, schema: str, run: Callable[..., None]
 ) -> tuple[torch.library.Library, Callable[..., None]]:
-    """Register ``run`` as operator ``name`` in a separate namespace, so that two packages can share a process.
+    """Register ``run`` as the operator ``name``, in a new namespace that is named after the generated ``package``.
 
-    Returns the library and the operator. The caller must keep the library alive.
+    Two generated packages in one process thus get separate operators. schema: the operator's signature in torch's
+    syntax. Returns the torch library and the operator. The caller must keep the library alive.
     """
     stem = "pav2_" + re.sub(r"\W", "_", package)
     for suffix in itertools.count():
@@ -33,10 +34,11 @@ def register(
 
 
 def with_tensors_checked(operator: Callable[..., None], name: str) -> Callable[..., None]:
-    """A function that calls a registered operator. It raises ValueError for an argument of a wrong type.
+    """Wrap a registered operator in a function that raises a short ValueError for an argument of the wrong type.
 
-    torch's own message for such an argument is the whole schema. Numbers and texts are looked at only after torch has
-    refused the call, so that other calls do not pay for it. name: the operator's name in the message.
+    torch's own message for a wrong type prints the whole schema. Tensors are checked before the call. Numbers and
+    strings are checked only after torch has rejected a call, so that correct calls stay fast. name: the operator's name
+    in messages.
     """
     schema = operator._schema.arguments  # type: ignore[attr-defined]
     tensors = tuple((i, each.name) for i, each in enumerate(schema) if str(each.type) == "Tensor")
@@ -59,7 +61,10 @@ def with_tensors_checked(operator: Callable[..., None], name: str) -> Callable[.
 
 
 def _check_scalar(argument: str, value: object, kind: str, operator: str) -> None:
-    """Raise ValueError if torch cannot convert ``value`` to ``kind``, a type of a schema: int, float or str."""
+    """Raise ValueError if torch cannot convert ``value`` to the schema type ``kind``.
+
+    kind: ``int``, ``float`` or ``str``, or one of these in ``Optional[...]``. Other types are not checked.
+    """
     if value is None and kind.startswith("Optional["):
         return
     kind = kind.removeprefix("Optional[").removesuffix("]")
@@ -75,7 +80,7 @@ def _check_scalar(argument: str, value: object, kind: str, operator: str) -> Non
 
 
 def _spelled(value: object) -> str:
-    """A value and its type for a message. The text of other kinds of objects may be long, so only its type is given."""
+    """Describe a value for an error message: its type, and also the value if it is a string or a number."""
     if value is None:
         return "None"
     name = type(value).__name__
@@ -83,9 +88,10 @@ def _spelled(value: object) -> str:
 
 
 def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[float, torch.Tensor | None]:
-    """Split a scale into the two arguments of the schema: (float, None), or (1.0, tensor).
+    """Split a scale into two arguments of the operator's schema: (number, None), or (1.0, tensor) for a tensor.
 
-    Raises ValueError if it is neither a tensor nor a positive, finite number. The values of a tensor are not read.
+    Raises ValueError if the scale is neither a tensor nor a positive, finite number. The values of a tensor are not
+    read.
     """
     if isinstance(scale, torch.Tensor):
         return 1.0, scale
@@ -97,7 +103,10 @@ def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[
 
 
 def _without_data(operator: str) -> Callable[..., None]:
-    """An operator's implementation for meta tensors. It does nothing. Raises ValueError if tensors' devices differ."""
+    """An operator's implementation for meta tensors, which have no data. It computes nothing.
+
+    It raises ValueError if any tensor argument is not a meta tensor.
+    """
 
     def run(*args: object) -> None:
         devices = {arg.device.type for arg in args if isinstance(arg, torch.Tensor)}
