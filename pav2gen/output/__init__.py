@@ -1,7 +1,7 @@
 """Reads the generated package from the disk, and changes it in one atomic step.
 
-The "tree" is the folder of the generated package. The owner of a file is the spec that it was generated from, or the
-owner of the files that all specs share.
+The "tree" is the folder of the generated package. The "owner" of a file is the spec that it was generated from. Files
+that all specs share have the owner ``SHARED``.
 
-May import: ``render`` and everything below it.
+This package may import ``render`` and everything that ``render`` may import.
 """

@@ -1,11 +1,11 @@
 """Writes a build in one step: either all of its changes take effect, or none.
 
-New files are first written to a temporary folder beside the journal (the folder "aside"), so a full disk is noticed
-before the tree changes. Then each file is renamed to its place. A folder that is entirely new takes a single rename. An
-error or Ctrl-C undoes all changes. A build that is killed leaves its journal, which lists the files that it wrote.
+New files are first written to a temporary folder, so that a full disk is noticed before the tree changes. Then each
+file is renamed to its final place. A folder that is entirely new takes a single rename. An error or Ctrl-C undoes all
+changes. If the process is killed, the journal stays on the disk and lists the files that the build wrote.
 
 Only the journal is synced to the disk. Syncing every file would take longer than the rest of the build and gain little:
-after a power cut, `check` names the damaged files and `build --force` renders them again.
+after a power cut, ``check`` names the damaged files, and ``build --force`` renders them again.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ REMEDY = "the package is incomplete; run the same build again"
 
 
 def commit(tree: Tree, comparison: Comparison, owners: Collection[str], unsettled: Collection[str]) -> None:
-    """Apply the changes of a build of ``owners`` to the tree. Writes nothing if nothing differs.
+    """Write the changes in ``comparison`` to the tree. If nothing differs, nothing is written.
 
-    The folder of the tree must exist and be locked. unsettled: other owners with an interrupted build, which this build
-    does not repair. Their entries stay in the journal. Raises UserError, after undoing all changes, if the tree cannot
-    be written, or if someone changed a file after the comparison.
+    The folder of the tree must exist and be locked. ``owners`` are the specs that were built. ``unsettled`` are other
+    owners with files from an interrupted build; the journal keeps their entries, because this build does not repair
+    them. Raises UserError, after undoing all changes, if the tree cannot be written, or if someone changed a file after
+    the comparison.
     """
     if comparison.changes or tree.incomplete:
         _Commit(tree, comparison.changes, owners, unsettled).run()
 
 
 class _Commit:
-    """The steps of a commit."""
+    """One commit of a build's changes to the tree."""
 
     def __init__(
         self, tree: Tree, changes: Iterable[FileChange], owners: Collection[str], unsettled: Collection[str]
@@ -56,7 +57,7 @@ class _Commit:
         self._moved: list[str] = []
 
     def run(self) -> None:
-        """Run all steps. Writing the journal is the first change, and removing it is the last."""
+        """Write all changes. The first step writes the journal, and the last step removes it."""
         undone = partial(journal.end, self._root, self._tree.journal)
         with Transaction(self._shown, REMEDY, undone) as transaction:
             journal.begin(self._root, journal.merged(self._tree.journal, _entries(self._changes)))
@@ -71,7 +72,7 @@ class _Commit:
             self._finish()
 
     def _shown(self, file: str) -> str:
-        """The name of a file in messages. A file in the temporary folder gets the name of its final place."""
+        """The path ``file`` in messages. A file in the temporary folder gets the path of its final place."""
         path = file.removeprefix(os.fspath(self._root)).removeprefix(f"/{journal.ASIDE}")
         return self._tree.disk.shown + path
 
@@ -84,7 +85,10 @@ class _Commit:
         write_new(file, content, old)
 
     def _place(self, transaction: Transaction, path: str, content: bytes, old: OnDisk | None) -> None:
-        """Move a file from the temporary folder to its place, or the topmost folder above it that the tree lacks."""
+        """Move a new file from the temporary folder to its final place.
+
+        If the tree lacks a folder of the path, the topmost such folder is moved as a whole, with all its files.
+        """
         if path.startswith(tuple(self._moved)):
             return
         top = self._missing_folder(path) or path
@@ -96,14 +100,14 @@ class _Commit:
             transaction.place(aside, place, content, old.digest if old else "")
 
     def _finish(self) -> None:
-        """Remove empty folders, then the journal. That is the last change of a build."""
+        """Remove folders that became empty, and then the journal."""
         journaled = (files for owner, files in self._tree.journal.items() if owner in self._owners)
         removed = {path for path in chain(*journaled)} | {c.path for c in self._changes if c.new is None}
         _tidy(Disk(self._root, self._tree.disk.shown), removed)
         journal.end(self._root, self._unsettled)
 
     def _missing_folder(self, path: str) -> str:
-        """The topmost folder on the way to ``path`` that the tree lacks; empty if the tree has all of them."""
+        """The topmost folder in ``path`` that the tree lacks. Empty if the tree has all folders."""
         end = path.find("/")
         while end >= 0:
             folder = f"{self._root}/{path[:end]}"
@@ -116,9 +120,9 @@ class _Commit:
 
 
 def _order(change: FileChange) -> tuple[bool, bool, bool, str]:
-    """A sort key for the changes: new files, removals, manifests, the shared manifest.
+    """A sort key for changes: first new files, then removals, then manifests, and the shared manifest last.
 
-    A manifest on the disk then never lists a file that is not there yet.
+    With this order, a manifest on the disk never lists a file that is not there yet.
     """
     return (change.is_manifest, change.is_manifest and change.owner == SHARED, change.new is None, change.path)
 
@@ -132,7 +136,7 @@ def _entries(changes: Iterable[FileChange]) -> dict[str, dict[str, list[str]]]:
 
 
 def _tidy(disk: Disk, removed: Iterable[str]) -> None:
-    """Remove the bytecode of removed files, and folders that become empty."""
+    """Remove the bytecode of removed files, and the folders that became empty."""
     for path in sorted(removed, reverse=True):
         if os.path.lexists(f"{disk.root}/{path}"):
             continue
@@ -149,7 +153,9 @@ def _tidy(disk: Disk, removed: Iterable[str]) -> None:
 
 
 def _is_own_folder(disk: Disk, folder: str) -> bool:
-    """Whether a folder of the tree exists, and no part of its path is a link. A build changes no files behind links."""
+    """Whether ``folder`` exists in the tree and no part of its path is a link. A build changes no files behind
+    links.
+    """
     with contextlib.suppress(UserError):
         return disk.has_folder(folder)
     return False

@@ -1,4 +1,4 @@
-"""Reads a generated package from the disk without following links, and describes things that are not regular files."""
+"""Reads a generated package from the disk without following links, and describes paths that are not regular files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What a path leads to: the bytes, mode bits and owner of a regular file, or the ``kind`` of anything else.
+    """What a path on the disk leads to: a regular file, or something else that ``kind`` describes.
 
-    ``owner`` has the numeric ids of the user and the group.
+    ``content``, ``mode`` (permission bits) and ``owner`` (ids of user and group) are those of a regular file.
     """
 
     content: bytes = b""
@@ -30,17 +30,17 @@ class OnDisk:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file. A build never wrote anything else."""
+        """Whether the path leads to a regular file. Builds write only regular files."""
         return self.kind == "a file"
 
     @property
     def digest(self) -> str:
-        """The sha256 of a file's content; empty for anything else."""
+        """The sha256 of a regular file's content. Empty for anything else."""
         return sha256(self.content) if self.is_file else ""
 
 
 class Disk:
-    """Reads files below ``root`` (resolved), called ``shown`` in messages."""
+    """Reads files in the folder ``root``, which is a resolved path. Messages call the folder ``shown``."""
 
     def __init__(self, root: Path, shown: str) -> None:
         self.root = root
@@ -48,9 +48,9 @@ class Disk:
         self._folders: dict[str, bool] = {}
 
     def at(self, path: str) -> OnDisk | None:
-        """What is at ``path``. None if nothing is there.
+        """What is at ``path``, which is relative to the root. None if nothing is there.
 
-        Raises UserError if a folder of the path is a symbolic link or a file, or if the path cannot be read.
+        Raises UserError if a folder in the path is a symbolic link or a file, or if the path cannot be read.
         """
         if not self.has_folder(path.rpartition("/")[0]):
             return None
@@ -60,13 +60,15 @@ class Disk:
             raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{path}") from error
 
     def folders(self) -> list[str]:
-        """The names of the folders in the root, sorted, without links. Empty if the root does not exist."""
+        """The names of the folders directly in the root, sorted. Links are left out. Empty if the root does not
+        exist.
+        """
         if not self.has_folder(""):
             return []
         return sorted(entry.name for entry in self._entries("") if entry.is_dir(follow_symlinks=False))
 
     def walk(self) -> Iterator[str]:
-        """The paths of everything below the root except folders. Links are not followed.
+        """The paths of all files below the root, relative to it. Links are listed and not followed.
 
         Raises UserError for a folder that cannot be read.
         """
@@ -88,7 +90,9 @@ class Disk:
             raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{folder}".rstrip("/")) from error
 
     def has_folder(self, folder: str) -> bool:
-        """Whether ``folder`` exists. Raises UserError if it, or a folder above it, is a link or a file."""
+        """Whether the folder ``folder`` exists, relative to the root. Raises UserError if a part of its path is a link
+        or a file.
+        """
         known = self._folders.get(folder)
         if known is None:
             known = self._folders[folder] = self._is_folder(folder)
@@ -110,7 +114,9 @@ class Disk:
 
 
 def look(file: str) -> OnDisk | None:
-    """What is at the path ``file``. None if nothing is there. A link is not followed. Raises OSError."""
+    """What is at the path ``file``. None if nothing is there. A link is not followed. Raises OSError if reading
+    fails.
+    """
     try:
         handle = os.open(file, READ)
     except FileNotFoundError:

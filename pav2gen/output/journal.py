@@ -1,7 +1,7 @@
-"""The journal of a running build: a file that exists from before the first change of the tree until after the last.
+"""The journal of a build: a file in the tree that exists while the build changes the tree.
 
-A build that was killed leaves its journal. The journal has the hashes of the old and the new content of each file, so
-the next build recognizes both as written by builds, and repairs the tree without --force.
+A build that was killed leaves its journal. For each file, the journal has the sha256 of the old content and of the new
+content. So the next build recognizes that builds wrote both, and repairs the tree without ``--force``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _READ = json_data.mapping(
 
 
 def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
-    """The entries of the journal; empty if it is missing or no build wrote it."""
+    """The entries of the journal. Empty if the journal is missing or if no build wrote it."""
     try:
         entries = _READ(json_data.parse_json((root / NAME).read_bytes()))
     except (OSError, ValueError):
@@ -40,14 +40,18 @@ def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def begin(root: Path, entries: Entries) -> None:
-    """Write a journal, and make an empty temporary folder. The temporary files of an earlier build are removed."""
+    """Write the journal with ``entries``, and make an empty temporary folder. Removes the temporary files of an earlier
+    build.
+    """
     _remove_aside(root)
     os.mkdir(root / ASIDE)
     _write(root, entries)
 
 
 def end(root: Path, entries: Entries) -> None:
-    """Remove the temporary folder, and replace the journal by ``entries``. Without entries, remove the journal."""
+    """Remove the temporary folder and the journal. If there are ``entries``, they replace the journal's content
+    instead.
+    """
     if entries:
         _write(root, entries)
     _remove_aside(root)
@@ -56,7 +60,7 @@ def end(root: Path, entries: Entries) -> None:
 
 
 def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
-    """The entries of all ``journals`` together."""
+    """One journal with the entries of all ``journals``."""
     known: dict[str, dict[str, set[str]]] = {}
     for entries in journals:
         for owner, files in entries.items():
@@ -66,7 +70,9 @@ def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
 
 
 def _write(root: Path, entries: Entries) -> None:
-    """Replace the journal, and sync it to the disk, because a power cut may interrupt the next steps."""
+    """Replace the journal with ``entries``, and sync it to the disk, because a power cut may interrupt the next
+    steps.
+    """
     data = {owner: {path: sorted(digests) for path, digests in files.items()} for owner, files in entries.items()}
     draft = root / ASIDE / NAME
     os.makedirs(draft.parent, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Locks a folder, so that only one command writes in it. The folder itself is locked; there is no lock file.
+"""Locks a folder, so that only one command writes in it at a time. The folder itself is locked, without a lock file.
 
-Commands that only read share the lock. The system drops the lock of a process that dies.
+Commands that only read lock the folder together. The operating system unlocks the folder when the process ends.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ OnWait = Callable[[str], None]
 
 
 def no_wait(holder: str) -> None:
-    """Wait without a message while another command has locked the folder."""
+    """Wait without a message. Used as the ``on_wait`` of ``locked`` and ``shared``."""
 
 
 @contextmanager
 def locked(folder: Path, on_wait: OnWait, create: bool = False) -> Iterator[None]:
     """Lock ``folder`` exclusively, to write in it. ``on_wait`` is called once if another command has locked it.
 
-    ``create`` makes a missing folder and its parents. Those that are still empty at the end are removed. Without
-    ``create``, a missing folder is not locked. Raises UserError if the folder cannot be made or locked, or if another
-    command keeps the lock for longer than ``PATIENCE``.
+    If ``create``, a missing folder and its missing parents are made; those that are empty at the end are removed. Else
+    a missing folder is not locked. Raises UserError if the folder cannot be made or locked, or if another command keeps
+    it locked for longer than ``PATIENCE`` seconds.
     """
     path = os.path.realpath(folder)
     made = _make(path, os.fspath(folder)) if create else []
@@ -48,7 +48,8 @@ def locked(folder: Path, on_wait: OnWait, create: bool = False) -> Iterator[None
 def shared(folder: Path, on_wait: OnWait) -> Iterator[None]:
     """Lock ``folder`` together with other readers, so that no command writes in it. A missing folder is not locked.
 
-    Raises UserError as ``locked`` does.
+    ``on_wait`` is called once if another command has locked the folder to write in it. Raises UserError as ``locked``
+    does.
     """
     with _held(os.path.realpath(folder), os.fspath(folder), fcntl.LOCK_SH, on_wait, None):
         yield
@@ -56,9 +57,10 @@ def shared(folder: Path, on_wait: OnWait) -> Iterator[None]:
 
 @contextmanager
 def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | None) -> Iterator[None]:
-    """Lock the folder at ``path``. A folder that was removed during the wait is made again.
+    """Lock the folder at ``path``. ``kind`` is ``LOCK_EX`` or ``LOCK_SH``. Messages call the folder ``shown``.
 
-    ``made`` collects the folders that are made. None means: make no folders.
+    ``made`` is a list of folders that this command has made. A missing folder is made and added to the list. If
+    ``made`` is None, a missing folder is not made.
     """
     while True:
         handle = _open(path, shown)
@@ -79,7 +81,7 @@ def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | N
 
 
 def _open(path: str, shown: str) -> int | None:
-    """Open the folder. None if the path is not a folder; the code that reads the tree then reports that."""
+    """Open the folder at ``path``. None if it does not exist. Raises UserError if it is a file or cannot be opened."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -93,7 +95,9 @@ def _open(path: str, shown: str) -> int | None:
 
 
 def _lock(handle: int, shown: str, kind: int, on_wait: OnWait) -> None:
-    """Lock a folder, after waiting for other commands. Raises UserError if that fails or takes too long."""
+    """Lock an open folder, waiting for other commands. Raises UserError if that fails or takes longer than
+    ``PATIENCE``.
+    """
     deadline = None
     while True:
         try:
@@ -111,7 +115,7 @@ def _lock(handle: int, shown: str, kind: int, on_wait: OnWait) -> None:
 
 
 def _names(path: str, handle: int) -> bool:
-    """Whether the folder at ``path`` is still the one that was locked."""
+    """Whether ``path`` still leads to the folder that was opened as ``handle`` and locked."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
     except OSError:
@@ -119,7 +123,10 @@ def _names(path: str, handle: int) -> bool:
 
 
 def holder(handle: int) -> str:
-    """The process that has locked a folder, if it can be found: ``process 4711 (pav2gen build a.yaml)``."""
+    """The process that has locked the folder, for messages: ``process 4711 (pav2gen build a.yaml)``.
+
+    If the process cannot be found, the text is ``another process``.
+    """
     status = os.fstat(handle)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
@@ -133,7 +140,7 @@ def holder(handle: int) -> str:
 
 
 def _command(pid: str) -> str:
-    """The command line of a process, in brackets; empty if it is not known."""
+    """The command line of the process ``pid``, in brackets. Empty if it is not known."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except OSError:
@@ -144,9 +151,9 @@ def _command(pid: str) -> str:
 
 
 def _make(path: str, shown: str) -> list[str]:
-    """Make a folder and its missing parents. Returns the new folders, the topmost first.
+    """Make a folder and its missing parents. Returns the folders that were made, the topmost first.
 
-    Raises UserError if a folder cannot be made, after removing the new ones.
+    Raises UserError if a folder cannot be made, after removing the folders that were made.
     """
     made: list[str] = []
     try:
@@ -162,7 +169,7 @@ def _make(path: str, shown: str) -> list[str]:
 
 
 def _remove_empty(folders: list[str]) -> None:
-    """Remove those of ``folders`` that are empty, beginning with the last one."""
+    """Remove the folders in ``folders`` that are empty, beginning with the last one."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             if not os.listdir(folder):

@@ -1,8 +1,9 @@
-"""Transactions on files: all steps are done, or all are undone. build, install and uninstall write with them.
+"""Transactions on files: either all steps are done, or all are undone. ``build``, ``install`` and ``uninstall`` use
+them.
 
-The way to undo a step is recorded before the step is done. Undoing a step that was not done is harmless. A file is read
-again right before it is replaced or removed, so that an edit that someone saved in the meantime is not lost. Undoing
-keeps such an edit too.
+Before a step is done, the way to undo it is recorded. Undoing a step that was not done is harmless. A file is read
+again right before it is replaced or removed. If someone saved an edit since the command first read the file, the
+transaction fails, and the edit is kept. Undoing keeps such an edit too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pav2gen.output.disk import OnDisk, look
 
 
 class _Edited(Exception):
-    """Someone changed a file after the command read it."""
+    """Someone changed a file after the command had read it."""
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -27,16 +28,18 @@ class _Edited(Exception):
 
 
 class Transaction:
-    """A ``with`` block. If it ends in an exception, its steps are undone, the last one first.
+    """A ``with`` block. If the block ends in an exception, its steps are undone, the last one first.
 
-    An OSError, or a file that someone changed after the command read it, becomes a UserError. The message says in which
-    state the files are.
+    If the exception is an OSError, or if someone changed a file after the command had read it, a UserError is raised.
+    Its message says in which state the files are.
     """
 
     def __init__(self, shown: Callable[[str], str], remedy: str, on_undone: Callable[[], None] = lambda: None) -> None:
-        """``shown`` gives the name of a path in messages. It gets an empty path for the folder as a whole.
+        """``shown`` returns the name of a path for messages. For an empty path, it returns the name of the whole
+        folder.
 
-        ``remedy`` is the end of the message if a step could not be undone. ``on_undone`` is called after undoing.
+        ``remedy`` is the end of the message if a step could not be undone. ``on_undone`` is called after all steps are
+        undone.
         """
         self._shown = shown
         self._remedy = remedy
@@ -44,13 +47,13 @@ class Transaction:
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Transaction:
-        """Begin a transaction without steps."""
+        """Begin the transaction, without any steps."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Undo everything if the block failed. Raises UserError as the class describes."""
+        """Undo all steps if the block failed. Raises UserError as described for the class."""
         if error is None:
             return
         state = "everything is as it was" if self._roll_back() else self._remedy
@@ -70,33 +73,41 @@ class Transaction:
             os.mkdir(folder)
 
     def write_aside(self, aside: str, content: bytes, like: OnDisk | None) -> None:
-        """Write a new file at ``aside``, as ``write_new`` does. Undoing removes it."""
+        """Write a new file at ``aside``, with the mode and owner of ``like`` if given. Undoing the step removes the
+        file.
+        """
         self._undo.append(partial(_discard, aside))
         write_new(aside, content, like)
 
     def place(self, aside: str, file: str, content: bytes, expected: str | None) -> None:
-        """Rename ``aside``, which holds ``content``, to ``file``.
+        """Rename the file ``aside``, which has ``content``, to ``file``.
 
-        ``expected`` is the sha256 of the file that it replaces; empty if there must be no file; None to skip the check.
+        ``expected`` is the sha256 of the file that is replaced, or empty if no file may be there. None skips this
+        check.
         """
         old = _checked(file, expected)
         self._undo.append(partial(_put_back, file, aside, old, content))
         os.replace(aside, file)
 
     def place_folder(self, aside: str, folder: str) -> None:
-        """Rename the folder ``aside`` to ``folder``, which does not exist yet."""
+        """Rename the folder ``aside`` to ``folder``, which must not exist yet."""
         self._undo.append(partial(_move_back, folder, aside))
         os.replace(aside, folder)
 
     def remove(self, aside: str, file: str, expected: str | None) -> None:
-        """Remove ``file``. ``expected`` is as in ``place``. Undoing writes the content to ``aside`` first."""
+        """Remove ``file``. ``expected`` is the sha256 of its content; None skips this check.
+
+        To undo the step, the content is written to ``aside`` first, and then renamed to ``file``.
+        """
         old = _checked(file, expected)
         if old is not None:
             self._undo.append(partial(_put_back, file, aside, old, None))
             os.unlink(file)
 
     def _roll_back(self) -> bool:
-        """Undo every step, last first, even if one cannot be undone. Returns whether all steps were undone."""
+        """Undo every step, the last one first, even if a step cannot be undone. Returns whether all steps were
+        undone.
+        """
         whole = True
         while self._undo:
             try:
@@ -112,7 +123,7 @@ class Transaction:
 
 
 def write_new(file: str, content: bytes, like: OnDisk | None) -> None:
-    """Write a new file, with the mode and owner of ``like`` if given."""
+    """Write a new file at ``file``, with the mode and owner of ``like`` if given. Raises OSError if the file exists."""
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         write_all(handle, content)
@@ -126,14 +137,14 @@ def write_new(file: str, content: bytes, like: OnDisk | None) -> None:
 
 
 def write_all(handle: int, content: bytes) -> None:
-    """Write all of ``content``. A single call of ``write`` may write less."""
+    """Write all of ``content`` to an open file. A single call of ``os.write`` may write only a part."""
     view = memoryview(content)
     while view:
         view = view[os.write(handle, view) :]
 
 
 def _checked(file: str, expected: str | None) -> OnDisk | None:
-    """Read ``file`` again. Raises _Edited if it is not a file with the sha256 ``expected``."""
+    """Read ``file`` again, before it is replaced or removed. Raises _Edited unless its sha256 is ``expected``."""
     there = look(file)
     if there and not there.is_file:
         raise _Edited(file)
@@ -143,7 +154,9 @@ def _checked(file: str, expected: str | None) -> OnDisk | None:
 
 
 def _put_back(file: str, aside: str, old: OnDisk | None, new: bytes | None) -> None:
-    """Restore the old content of ``file``. Raises _Edited if its present content is not ``new``."""
+    """Restore the old content of ``file``. Raises _Edited if someone changed the file since this transaction wrote
+    ``new``.
+    """
     there = look(file)
     if there == old:
         return

@@ -1,4 +1,4 @@
-"""The generated package on the disk: its files, their owners, and the differences from a build."""
+"""The generated package on the disk: its files, their owners, and how they differ from a new build."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DEFAULT_FOLDER = Path("generated")
 
 @dataclass(frozen=True)
 class FileChange:
-    """A file that a build changes. ``old`` is None for a new file. ``new`` is None for a removed file.
+    """A file that a build adds, changes or removes. ``old`` is None for a new file. ``new`` is None for a removed file.
 
-    ``digest`` is the sha256 of ``new``, or empty. ``ours``: whether a build wrote the old content, so that another
-    build may replace it without --force.
+    ``digest`` is the sha256 of ``new``, or empty. ``ours`` says whether a build wrote the old content. If not, another
+    build may replace it only with ``--force``.
     """
 
     owner: str
@@ -41,19 +41,26 @@ class FileChange:
 
     @property
     def is_manifest(self) -> bool:
-        """Whether it is a MANIFEST.json. Manifests are written after all other files."""
+        """Whether the file is a MANIFEST.json. Manifests are written after all other files."""
         return self.path == manifest.path_of(self.owner)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A build compared with the tree: the changes, sorted by path, and the number of unchanged files."""
+    """The differences between a new build and the files on the disk.
+
+    ``changes`` is sorted by path. ``unchanged`` is the number of files that stay as they are.
+    """
 
     changes: tuple[FileChange, ...]
     unchanged: int
 
     def refusal(self, shown: str, force: bool) -> UserError | None:
-        """The error if the build would replace a file that was edited by hand (unless ``force``), or a link."""
+        """The error if the build must not be written. None if it may be.
+
+        The error is about a link or a folder where a file of the build belongs, or about files that were edited by
+        hand. ``force`` allows to replace the edited files. ``shown`` is the name of the tree in messages.
+        """
         taken = [change for change in self.changes if not change.ours]
         for change in taken:
             if change.old and not change.old.is_file:
@@ -71,7 +78,9 @@ class Comparison:
 class Tree:
     """A generated package on the disk.
 
-    manifests: the manifest of each owner. broken: for each owner with a manifest that can't be trusted, the reason.
+    manifests: the manifest of each owner. broken: the owners with a manifest that cannot be used, and the reason.
+    journal: the files that an interrupted build wrote, as in ``journal.Entries``. incomplete: whether a build was
+    interrupted.
     """
 
     disk: Disk
@@ -82,13 +91,14 @@ class Tree:
 
     @property
     def specs(self) -> list[str]:
-        """The names of the specs that were built here, sorted, including those with a broken manifest."""
+        """The names of the specs that were built here, sorted. Specs with a broken manifest are included."""
         return sorted({*self.manifests, *self.broken} - {SHARED})
 
     def sound_manifests(self, except_for: Collection[str] = ()) -> list[Manifest]:
-        """The manifests of the specs in this tree, without those in ``except_for``, which are rebuilt or removed.
+        """The manifests of the specs in this tree, except those in ``except_for``, which are rebuilt or removed.
 
-        Raises UserError if one is broken or of another version, because the dispatch table needs the rows of all.
+        The dispatch table needs the rows of all these manifests. So UserError is raised if one of them is broken, or if
+        another version of pav2gen wrote its rows in another format.
         """
         for owner in sorted(self.broken.keys() - {SHARED, *except_for}):
             place = f"{self.disk.shown}/{manifest.path_of(owner)}"
@@ -100,7 +110,7 @@ class Tree:
         return [entry for owner, entry in sorted(self.manifests.items()) if owner not in (SHARED, *except_for)]
 
     def compare(self, package: Mapping[str, FileSet]) -> Comparison:
-        """Compare the tree with ``package``, which has the new files of each owner. Every byte is compared.
+        """Compare the files in the tree, byte by byte, with ``package``, which has the new files of each owner.
 
         Raises UserError as ``Disk.at`` does.
         """
@@ -120,7 +130,10 @@ class Tree:
         return Comparison(tuple(sorted(changes, key=lambda change: change.path)), unchanged)
 
     def known(self, owner: str) -> dict[str, set[str]]:
-        """The contents that an owner's manifest or an interrupted build recorded: path -> sha256s."""
+        """The file contents that builds of ``owner`` wrote: path -> sha256 digests.
+
+        They are recorded in the owner's manifest, or in the journal of an interrupted build.
+        """
         known = {path: set(digests) for path, digests in self.journal.get(owner, {}).items()}
         if owner in self.manifests:
             entry = self.manifests[owner]
@@ -129,7 +142,7 @@ class Tree:
         return known
 
     def unsettled(self, owner: str) -> bool:
-        """Whether an interrupted build left files of ``owner`` that differ from its manifest."""
+        """Whether an interrupted build left files of ``owner`` that differ from the owner's manifest."""
         entry = self.manifests.get(owner)
         owned = {**entry.owned(), entry.path: entry.digest} if entry else {}
         return any(self._digest(path) != owned.get(path) for path in self.journal.get(owner, ()))
@@ -140,9 +153,9 @@ class Tree:
 
 
 def read_tree(out: Path) -> Tree:
-    """The tree at ``out``, which need not exist.
+    """Read the generated package in the folder ``out``, which need not exist.
 
-    Raises UserError if it is not a folder, cannot be read, or holds another package.
+    Raises UserError if ``out`` is not a folder, if it cannot be read, or if another generated package is inside it.
     """
     disk = Disk(Path(os.path.realpath(out)), os.fspath(out))
     if os.path.lexists(disk.root) and not disk.root.is_dir():
@@ -165,7 +178,7 @@ def read_tree(out: Path) -> Tree:
 
 
 def _is_incomplete(disk: Disk) -> bool:
-    """Whether a build was interrupted. Raises UserError if something else occupies a name that builds need."""
+    """Whether a build was interrupted. Raises UserError if a name that builds need is used by something else."""
     found = {name: disk.at(name) for name in (journal.NAME, journal.ASIDE)}
     for name, kind in ((journal.NAME, "a file"), (journal.ASIDE, "a folder")):
         standing = found[name]

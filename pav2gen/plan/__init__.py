@@ -1,4 +1,4 @@
-"""The plan of a kernel: all numbers about it that templates, messages and reports show. Each is computed once.
+"""The plan of a kernel: all numbers that templates, messages and reports state about the kernel, each computed once.
 
-May import: ``family`` and what that may import.
+This package may import ``family`` and what that may import.
 """

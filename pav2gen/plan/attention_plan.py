@@ -1,4 +1,4 @@
-"""Properties that the plans of decode and extend kernels share: texts for a source's header, and figures of a rank."""
+"""The part of a plan that decode and extend kernels share: texts for a source's header, and sizes on one rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pav2gen.runtime.select import Row
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The figures of an attention kernel that do not depend on its operator."""
+    """The part of a plan that decode and extend kernels share."""
 
     variant: AttentionVariant
     spec: Spec
 
     @property
     def title(self) -> str:
-        """The key in words, for the comment at the top of a source."""
+        """The axis values that a call must match, in words, for the comment at the top of a source."""
         return title(self.variant.key._asdict())
 
     @property
@@ -37,18 +37,22 @@ class AttentionPlan:
 
     @cached_property
     def rank(self) -> RankShape:
-        """The heads of one rank, for the smallest tensor-parallel size that has this kernel's ratio."""
+        """The numbers of heads on one rank, for the first tensor-parallel size in the spec that has this kernel's
+        ``gqa_ratio``.
+
+        If no size has this ratio, one rank has all KV heads of the model.
+        """
         model, ratio = self.spec.model, self.variant.gqa_ratio
         ranks = (rank for rank in model.ranks() if rank.gqa_ratio == ratio)
         return next(ranks, RankShape(1, model.num_kv_heads * ratio, model.num_kv_heads))
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V of one token in one layer, for the rank."""
+        """Bytes of K and V per token and layer on one rank."""
         return 2 * self.variant.head_size * self.variant.cache_item_bytes * self.rank.num_kv_heads
 
     def base_row(self, partition_size: int) -> Row:
-        """The kernel's row of the dispatch table, without the figures of its CUDA kernel."""
+        """The kernel's row in the dispatch table, with the default in each field that describes the CUDA kernel."""
         v, dispatch, target = self.variant, self.spec.dispatch, self.spec.target
         return Row(
             symbol=v.symbol,

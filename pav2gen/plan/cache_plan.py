@@ -1,4 +1,6 @@
-"""The plan of a cache writer: buffers and ATen calls of its PyTorch code, thread blocks of its CUDA kernel."""
+"""The plan of a cache writer: the workspace and the ATen calls of its PyTorch code, and the thread blocks of its CUDA
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ ENCODERS = {"fp8_e4m3": "ToE4M3", "fp8_e5m2": "ToE5M2", "int8": "ToInt8"}
 
 @dataclass(frozen=True)
 class TorchCachePlan:
-    """Figures of the PyTorch writer."""
+    """The plan of a PyTorch cache writer."""
 
     variant: CacheVariant
     workspace_bytes: int
@@ -47,34 +49,37 @@ class TorchCachePlan:
 
     @property
     def key_grains(self) -> int:
-        """The number of 16-byte grains in a key."""
+        """The number of 16-byte groups in the key of one token and KV head."""
         return self.variant.head_size // self.variant.grain
 
     @property
     def cpu_bytes(self) -> int:
-        """Bytes of workspace on a CPU."""
+        """The size of the workspace on a CPU, in bytes."""
         return min(CPU_BYTES, self.workspace_bytes)
 
     @property
     def gpu_bytes(self) -> int:
-        """Bytes of workspace on a GPU."""
+        """The size of the workspace on a GPU, in bytes."""
         return min(GPU_BYTES, self.workspace_bytes)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of workspace for each token, without those of its heads."""
+        """Bytes of workspace per token, in addition to ``head_bytes`` for each KV head."""
         return TOKEN_BYTES
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of workspace for each KV head of a token: K and V in float32, temporaries of the encoder, and codes."""
+        """Bytes of workspace per token and KV head: K and V in float32, temporaries of the encoder, and the encoded
+        elements.
+        """
         of_k_and_v = {"auto": 0, "int8": 8, "fp8_e5m2": 8 + 8 + 4 + 4, "fp8_e4m3": 8 + 8 + 4 + 4}
         return self.variant.head_size * (of_k_and_v[self.variant.kv_cache_dtype] + 3 * self.variant.cache_item_bytes)
 
     def calls(self, chunks: int) -> int:
-        """The number of ATen calls, without views, that the writer makes for a call of ``chunks`` chunks.
+        """The number of ATen calls of one call of the writer, not counting views. ``chunks`` is the number of chunks of
+        tokens.
 
-        The numbers follow templates/torch/cache.py.j2 and runtime/writer; the generated tests count the calls.
+        The numbers are those of templates/torch/cache.py.j2 and runtime/writer. Generated tests count the calls.
         """
         encoding = {"auto": 0, "int8": 5, "fp8_e5m2": 12, "fp8_e4m3": 17}[self.variant.kv_cache_dtype]
         each_chunk = 22 + encoding
@@ -83,50 +88,54 @@ class TorchCachePlan:
 
 @dataclass(frozen=True)
 class CudaCachePlan:
-    """Figures of the CUDA writer."""
+    """The plan of a CUDA cache writer."""
 
     variant: CacheVariant
 
     @property
     def scalar(self) -> str:
-        """The type of key and value."""
+        """The CUDA type of the elements of key and value."""
         return SCALARS[self.variant.dtype]
 
     @property
     def bits(self) -> str:
-        """An unsigned type as wide as an element of the cache."""
+        """The unsigned CUDA type with the size of a cache element."""
         return BITS[self.variant.cache_item_bytes]
 
     @property
     def encoder(self) -> str:
-        """The encoder of numbers into codes: a struct of runtime/cuda/pav2_encode.cuh."""
+        """The struct of runtime/cuda/pav2_encode.cuh that encodes float32 numbers for the cache."""
         return ENCODERS[self.variant.kv_cache_dtype]
 
     @property
     def tokens(self) -> int:
-        """Tokens of a thread block. Tokens in neighbouring slots fill a sector of each row of V, or all of it."""
+        """Tokens per thread block. If they go to neighbouring slots of a page, they fill one 32-byte sector of each row
+        of V.
+
+        There are at most as many as a page has.
+        """
         return min(self.variant.block_size, SECTOR // self.variant.cache_item_bytes)
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per thread block."""
         return THREADS
 
     @property
     def padding(self) -> int:
-        """Elements between the rows of shared memory."""
+        """Unused elements between two rows in shared memory."""
         return PADDING
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory of a block: padded rows, and slots. The size of the struct is a multiple of 16."""
+        """Bytes of shared memory per thread block: rows with padding, and slot numbers. A multiple of 16."""
         rows = self.tokens * (self.variant.head_size + PADDING) * self.variant.cache_item_bytes
         return -(-(-(-rows // 8) * 8 + 8 * self.tokens) // 16) * 16
 
 
 @dataclass(frozen=True)
 class CachePlan:
-    """All figures of one cache writer."""
+    """The plan of one cache writer."""
 
     variant: CacheVariant
     spec: Spec
@@ -134,22 +143,22 @@ class CachePlan:
 
     @cached_property
     def cuda(self) -> CudaCachePlan:
-        """The figures of the CUDA writer."""
+        """The plan of the CUDA kernel."""
         return CudaCachePlan(self.variant)
 
     @property
     def title(self) -> str:
-        """The key in words, for the comment at the top of a source."""
+        """The axis values that a call must match, in words, for the comment at the top of a source."""
         return title(self.variant.key._asdict())
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures of a writer that ``pav2gen list`` shows."""
+        """The numbers that ``pav2gen list`` shows, by column."""
         shared = {"shared_kib": round(self.cuda.shared_bytes / 1024, 1)} if "cuda" in self.spec.backends else {}
         return {"workspace_mib": self.torch.gpu_bytes // MIB, "torch_calls": self.torch.calls(1), **shared}
 
     def row(self) -> Row:
-        """The writer's row of the dispatch table."""
+        """The writer's row in the dispatch table."""
         v, backends = self.variant, self.spec.backends
         return Row(
             symbol=v.symbol,
@@ -167,5 +176,5 @@ class CachePlan:
 
 
 def plan_cache(variant: CacheVariant, spec: Spec) -> CachePlan:
-    """Make the plan of a writer, under the limits of ``spec``."""
+    """Make the plan of a cache writer. The limits are those of ``spec``."""
     return CachePlan(variant, spec, TorchCachePlan(variant, spec.limits.workspace_mib * MIB))

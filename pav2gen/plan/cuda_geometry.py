@@ -1,4 +1,4 @@
-"""The geometry of a CUDA thread block of decode or extend: how its threads share the work."""
+"""The geometry of a CUDA thread block of an attention kernel: how the threads divide the work."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ WIDEST_WARP = 64
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the threads of a block share the work.
+    """How the threads of a decode kernel's thread block divide the work.
 
-    threads: threads of a block.
-    heads: query heads that a block computes.
-    step: tokens that a block processes between two barriers; their scores are in shared memory together.
-    runs: runs of consecutive tokens that a warp scores together.
-    key_words: 32-bit words of a load of keys.
-    value_words: 32-bit words of a load of values.
-    row_lanes: threads side by side in a row of values. A row is one element of the head over the tokens of a page.
+    threads: threads per block. heads: query heads that a block computes. step: tokens that a block processes between
+    two barriers. Shared memory holds the scores of one step. runs: runs of consecutive tokens that a warp scores at the
+    same time. key_words: 32-bit words per load of keys and thread. value_words: 32-bit words per load of values and
+    thread. row_lanes: threads that read one row of V side by side. A row of V is one element of the head for all tokens
+    of a page.
     """
 
     threads: int
@@ -36,17 +34,15 @@ KEY_LANES = 16
 
 @dataclass(frozen=True)
 class ExtendGeometry:
-    """How the threads of a block of an extend kernel share the work. A row is a pair of a query token and a query head.
+    """How the threads of an extend kernel's thread block divide the work.
 
-    threads: threads of a block.
-    heads: query heads of a block.
-    tokens: query tokens of a tile.
-    step: keys that are in shared memory together. Later their values are in the same place.
-    chunk_rows: rows that a warp scores together.
-    lane_keys: keys that a lane scores together.
-    load_words: 32-bit words of a load from the cache.
-    dim_lanes: threads that share the elements of one row while values are added.
-    partition: keys that a block processes.
+    A query row is a pair of a query token and a query head.
+
+    threads: threads per block. heads: query heads per block. tokens: query tokens per block. step: number of keys that
+    shared memory holds at the same time. The values of these keys replace them later. chunk_rows: query rows that a
+    warp scores at the same time. lane_keys: keys that a lane scores at the same time. load_words: 32-bit words per load
+    from the cache and thread. dim_lanes: threads that divide the elements of one query row's output among them while
+    values are added. partition: number of keys that a block processes.
     """
 
     threads: int
@@ -61,20 +57,22 @@ class ExtendGeometry:
 
     @property
     def rows(self) -> int:
-        """Rows of a block."""
+        """Query rows per thread block."""
         return self.heads * self.tokens
 
     @property
     def row_slots(self) -> int:
-        """Rows of a block, rounded up to whole chunks."""
+        """Query rows per thread block, rounded up to a multiple of ``chunk_rows``."""
         return -(-self.rows // self.chunk_rows) * self.chunk_rows
 
     @property
     def run_keys(self) -> int:
-        """Keys that a warp scores together."""
+        """The number of keys that a warp scores at the same time."""
         return KEY_LANES * self.lane_keys
 
     @property
     def row_groups(self) -> int:
-        """Groups of threads that share the rows while values are added."""
+        """The number of groups of ``dim_lanes`` threads. While values are added, each group works on its own query
+        rows.
+        """
         return self.threads // self.dim_lanes

@@ -1,4 +1,4 @@
-"""Makes the text of a CUDA kernel's two hooks. One changes a score before the softmax, the other one masks keys."""
+"""Writes the CUDA text of a kernel's two hooks: one changes a score before the softmax, the other masks keys."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ _INDEX = {"heads": "at.first_head + h", "kv_heads": "at.kv_head"}
 
 
 class Line(NamedTuple):
-    """One step of a hook: a CUDA expression and its description."""
+    """One step of a hook: the CUDA expression, and the name of the modification."""
 
     text: str
     about: str
 
 
 class Parameter(NamedTuple):
-    """A parameter tensor: its array in shared memory, the pointer that it is loaded from, and the index to load."""
+    """A parameter tensor in a CUDA kernel.
+
+    array: the name of the array in shared memory. pointer: the text of the pointer to global memory. place: the text of
+    the index of the element to load.
+    """
 
     array: str
     pointer: str
@@ -38,7 +42,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class CudaHooks:
-    """The hooks of a kernel."""
+    """The two hooks of a CUDA kernel."""
 
     variant: AttentionVariant
 
@@ -52,7 +56,7 @@ class CudaHooks:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The parameter tensors of all modifications."""
+        """The parameter tensors of all modifications of the kernel."""
         found = [Parameter("slope", "a.alibi_slopes", _INDEX["heads"])] if self.variant.alibi else []
         for number, (name, axis) in enumerate(self._own_tensors.items()):
             found.append(Parameter(f"{name}_", f"a.tensors[{number}]", _INDEX[axis]))
@@ -65,12 +69,12 @@ class CudaHooks:
 
     @cached_property
     def scores(self) -> tuple[Line, ...]:
-        """The steps of the score. Each one assigns a new value to ``s``."""
+        """The steps of the hook that changes a score. The kernel assigns each step's value to ``s``."""
         return tuple(Line(cuda_text(e.score_tree, self._names), e.name) for e in self._entries if e.score_tree)
 
     @cached_property
     def masks(self) -> tuple[Line, ...]:
-        """The steps of the mask. A query attends to a key if all these conditions are true."""
+        """The steps of the hook that masks keys. A query attends to a key if the conditions of all steps are true."""
         found = [Line(cuda_text(e.mask_tree, self._names), e.name) for e in self._entries if e.mask_tree]
         if self.variant.blocksparse:
             found.append(Line("attends(a, h, at.kv_head, k, at.length)", "block-sparse"))
@@ -83,10 +87,12 @@ class CudaHooks:
 
     @property
     def uses_floor(self) -> bool:
-        """Whether a step calls ``floor_div`` or ``floor_mod``."""
+        """Whether the text of a step calls ``floor_div`` or ``floor_mod``."""
         return any(map(uses_floor, self._trees))
 
     def reads_head(self, lines: tuple[Line, ...]) -> bool:
-        """Whether one of ``lines`` needs the number of the query head among all heads."""
+        """Whether a step of ``lines`` reads the index of the query head among all query heads. ``lines``: ``scores`` or
+        ``masks``.
+        """
         trees = [e.score_tree if lines is self.scores else e.mask_tree for e in self._entries]
         return (lines is self.masks and self.variant.blocksparse) or any(t and uses(t, "h") for t in trees)

@@ -1,4 +1,6 @@
-"""Draws which thread loads which part of a page, as text. The picture is in the comment at the top of a CUDA source."""
+"""Draws a text picture of how the threads of a CUDA kernel divide K and V. The header comment of a CUDA source shows
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ ELLIPSIS = "..."
 
 
 def picture(v: Variant, g: Geometry) -> list[str]:
-    """The lines of the picture: one load of keys by a warp, then one load of values by a block. At most 100 wide."""
+    """The picture of a decode kernel, as lines of at most 100 characters.
+
+    The first table shows one load of K by a warp. The second table shows one load of V by a thread block.
+    """
     return [*_keys(v, g), "", *_values(v, g)]
 
 
@@ -55,7 +60,10 @@ def _values(v: Variant, g: Geometry) -> list[str]:
 
 
 def extend_picture(v: ExtendVariant, g: ExtendGeometry) -> list[str]:
-    """Lines of text: the lanes of a warp that score keys, then the threads of a block that add values."""
+    """The picture of an extend kernel, as lines of text.
+
+    The first table shows which lanes of a warp score which keys. The second table shows which threads add which values.
+    """
     return [*_scores(v, g), "", *_sums(v, g)]
 
 
@@ -84,7 +92,9 @@ def _sums(v: ExtendVariant, g: ExtendGeometry) -> list[str]:
 
 
 def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int], str]) -> list[str]:
-    """A table with a header line. An ellipsis replaces rows and columns in the middle."""
+    """A table with a header line, as lines of text. An ellipsis replaces rows and columns in the middle of a large
+    table.
+    """
     across, down = _shown(len(columns), COLUMNS), _shown(len(rows), ROWS)
     lines = [["", *(ELLIPSIS if j is None else columns[j] for j in across)]]
     for i in down:
@@ -97,5 +107,5 @@ def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int
 
 
 def _shown(count: int, most: int) -> list[int | None]:
-    """The indices that a table of ``count`` entries shows. None marks the omitted ones."""
+    """The indices that a table with ``count`` rows or columns shows. None stands for the omitted indices."""
     return list(range(count)) if count <= most else [0, 1, None, count - 1]

@@ -1,4 +1,4 @@
-"""The layout of a CUDA kernel: threads, loads, shared memory, and how a group of query heads is split."""
+"""Chooses the layout of a CUDA decode kernel: threads, load widths, shared memory, and query heads per thread block."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 
 @dataclass(frozen=True)
 class CudaPlan:
-    """Figures of the CUDA kernel."""
+    """The plan of a CUDA decode kernel."""
 
     variant: Variant
     geometry: Geometry
@@ -84,97 +84,111 @@ class CudaPlan:
 
     @property
     def scalar(self) -> str:
-        """The type of query, out and tmp_out."""
+        """The CUDA type of query, out and tmp_out."""
         return SCALARS[self.variant.dtype]
 
     @property
     def stored(self) -> str:
-        """The struct of runtime/cuda/pav2_device.cuh that decodes the cache."""
+        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the cache."""
         v = self.variant
         return STORED[v.dtype if v.kv_cache_dtype == "auto" else v.kv_cache_dtype]
 
     @property
     def blocks_per_group(self) -> int:
-        """Thread blocks that share the query heads of a KV head. Each of them reads the cache."""
+        """The number of thread blocks that the query heads of one KV head are divided over. Each of these blocks reads
+        the cache.
+        """
         return -(-self.variant.gqa_ratio // self.geometry.heads)
 
     @property
     def steps(self) -> int:
-        """Steps of a partition."""
+        """The number of steps in which a thread block processes its partition."""
         return self.variant.partition_size // self.geometry.step
 
     @property
     def uneven(self) -> bool:
-        """Whether the last block of a group has fewer heads than the others."""
+        """Whether the query heads of a KV head do not divide evenly, so that the last of their thread blocks has fewer
+        heads.
+        """
         return self.variant.gqa_ratio % self.geometry.heads != 0
 
     @property
     def head_count(self) -> str:
-        """The number of query heads of a block, as the source spells it."""
+        """The CUDA text for the number of query heads of a thread block."""
         return "at.heads" if self.uneven else "kBlockHeads"
 
     @property
     def lanes_without_grain(self) -> bool:
-        """Whether a key has fewer grains than a warp of 64 lanes loads at once, so that some lanes are idle."""
+        """Whether some lanes of a 64-lane warp are idle while keys are loaded.
+
+        This is the case if the warp could load more 16-byte groups of each key at once than a key has.
+        """
         lanes = WIDEST_WARP * self.geometry.key_words // 4
         return lanes // min(self.variant.block_size, lanes) > self.variant.head_size // self.variant.grain
 
     @property
     def rows_may_end(self) -> bool:
-        """Whether some threads have no row of values in the last round of a tile, and so are idle."""
+        """Whether some threads are idle in the last round of reading V, because no row of V is left for them."""
         return self.variant.head_size * self.geometry.row_lanes % self.geometry.threads != 0
 
     @property
     def tile(self) -> int:
-        """Tokens of a page of values that all threads read together."""
+        """The number of tokens of a page that all threads together read in one load of V."""
         return self.geometry.row_lanes * self.geometry.value_words * (4 // self.variant.cache_item_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of static shared memory of the partial kernel."""
+        """Bytes of static shared memory of the kernel that computes partitions. The kernel that reduces them is not
+        meant.
+        """
         return shared_bytes(self.variant, self.geometry.heads, self.geometry.step)
 
     @cached_property
     def occupancy(self) -> Occupancy:
-        """The occupancy of a multiprocessor, computed with the estimated number of registers."""
+        """The estimated occupancy of a multiprocessor, with an estimate of the registers per thread."""
         return occupancy(self.variant, self.geometry, self.shared_bytes, self.target)
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """The hooks, which change or mask a score between the product and the softmax."""
+        """The code between the product q·k and the softmax, which changes scores and masks keys."""
         return CudaHooks(self.variant)
 
     @property
     def picture(self) -> list[str]:
-        """Lines that show which thread loads which part of a page of K and of V, for the top of a source."""
+        """A picture of which thread loads which part of a page, as lines for the comment at the top of a CUDA
+        source.
+        """
         return picture(self.variant, self.geometry)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K, or of V, in a page of one KV head."""
+        """Bytes of K in a page, for one KV head. V has the same number of bytes."""
         return page_bytes(self.variant)
 
     @property
     def max_registers(self) -> int:
-        """The most registers that a thread may have if ``RESIDENT_THREADS`` are to be resident."""
+        """The most registers per thread with which ``RESIDENT_THREADS`` threads can be resident on a multiprocessor."""
         return min(255, REGISTER_FILE // max(self.geometry.threads, RESIDENT_THREADS))
 
     def kv_bytes(self, pages: int, kv_heads: int) -> int:
-        """Bytes of K and V that a call loads for ``pages`` pages: each block of a group loads all of them."""
+        """Bytes of K and V that one call loads, if its sequences have ``pages`` pages in total.
+
+        Each of the ``blocks_per_group`` thread blocks loads all of these pages.
+        """
         return 2 * page_bytes(self.variant) * pages * kv_heads * self.blocks_per_group
 
     def table_bytes(self, pages: int, kv_heads: int) -> int:
-        """Bytes of the block tables that a call loads for ``pages`` pages."""
+        """Bytes of the block tables that one call loads, if its sequences have ``pages`` pages in total."""
         return 4 * pages * kv_heads * self.blocks_per_group
 
     @property
     def saturating_blocks(self) -> int:
-        """The number of blocks that saturate a multiprocessor's bandwidth with their loads in flight."""
+        """The number of thread blocks per multiprocessor that keep enough bytes in flight to use its full bandwidth."""
         needed = self.occupancy.needed or ASSUMED_BYTES
         return -(-needed * self.occupancy.blocks // max(1, self.occupancy.bytes_in_flight))
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures of the CUDA kernel that ``pav2gen list`` shows."""
+        """The numbers about the CUDA kernel that ``pav2gen list`` shows, by column."""
         g = self.geometry
         return {
             "threads": g.threads,
@@ -189,24 +203,28 @@ class CudaPlan:
 
 
 def page_bytes(v: Variant) -> int:
-    """Bytes of K, or of V, in a page of one KV head."""
+    """Bytes of K in a page, for one KV head. V has the same number of bytes."""
     return v.head_size * v.block_size * v.cache_item_bytes
 
 
 def shared_bytes(v: Variant, heads: int, step: int) -> int:
-    """Bytes of shared memory of a block: query and weights in float32, page numbers, and a few numbers of each head."""
+    """Bytes of shared memory per thread block, for ``heads`` query heads and ``step`` tokens per step.
+
+    Shared memory holds the query and the softmax weights in float32, page numbers, and a few numbers per head.
+    """
     scalars = 1 + (step < v.partition_size) + v.sinks + len(CudaHooks(v).parameters)
     floats = heads * (v.head_size + step + scalars) + v.pages_per_partition
     return -(-floats * 4 // 16) * 16
 
 
 def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPlan:
-    """Choose the layout of a variant's CUDA kernel.
+    """Choose the layout of a CUDA decode kernel.
 
-    The query heads of a KV head (a group) are split over as few thread blocks as possible, because each block reads the
-    cache. Among the layouts with that number of blocks, the plan takes the first that keeps enough bytes in flight,
-    else the one that keeps the most. ``choices`` sets some of ``CHOICES``: threads of a block; step, limited to the
-    partition; tokens (runs), halved until their accumulators fit. Raises ValueError if a step is shorter than a page.
+    The query heads of one KV head are divided over as few thread blocks as possible, because each block reads the
+    cache. Among the layouts with that number of blocks, the first one in the order of ``layouts`` is chosen.
+    ``choices`` fixes some settings of ``CHOICES``: ``threads`` per block; ``step``, at most the partition size; and
+    ``tokens``, the runs of tokens that a warp scores at the same time, which is halved until the accumulators fit in
+    registers. Raises ValueError if the fixed step is shorter than a page.
     """
     for blocks in range(1, v.gqa_ratio + 1):
         heads = -(-v.gqa_ratio // blocks)
@@ -216,11 +234,11 @@ def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPla
 
 
 def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> list[CudaPlan]:
-    """The layouts with ``heads`` query heads in a block, the best first.
+    """The possible layouts with ``heads`` query heads per thread block, the best first.
 
-    Layouts with loads as wide as the target's come before those with wider loads. Then steps of ``SHORT_STEP`` or more
-    come before shorter steps, and then enough bytes in flight before fewer. Equal layouts are ordered by longer steps,
-    then by fewer threads.
+    Layouts are compared by these criteria, in this order: loads of V at most as wide as the target's ``load_bytes``;
+    steps of at least ``SHORT_STEP`` tokens; the grade of their bytes in flight. Among equal layouts, longer steps come
+    first, then fewer threads.
     """
     plans = [CudaPlan(v, g, target) for g in dict.fromkeys(_candidates(v, target, heads, choices))]
     plans = [p for p in plans if p.shared_bytes <= min(SHARED_LIMIT, target.shared_memory_bytes)]
@@ -235,12 +253,14 @@ def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) 
 
 
 def _grade(in_flight: int, needed: int) -> int:
-    """The grade of a plan for its bytes in flight: 0 if they are enough, and lower by GRADES for each halving."""
+    """The grade of a plan by its bytes in flight: 0 if they are enough, and ``GRADES`` less for each halving of
+    them.
+    """
     return round(GRADES * math.log2(min(1.0, max(in_flight, 1) / needed)))
 
 
 def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> Iterator[Geometry]:
-    """The geometries in which all accumulators fit, ordered by longer steps, then fewer threads, then wider loads."""
+    """The geometries with accumulators that fit in registers. Longer steps come first, then fewer threads."""
     key_words = _key_words(v, target.load_bytes)
     for step in _steps(v, choices.get("step")):
         for threads in _threads(v, target, choices.get("threads")):
@@ -253,12 +273,12 @@ def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, in
 
 
 def most_accumulators(threads: int) -> int:
-    """The most accumulators of a thread that fit in registers, in a block of ``threads``."""
+    """The most accumulators per thread that fit in registers, in a thread block of ``threads`` threads."""
     return min(MOST_ACCUMULATORS, REGISTER_FILE // threads - OTHER_REGISTERS)
 
 
 def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
-    """The thread counts to try: the chosen one, else from 128 up, or 64 for a page of less than 512 bytes."""
+    """The thread counts to try: only the fixed one, or 128, 256 and 512. For a page of less than 512 bytes, only 64."""
     if chosen:
         return (chosen,)
     counts = (64,) if page_bytes(v) < 512 else (128, 256, 512)
@@ -266,7 +286,10 @@ def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
 
 
 def _runs_fit(v: Variant, g: Geometry) -> bool:
-    """Whether a warp may score its runs together: accumulators and unpacked floats fit, and every warp has work."""
+    """Whether a warp can score ``g.runs`` runs of tokens at the same time.
+
+    The accumulators and the unpacked floats must fit in registers, and each warp must have work in every step.
+    """
     unpacked = g.runs * g.key_words * 4 // v.cache_item_bytes
     busy = g.runs * TOKENS_PER_RUN * (g.threads // WIDEST_WARP) <= g.step
     fits = g.runs * g.heads <= MOST_SCORES and accumulators(v, g) <= most_accumulators(g.threads)
@@ -274,7 +297,9 @@ def _runs_fit(v: Variant, g: Geometry) -> bool:
 
 
 def _steps(v: Variant, chosen: int | None) -> list[int]:
-    """The chosen step, else the partition and its halves, down to a page or 64 tokens."""
+    """The numbers of tokens per step to try: only the fixed one, or the partition size and its halves, down to a page
+    or 64.
+    """
     if chosen:
         return [min(chosen, v.partition_size)] if chosen >= v.block_size else []
     steps = [v.partition_size]
@@ -284,17 +309,19 @@ def _steps(v: Variant, chosen: int | None) -> list[int]:
 
 
 def _key_words(v: Variant, load_bytes: int) -> int:
-    """32-bit words of a load of keys: the widest load that keeps all lanes of a warp of 64 busy, else the widest."""
+    """32-bit words per load of K: the widest load with which no lane of a 64-lane warp is idle in a page; else the
+    widest.
+    """
     widths = [width for width in (16, 8, 4) if width <= load_bytes]
     whole = [width for width in widths if page_bytes(v) // width % WIDEST_WARP == 0]
     return (whole or widths)[0] // 4
 
 
 def _rows(v: Variant, threads: int, load_bytes: int) -> list[tuple[int, int]]:
-    """Possible pairs (32-bit words of a load of values, threads that read a row side by side), the best first.
+    """The possible pairs of (32-bit words per load of V, threads that read one row of V side by side), the best first.
 
-    The target's load width comes before a wider one, and pairs that keep all threads busy come before others. The
-    threads of a row read all of it, or whole sectors.
+    Pairs with which no thread is idle come before others. Then narrower loads than the target's ``load_bytes``, or
+    equal ones, come before wider ones. The threads of a row together read the whole row, or at least one sector of it.
     """
     row = v.block_size * v.cache_item_bytes
     widths = [w for w in (16, 8, 4) if w <= min(load_bytes, row)] + [w for w in (16,) if load_bytes < w <= row]

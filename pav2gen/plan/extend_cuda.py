@@ -1,22 +1,22 @@
-"""The layout of a CUDA extend kernel: the query rows of a thread block, its shared memory, and its threads.
+"""Chooses the layout of a CUDA extend kernel: the query rows of a thread block, its shared memory, and its threads.
 
-A thread block processes a tile: some query tokens of one sequence, with all query heads of a KV head if they fit. Each
-pair of a query token and a query head is a row. A block reads each key and value of its partition once for all of its
-rows. Three resources limit the rows: shared memory holds their queries and weights, registers hold their outputs, and
-the arithmetic grows with the rows.
+A query row is a pair of a query token and a query head. A tile is a number of consecutive query tokens of one sequence.
+A thread block processes one tile and one partition of the keys, with all query heads of a KV head if they fit. It reads
+each key and value once for all its query rows. Three resources limit the number of query rows: shared memory holds
+their queries and softmax weights, registers hold their outputs, and the arithmetic grows with their number.
 
-Which calls prefer this kernel
-------------------------------
-The unit of time here is one read of K and V. A block with R rows does R multiply-adds for each element that it reads.
-A multiprocessor does ``BALANCED_ROWS`` of them, for an element of two bytes, in the time of the read. So the time of a
-tile is R / BALANCED_ROWS if that is more than 1, and a query of q tokens with a group of G heads takes at least
+Which calls prefer this kernel ------------------------------ The unit of time here is one read of K and V. A block with
+R query rows does R multiply-adds for each element that it reads. If an element has two bytes, a multiprocessor does
+``BALANCED_ROWS`` multiply-adds in the time that the read of one element takes. So a tile takes R / ``BALANCED_ROWS``
+units of time, or 1 unit if that is more. A query of q tokens, with G query heads per KV head, takes at least
 
-    max(ceil(q / tile), q * G / balanced rows)
+    max(ceil(q / tile), q * G / BALANCED_ROWS)
 
-The PyTorch kernel gathers K and V only once for a short query. The gather reads each element and writes it as float32,
-and the matmul reads it again. This takes 1 + 2 * 4 / item bytes units. The vendor's BLAS then does the arithmetic many
-times faster than scalar code. ``query_len`` is the longest query for which the time of the CUDA kernel is at most that
-of the PyTorch kernel. The model ignores the launches of the PyTorch kernel, which favours the PyTorch kernel.
+The PyTorch kernel gathers K and V only once for a short query. The gather reads each element and writes it as float32;
+then the matrix product reads the float32. Together this takes 1 + 2 * 4 / (bytes of an element) units. The vendor's
+BLAS library then does the arithmetic many times as fast as scalar code. ``query_len`` is the longest query for which
+the CUDA kernel takes at most the time of the PyTorch kernel. This model ignores the time to launch kernels, which
+favours the PyTorch kernel.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SECTOR = 32
 
 @dataclass(frozen=True)
 class ExtendCudaPlan:
-    """Figures of the CUDA kernel."""
+    """The plan of a CUDA extend kernel."""
 
     variant: ExtendVariant
     geometry: ExtendGeometry
@@ -76,77 +76,90 @@ class ExtendCudaPlan:
 
     @property
     def scalar(self) -> str:
-        """The type of query and out."""
+        """The CUDA type of query and out."""
         return SCALARS[self.variant.dtype]
 
     @property
     def query_format(self) -> str:
-        """The struct of runtime/cuda/pav2_device.cuh that decodes the query."""
+        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the query."""
         return STORED[self.variant.dtype]
 
     @property
     def stored(self) -> str:
-        """The struct of runtime/cuda/pav2_device.cuh that decodes the cache."""
+        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the cache."""
         v = self.variant
         return STORED[v.dtype if v.kv_cache_dtype == "auto" else v.kv_cache_dtype]
 
     @property
     def scaled(self) -> bool:
-        """Whether the cache is compressed, so that K and V have scales."""
+        """Whether the cache holds encoded elements, so that K and V have scales."""
         return self.variant.kv_cache_dtype != "auto"
 
     @property
     def partition_size(self) -> int:
-        """Keys of a thread block."""
+        """The number of keys that a thread block processes."""
         return self.geometry.partition
 
     @property
     def blocks_per_group(self) -> int:
-        """Thread blocks that share the query heads of a KV head. Each of them reads the cache."""
+        """The number of thread blocks that the query heads of one KV head are divided over. Each of these blocks reads
+        the cache.
+        """
         return -(-self.variant.gqa_ratio // self.geometry.heads)
 
     @property
     def uneven(self) -> bool:
-        """Whether the last block of a group has fewer heads than the others."""
+        """Whether the query heads of a KV head do not divide evenly, so that the last of their thread blocks has fewer
+        heads.
+        """
         return self.variant.gqa_ratio % self.geometry.heads != 0
 
     @property
     def head_count(self) -> str:
-        """The number of query heads of a block, as the source spells it."""
+        """The CUDA text for the number of query heads of a thread block."""
         return "at.heads" if self.uneven else "kBlockHeads"
 
     @property
     def dims_may_end(self) -> bool:
-        """Whether some threads have no element of the head in the last round, and so are idle."""
+        """Whether some threads are idle in the last round of adding values, because no element of the head is left for
+        them.
+        """
         return self.variant.head_size % self.geometry.dim_lanes != 0
 
     @property
     def loads_may_end(self) -> bool:
-        """Whether some threads have nothing to load in the last round, and so are idle."""
+        """Whether some threads are idle in the last round of loading keys or values, because nothing is left to
+        load.
+        """
         return kv_bytes(self.variant, self.geometry.step) % (4 * self.geometry.load_words * self.geometry.threads) != 0
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K, or of V, in a page of one KV head."""
+        """Bytes of K in a page, for one KV head. V has the same number of bytes."""
         return kv_bytes(self.variant, self.variant.block_size)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of static shared memory of the partial kernel."""
+        """Bytes of static shared memory of the kernel that computes partitions. The kernel that reduces them is not
+        meant.
+        """
         return shared_bytes(self.variant, self.geometry)
 
     @property
     def outputs_per_thread(self) -> int:
-        """Accumulators of outputs that a thread holds."""
+        """The number of float32 accumulators of outputs per thread."""
         return outputs(self.variant, self.geometry)
 
     @property
     def max_registers(self) -> int:
-        """The most registers that a thread may have if ``RESIDENT_THREADS`` are to be resident."""
+        """The most registers per thread with which ``RESIDENT_THREADS`` threads can be resident on a multiprocessor."""
         return min(255, REGISTER_FILE // max(self.geometry.threads, RESIDENT_THREADS))
 
     def partials_bytes(self, num_heads: int, max_seq_len: int) -> int:
-        """Bytes of workspace for the partial results of one tile. A launch needs at least this much."""
+        """Bytes of workspace for the partial results of one tile of query tokens: the least workspace of a launch.
+
+        Each partition of the keys has a partial result. With only one partition, no workspace is needed.
+        """
         v, g = self.variant, self.geometry
         reach = None if v.sliding_window is None else v.sliding_window + g.tokens - 1
         partitions = partitions_reached(max_seq_len, g.partition, reach)
@@ -154,17 +167,17 @@ class ExtendCudaPlan:
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """The hooks, which change or mask a score between the product and the softmax."""
+        """The code between the product q·k and the softmax, which changes scores and masks keys."""
         return CudaHooks(self.variant)
 
     @property
     def reads_head(self) -> bool:
-        """Whether the final score of a row depends on its query head."""
+        """Whether the value or the mask of a score depends on the query head."""
         return bool(self.hooks.parameters) or self.reads_heads_number
 
     @property
     def reads_heads_number(self) -> bool:
-        """Whether the final score of a row depends on the number of its query head among all heads."""
+        """Whether the value or the mask of a score depends on the index of the query head among all query heads."""
         return any(map(self.hooks.reads_head, (self.hooks.scores, self.hooks.masks)))
 
     @property
@@ -174,12 +187,14 @@ class ExtendCudaPlan:
 
     @property
     def picture(self) -> list[str]:
-        """Lines that show how lanes score keys and how threads add values, for the top of a source."""
+        """A picture of how threads divide keys and values, as lines for the comment at the top of a CUDA source."""
         return extend_picture(self.variant, self.geometry)
 
     @property
     def query_len(self) -> int:
-        """Calls with this max_query_len or less prefer the CUDA kernel, by the model in this module's docstring."""
+        """The longest query, in tokens, for which this kernel is preferred to the PyTorch kernel, by the model
+        described above.
+        """
         v, g = self.variant, self.geometry
         other = 1 + 2 * 4 / v.cache_item_bytes
         balanced = BALANCED_ROWS * v.cache_item_bytes / 2
@@ -188,7 +203,7 @@ class ExtendCudaPlan:
         return max(1, min(by_reads, by_arithmetic))
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures of the CUDA kernel that ``pav2gen list`` shows."""
+        """The numbers about the CUDA kernel that ``pav2gen list`` shows, by column."""
         g = self.geometry
         return {
             "threads": g.threads,
@@ -203,12 +218,16 @@ class ExtendCudaPlan:
 
 
 def kv_bytes(v: ExtendVariant, keys: int) -> int:
-    """Bytes of K, or of V, of ``keys`` tokens in one KV head."""
+    """Bytes of K for ``keys`` tokens and one KV head. V has the same number of bytes."""
     return keys * v.head_size * v.cache_item_bytes
 
 
 def shared_bytes(v: ExtendVariant, g: ExtendGeometry) -> int:
-    """Bytes of shared memory: keys or values, queries, weights, page numbers, and a few numbers of each row or head."""
+    """Bytes of shared memory per thread block.
+
+    Shared memory holds the keys or values of a step, the queries, the softmax weights, page numbers, and a few numbers
+    per query row or head.
+    """
     item = {"float16": 2, "bfloat16": 2, "float32": 4}[v.dtype]
     queries = g.row_slots * v.head_size * item
     floats = g.row_slots * g.step + 2 * g.rows + len(CudaHooks(v).parameters) * g.heads
@@ -217,16 +236,16 @@ def shared_bytes(v: ExtendVariant, g: ExtendGeometry) -> int:
 
 
 def outputs(v: ExtendVariant, g: ExtendGeometry) -> int:
-    """Accumulators of outputs that a thread holds."""
+    """The number of float32 accumulators of outputs per thread."""
     return -(-g.rows // g.row_groups) * -(-v.head_size // g.dim_lanes)
 
 
 def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
-    """Choose the layout of a variant's extend kernel.
+    """Choose the layout of a CUDA extend kernel.
 
-    The query heads of a KV head (a group) are split evenly over as few thread blocks as possible. The tile has as many
-    query tokens as fit. Both matter because each block and each tile reads the cache again.
-    Raises ValueError if a block of one row does not fit.
+    The query heads of one KV head are divided over as few thread blocks as possible. Then the tile has as many query
+    tokens as fit. Both numbers matter, because each block and each tile reads the cache again. Raises ValueError if not
+    even a block with one query row fits.
     """
     limit = shared_limit(target)
     for least in (LEAST_STEP_BYTES, 0):
@@ -241,17 +260,19 @@ def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
 
 
 def shared_limit(target: Target) -> int:
-    """The most bytes of shared memory that a plan gives a thread block."""
+    """The most bytes of shared memory that a thread block may use."""
     return min(SHARED_LIMIT, target.shared_memory_bytes)
 
 
 def least_shared_bytes(v: ExtendVariant, target: Target) -> int:
-    """The bytes of shared memory of the smallest thread block, which has one row."""
+    """The bytes of shared memory of the smallest possible thread block, which has one query row."""
     return min(shared_bytes(v, g) for g in _candidates(v, target, heads=1, tokens=1))
 
 
 def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> Iterator[ExtendGeometry]:
-    """Geometries for some rows, the longest step first."""
+    """The geometries to try for ``heads`` query heads and ``tokens`` query tokens per block. Longer steps come
+    first.
+    """
     rows = heads * tokens
     threads = _threads(v, target, rows)
     dim_lanes = _dim_lanes(v, threads, rows)
@@ -262,16 +283,17 @@ def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> It
 
 
 def _threads(v: ExtendVariant, target: Target, rows: int) -> int:
-    """The number of threads of a block: 512, or fewer if each would have less than ``FEWEST_OUTPUTS`` accumulators."""
+    """Threads per thread block: 512, or fewer if each thread would have less than ``FEWEST_OUTPUTS`` accumulators."""
     counts = [threads for threads in (512, 256) if threads <= target.max_threads_per_block]
     return next((threads for threads in counts if rows * v.head_size >= FEWEST_OUTPUTS * threads), 128)
 
 
 def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
-    """How many threads divide the elements of the head among them. It is a multiple of a warp.
+    """The number of threads that divide the elements of one query row's output among them while values are added.
 
-    So all lanes of a warp read the weights of the same row. The number with the fewest accumulators is chosen, then
-    the one with the most elements of the head for each weight that a thread reads.
+    The number is a multiple of a warp, so that all lanes of a warp read the softmax weights of the same query row. The
+    choice is the number with the fewest accumulators per thread. Among equal numbers, the smallest is chosen, with
+    which a thread adds values to the most elements for each weight that it reads.
     """
     least = min(threads, -(-v.head_size // MOST_ELEMENTS))
     choices = [lanes for lanes in (64, 128, 256, 512) if least <= lanes <= threads]
@@ -283,9 +305,9 @@ def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
 
 
 def _steps(v: ExtendVariant, target: Target) -> list[int]:
-    """The possible numbers of keys of a step, the largest first. A step is whole pages, or a part of a page.
+    """The possible numbers of keys per step, the largest first. A step is a number of whole pages, or a part of a page.
 
-    A part of a page is used only if its rows of V are whole sectors of memory.
+    A part of a page is possible only if its rows of V are at least one sector of memory.
     """
     page, item = v.block_size, v.cache_item_bytes
     steps = [
@@ -298,9 +320,11 @@ def _steps(v: ExtendVariant, target: Target) -> list[int]:
 
 
 def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
-    """Choose how many rows a warp and how many keys a lane scores together, so that scoring takes the least time.
+    """Choose the number of query rows per warp and of keys per lane that are scored at the same time, for the least
+    time.
 
-    For each element of the head, a lane converts each of its keys and queries, and multiplies all pairs of them.
+    The estimate of the time: for each element of the head, a lane converts its keys and queries to float32, and
+    multiplies each key by each query.
     """
 
     def cost(choice: tuple[int, int]) -> tuple[int, int]:
@@ -314,11 +338,15 @@ def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
 
 
 def _load_words(v: ExtendVariant, target: Target, step: int) -> int:
-    """32-bit words of a load: the target's width, or the length of a row of V in a page of the step if that is less."""
+    """32-bit words per load and thread: the target's ``load_bytes``, or the part of a row of V in one step if that is
+    less.
+    """
     return min(target.load_bytes, min(step, v.block_size) * v.cache_item_bytes, 16) // 4
 
 
 def _partition(v: ExtendVariant, rows: int) -> int:
-    """The number of keys of a block: enough that the partial results are few bytes beside the keys and values."""
+    """The number of keys per thread block. It is so large that the partial results are small compared with the keys and
+    values.
+    """
     share = [2 * 4 * rows / (2 * keys * v.cache_item_bytes) for keys in PARTITIONS]
     return next((keys for keys, part in zip(PARTITIONS, share) if part <= PARTIALS_SHARE), PARTITIONS[-1])

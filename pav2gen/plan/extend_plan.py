@@ -1,4 +1,6 @@
-"""The plan of an extend kernel: the figures of both backends, and the calls that prefer each backend."""
+"""The plan of an extend kernel: the plans of its PyTorch and CUDA versions, and the calls that prefer the CUDA
+version.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,19 @@ from pav2gen.runtime.select import MIB, Row
 
 @dataclass(frozen=True)
 class ExtendPlan(AttentionPlan):
-    """All figures of one extend kernel."""
+    """The plan of one extend kernel."""
 
     variant: ExtendVariant
     torch: ExtendTorchPlan
 
     @cached_property
     def cuda(self) -> ExtendCudaPlan:
-        """The figures of the CUDA kernel. They are computed at the first use."""
+        """The plan of the CUDA kernel, computed at the first use."""
         return plan_extend_cuda(self.variant, self.spec.target)
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures that ``pav2gen list`` shows."""
+        """The numbers that ``pav2gen list`` shows, by column."""
         return {
             "heads": f"{self.rank.num_heads}/{self.rank.num_kv_heads}",
             "workspace_mib": self.spec.limits.workspace_mib,
@@ -36,7 +38,7 @@ class ExtendPlan(AttentionPlan):
         }
 
     def row(self) -> Row:
-        """The kernel's row of the dispatch table."""
+        """The kernel's row in the dispatch table."""
         if "cuda" not in self.spec.backends:
             return self.base_row(0)
         row = self.base_row(self.cuda.partition_size)
@@ -48,5 +50,5 @@ class ExtendPlan(AttentionPlan):
 
 
 def plan_extend(variant: ExtendVariant, spec: Spec) -> ExtendPlan:
-    """Make the plan of ``variant``, under the limits and for the target of ``spec``."""
+    """Make the plan of an extend kernel. The target and the limits are those of ``spec``."""
     return ExtendPlan(variant, spec, ExtendTorchPlan(variant, spec.limits.workspace_mib * MIB))

@@ -32,56 +32,60 @@ CPU_PADDING_OPERATIONS, GPU_PADDING_OPERATIONS = 30 * 10**6, 10**10
 
 @dataclass(frozen=True)
 class ExtendTorchPlan(TorchFigures):
-    """Figures of the PyTorch kernel. All bytes are for one KV head, and for one query token if they depend on it."""
+    """The plan of a PyTorch extend kernel.
+
+    A query tile is a run of query tokens of one sequence. Properties in bytes count one KV head, and one query token
+    where the size depends on the number of query tokens.
+    """
 
     variant: ExtendVariant
 
     @property
     def keys(self) -> int:
-        """Tokens of a partition."""
+        """The number of tokens in a partition of the keys."""
         page = self.variant.block_size
         return max(1, KEYS // page) * page
 
     @property
     def cpu_tile(self) -> int:
-        """The most query tokens of a tile on a CPU."""
+        """The most query tokens in a query tile on a CPU."""
         return max(LEAST_TILE, CPU_ROWS // self.variant.gqa_ratio)
 
     @property
     def gpu_tile(self) -> int:
-        """The most query tokens of a tile on a GPU."""
+        """The most query tokens in a query tile on a GPU."""
         return max(LEAST_TILE, GPU_ROWS // self.variant.gqa_ratio)
 
     @property
     def group_row_bytes(self) -> int:
-        """Bytes of one group's query, or output, in the dtype of the call."""
+        """Bytes of one query token's query, or output, in the dtype of the call, for the query heads of one KV head."""
         return self.group_bytes // 4 * ITEM_BYTES[self.variant.dtype]
 
     @property
     def value_row_bytes(self) -> int:
-        """Bytes of one element of the head for all slots of a page of V."""
+        """Bytes of a row of V in a page: one element of the head for all tokens of the page."""
         return self.variant.block_size * self.variant.cache_item_bytes
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of the mask of a page of V, for any number of KV heads."""
+        """Bytes of the mask of a page of V. The same mask serves all KV heads."""
         return self.value_row_bytes
 
     @property
     def mask_words(self) -> int:
-        """8-byte words of the mask of a page of V."""
+        """8-byte words in the mask of a page of V."""
         return self.mask_bytes // 8
 
     @cached_property
     def cpu(self) -> ExtendBudget:
-        """The workspace on a CPU: small enough for its caches."""
+        """The bounds of the workspace on a CPU. They keep the workspace within the CPU's caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         segment = min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk)
         return self._budget(self.cpu_tile, chunk, segment, CPU_PADDING_BYTES, CPU_PADDING_OPERATIONS)
 
     @cached_property
     def gpu(self) -> ExtendBudget:
-        """The workspace on a GPU: all that the spec allows."""
+        """The bounds of the workspace on a GPU. They use all the workspace that the spec allows."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         segment = self.workspace_bytes - chunk
         return self._budget(self.gpu_tile, chunk, segment, GPU_PADDING_BYTES, GPU_PADDING_OPERATIONS)
@@ -106,25 +110,29 @@ class ExtendTorchPlan(TorchFigures):
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
-        """The smallest workspace in bytes. It has room for one partition and one query token of all KV heads."""
+        """The smallest workspace in bytes: enough for one partition and one query token, with ``kv_heads`` KV heads."""
         budget, pages = self.gpu, self.keys // self.variant.block_size
         each = pages * (budget.chunk_page + budget.segment_page) + budget.segment_item + budget.row
         return kv_heads * each + pages * (budget.page + budget.row_page)
 
     def shape(self, kv_heads: int) -> Shape:
-        """The sizes on which the split of a call into query tiles depends."""
+        """The sizes that determine how a call is split into query tiles."""
         return Shape(kv_heads, self.keys, self.variant.block_size, self.variant.sliding_window)
 
     def calls(self, num_seqs: int, tokens: int, max_query_len: int, max_seq_len: int, kv_heads: int) -> int:
-        """The number of ATen calls without views, for a call on a CPU without lse whose lengths are not read."""
+        """The number of ATen calls of one call of the operator on a CPU, not counting views.
+
+        The call does not ask for lse, and the host does not know the lengths: ``max_query_len`` and ``max_seq_len``
+        bound them. ``tokens`` is the number of query tokens of all sequences.
+        """
         group = self.cpu.bound(tokens, num_seqs, max_seq_len, self.shape(kv_heads), max_query_len)
         return self.calls_of((group,))
 
     def calls_of(self, groups: Sequence[Group]) -> int:
-        """The number of ATen calls without views, for a call without lse that is split into ``groups``.
+        """The number of ATen calls of one call of the operator that is split into ``groups``, not counting views.
 
-        The numbers follow templates/torch/extend.py.j2, runtime/extend/rows.py and runtime/state.py; tests count the
-        calls.
+        The call does not ask for lse. The numbers are those of templates/torch/extend.py.j2, runtime/extend/rows.py and
+        runtime/state.py. Generated tests count the calls.
         """
         return 1 + sum(map(self._calls_of_group, groups))  # workspace
 
@@ -148,5 +156,5 @@ class ExtendTorchPlan(TorchFigures):
         )
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures of the PyTorch kernel that ``pav2gen list`` shows."""
+        """The numbers about the PyTorch kernel that ``pav2gen list`` shows, by column."""
         return {"query_tile": self.gpu_tile}

@@ -1,6 +1,6 @@
-"""Makes the plan of each kernel: all numbers that are derived from its axes. Each number is computed once.
+"""Makes the plan of each kernel: all numbers that follow from its axis values, each computed once.
 
-Templates write these numbers as literals, `pav2gen list` shows them, and tests check the kernels against them.
+Templates write the numbers into sources as literals. ``pav2gen list`` shows them. Tests compare them with the kernels.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from pav2gen.runtime.tiling import Budget
 
 @dataclass(frozen=True)
 class Plan(AttentionPlan):
-    """All figures of one decode kernel."""
+    """The plan of one decode kernel."""
 
     variant: Variant
     torch: TorchPlan
 
     @cached_property
     def cuda(self) -> CudaPlan:
-        """The figures of the CUDA kernel. They are computed at the first use."""
+        """The plan of the CUDA kernel, computed at the first use."""
         return plan_cuda(self.variant, self.spec.target, self.spec.cuda)
 
     def torch_calls(self, num_seqs: int, max_seq_len: int, budget: Budget, *, known: bool = False) -> int:
-        """The number of ATen calls without views, for the rank's KV heads and sequences of ``max_seq_len`` tokens each.
+        """The number of ATen calls of the PyTorch kernel for ``num_seqs`` sequences of ``max_seq_len`` tokens, not
+        counting views.
 
-        known: whether the host reads the lengths.
+        ``budget`` is ``torch.cpu`` or ``torch.gpu``. ``known`` says whether the host knows the lengths. The number of
+        KV heads is that of ``rank``.
         """
         v, lengths = self.variant, self.torch.lengths(num_seqs, max_seq_len)
         known = known and v.sliding_window is None
@@ -45,7 +47,10 @@ class Plan(AttentionPlan):
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures that ``pav2gen list`` shows, for one sequence of the model's full length. None means unknown."""
+        """The numbers that ``pav2gen list`` shows, by column. None means that a number is not known.
+
+        Numbers that depend on a call are for one sequence of the model's ``max_seq_len``.
+        """
         tokens = self.spec.model.max_seq_len
         bandwidth = self.spec.target.bandwidth_gbps
         kv_bytes = self.kv_bytes_per_token * tokens
@@ -61,7 +66,7 @@ class Plan(AttentionPlan):
         }
 
     def row(self) -> Row:
-        """The kernel's row of the dispatch table."""
+        """The kernel's row in the dispatch table."""
         row = self.base_row(self.variant.partition_size)
         if not row.cuda:
             return row
@@ -73,26 +78,26 @@ class Plan(AttentionPlan):
 
 
 def plan(variant: Variant, spec: Spec) -> Plan:
-    """Make the plan of ``variant``, under the limits and for the target of ``spec``."""
+    """Make the plan of a decode kernel. The target and the limits are those of ``spec``."""
     return Plan(variant, spec, TorchPlan(variant, spec.limits.workspace_mib * MIB))
 
 
 class Kernel(NamedTuple):
-    """A decode kernel and its plan. Templates call them ``v`` and ``p``."""
+    """A decode kernel ``v`` and its plan ``p``. Templates use the same short names."""
 
     v: Variant
     p: Plan
 
 
 class Extender(NamedTuple):
-    """An extend kernel and its plan. Templates call them ``v`` and ``p``."""
+    """An extend kernel ``v`` and its plan ``p``. Templates use the same short names."""
 
     v: ExtendVariant
     p: ExtendPlan
 
 
 class Writer(NamedTuple):
-    """A cache writer and its plan. Templates call them ``v`` and ``p``."""
+    """A cache writer ``v`` and its plan ``p``. Templates use the same short names."""
 
     v: CacheVariant
     p: CachePlan
@@ -103,7 +108,7 @@ AnyKernel = Kernel | Extender | Writer
 
 
 def kernel(point: Point, spec: Spec) -> AnyKernel:
-    """A kernel with its plan."""
+    """Make the plan of the kernel ``point``, which may belong to any operator. Returns both."""
     if isinstance(point, CacheVariant):
         return Writer(point, plan_cache(point, spec))
     if isinstance(point, ExtendVariant):
@@ -114,5 +119,5 @@ def kernel(point: Point, spec: Spec) -> AnyKernel:
 
 
 def kernels(spec: Spec, points: Iterable[Point]) -> tuple[AnyKernel, ...]:
-    """The kernels of ``points``, with their plans, in the same order. All files are rendered from this tuple."""
+    """The kernels ``points`` with their plans, in the same order. All generated files are rendered from this tuple."""
     return tuple(kernel(point, spec) for point in points)

@@ -1,4 +1,5 @@
-"""Estimates the occupancy of a multiprocessor: its resident blocks, and how many bytes their loads keep in flight.
+"""Estimates the occupancy of a multiprocessor: its resident thread blocks, and how many bytes of their loads are in
+flight.
 
 By Little's law, full bandwidth needs (bandwidth × latency) bytes in flight.
 """
@@ -25,11 +26,11 @@ ASSUMED_REGISTERS, ASSUMED_THREADS = 64 << 10, 2048
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Resident blocks of a multiprocessor, and the bytes that they keep in flight.
+    """The resident thread blocks of a multiprocessor, and the bytes of their loads that are in flight.
 
-    blocks: resident blocks. limited_by: the resource that limits them. key_bytes, value_bytes: bytes in flight while
-    keys, or values, are read. needed: bytes in flight that the target's full bandwidth needs; None if its bandwidth is
-    not known.
+    blocks: the number of resident thread blocks. limited_by: the resource that limits this number. key_bytes: bytes in
+    flight while keys are read. value_bytes: bytes in flight while values are read. needed: bytes in flight that full
+    bandwidth needs; None if the target's bandwidth is not known.
     """
 
     blocks: int
@@ -40,17 +41,21 @@ class Occupancy:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes in flight while keys or values are read, whichever is less."""
+        """The smaller of ``key_bytes`` and ``value_bytes``."""
         return min(self.key_bytes, self.value_bytes)
 
     @property
     def share(self) -> float | None:
-        """Bytes in flight divided by the bytes needed. 1 or more is enough."""
+        """Bytes in flight divided by the bytes that full bandwidth needs. None if the target's bandwidth is not
+        known.
+        """
         return None if self.needed is None else self.bytes_in_flight / self.needed
 
 
 def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, registers: int | None = None) -> Occupancy:
-    """Compute the occupancy of a kernel. registers: those of a thread, from a compiler; by default the estimate."""
+    """Estimate the occupancy of a decode kernel. ``registers`` per thread come from a compiler; by default they are
+    estimated.
+    """
     per_thread = estimated_registers(v, g) if registers is None else registers
     limits = {
         "registers": (target.registers_per_multiprocessor or ASSUMED_REGISTERS) // (per_thread * g.threads),
@@ -65,21 +70,24 @@ def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, regist
 
 
 def bytes_needed(target: Target) -> int | None:
-    """Bytes in flight that a multiprocessor needs to reach its share of the target's bandwidth; None if not known."""
+    """Bytes in flight that one multiprocessor needs at full bandwidth. None if the target's bandwidth is not known."""
     if target.bandwidth_gbps is None or target.multiprocessors is None:
         return None
     return round(target.bandwidth_gbps / target.multiprocessors * target.latency_ns)
 
 
 def rows_per_thread(v: Variant, g: Geometry) -> int:
-    """The number of rows of V that a thread loads together."""
+    """The number of rows of V that a thread loads at the same time. A row is one element of the head for all tokens of
+    a page.
+    """
     return -(-v.head_size * g.row_lanes // g.threads)
 
 
 def accumulators(v: Variant, g: Geometry) -> int:
-    """The most float32 accumulators that a thread holds at once.
+    """The most float32 accumulators of a thread at any time.
 
-    If a partition has several steps, the accumulators of values stay live while scores are computed.
+    If a partition is processed in several steps, the accumulators of values stay live while the next scores are
+    computed.
     """
     values = rows_per_thread(v, g) * g.heads
     held = values if g.step < v.partition_size else 0
@@ -87,7 +95,9 @@ def accumulators(v: Variant, g: Geometry) -> int:
 
 
 def estimated_registers(v: Variant, g: Geometry) -> int:
-    """An estimate of a thread's registers before compilation: a multiple of 8, as the hardware assigns them."""
+    """Estimate the registers per thread before compilation. Rounded up to a multiple of 8, as the hardware assigns
+    them.
+    """
     held = accumulators(v, g)
     estimate = BASE_REGISTERS + held + min(held, MOST_OVERLAPPED)
     return min(MOST_REGISTERS, -(-estimate // 8) * 8)

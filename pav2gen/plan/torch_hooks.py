@@ -1,4 +1,6 @@
-"""Makes the PyTorch statements of a kernel's two hooks. One changes the scores before the softmax, one masks keys."""
+"""Writes the PyTorch statements of a kernel's two hooks: one changes the scores before the softmax, the other masks
+keys.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ SLOT = "space.term{}"
 
 
 class Step(NamedTuple):
-    """One modification: its description and its statements."""
+    """One step of a hook: the name of the modification, and its PyTorch statements."""
 
     about: str
     text: TorchText
@@ -34,7 +36,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class TorchHooks:
-    """The hooks of a kernel. A sliding window needs no hook: tokens before it are masked like tokens past the end."""
+    """The two hooks of a PyTorch kernel.
+
+    A sliding window needs no hook. The kernel masks tokens before the window in the same way as tokens past the end.
+    """
 
     variant: AttentionVariant
 
@@ -59,7 +64,11 @@ class TorchHooks:
         return EXTEND_DIMENSIONS if self._extends else DIMENSIONS
 
     def _axes(self, entry: Modification) -> Mapping[str, str]:
-        """The axis of each tensor. With a window, ``k`` has an axis too: the positions of keys differ by sequence."""
+        """The dimensions over which names and parameter tensors vary, where they differ from the defaults of
+        ``torch_text``.
+
+        With a sliding window, the positions ``k`` differ between sequences.
+        """
         axes = {**entry.tensors}
         if self.variant.sliding_window:
             axes["k"] = "k by row"
@@ -67,13 +76,15 @@ class TorchHooks:
 
     @cached_property
     def scores(self) -> tuple[Step, ...]:
-        """The steps that change the scores in place."""
+        """The steps of the hook that changes the scores in place."""
         trees = ((e, e.score_tree) for e in self._entries)
         return tuple(Step(e.name, self._text(score_text, e, x)) for e, x in trees if x)
 
     @cached_property
     def masks(self) -> tuple[Step, ...]:
-        """The steps that mask keys. Each result is True for a key that the query does not attend to."""
+        """The steps of the hook that masks keys. The tensor of each step is true where a query does not attend to a
+        key.
+        """
         trees = ((e, e.mask_tree) for e in self._entries)
         return tuple(Step(e.name, self._text(hidden_text, e, x)) for e, x in trees if x)
 
@@ -81,7 +92,9 @@ class TorchHooks:
         return translate(tree, self._names, self._axes(entry), SLOT, self._dimensions)
 
     def inputs(self, steps: tuple[Step, ...]) -> dict[str, str]:
-        """The parameter tensors that ``steps`` read: (name, text of a view of the call's tensor)."""
+        """The parameter tensors that ``steps`` read: a dict from a name to the PyTorch text of a view of the call's
+        tensor.
+        """
         read = frozenset().union(*(step.text.names for step in steps))
         pointers = {SLOPES: ("slopes", "call.alibi_slopes", "heads")}
         pointers |= {n: (f"{n}_", f"call.tensors[{i}]", axis) for i, (n, axis) in enumerate(self._own.items())}
@@ -93,17 +106,19 @@ class TorchHooks:
         }
 
     def reads(self, steps: tuple[Step, ...], name: str) -> bool:
-        """Whether ``steps`` read ``name``. ``len`` and ``q`` need the lengths."""
+        """Whether ``steps`` read the name ``name`` of an expression."""
         return any(name in step.text.names for step in steps)
 
     @property
     def slots(self) -> int:
-        """The number of workspace slots, each of the size of the scores, that the hooks need."""
+        """The number of workspace buffers, each as large as the scores of a tile, that the hooks need for
+        temporaries.
+        """
         return max((step.text.slots for step in (*self.scores, *self.masks)), default=0)
 
     @property
     def token_values(self) -> int:
-        """The most tensors with only a dimension of tokens that a hook allocates. Hooks run one after the other."""
+        """The most tensors that one hook allocates with one element per token. The hooks run one after the other."""
         return max((sum(step.text.token_values for step in steps) for steps in (self.scores, self.masks)), default=0)
 
     def _calls_of(self, steps: tuple[Step, ...]) -> int:
@@ -113,10 +128,12 @@ class TorchHooks:
         return made + sum(step.text.calls for step in steps)
 
     def clamps(self, steps: tuple[Step, ...]) -> bool:
-        """Whether the kernel replaces lengths of 0 by 1, because an expression divides by a length."""
+        """Whether the kernel replaces a length of 0 by 1 for ``steps``, because an expression may divide by the
+        length.
+        """
         return bool(self.variant.own) and (self.reads(steps, "len") or self.reads(steps, "q"))
 
     @property
     def calls(self) -> int:
-        """The number of ATen calls of both hooks for a tile."""
+        """The number of ATen calls of both hooks for one tile, not counting views."""
         return self._calls_of(self.scores) + self._calls_of(self.masks) + len(self.masks)

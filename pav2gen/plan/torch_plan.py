@@ -1,4 +1,4 @@
-"""The plan of a PyTorch kernel: the sizes of its buffers and workspace, and its number of ATen calls."""
+"""The plan of a PyTorch decode kernel: the sizes of its buffers and its workspace, and its number of ATen calls."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ MASK_SPAN_BYTES = 128
 
 @dataclass(frozen=True)
 class TorchFigures:
-    """Figures of a PyTorch kernel. All bytes are for one KV head, and for one query token where they depend on it."""
+    """The part of a PyTorch kernel's plan that decode and extend share.
+
+    Properties in bytes count one KV head, and one query token where the size depends on the number of query tokens.
+    """
 
     variant: AttentionVariant
     workspace_bytes: int
 
     @property
     def fp8(self) -> bool:
-        """Whether the cache holds 8-bit floating-point codes, which a table decodes."""
+        """Whether the cache's elements are fp8, which the kernel decodes with a table."""
         return self.variant.kv_cache_dtype.startswith("fp8")
 
     @property
     def scaled(self) -> bool:
-        """Whether the cache holds codes: values divided by a scale."""
+        """Whether the cache holds encoded elements, which are values divided by a scale."""
         return self.variant.kv_cache_dtype != "auto"
 
     @property
@@ -47,59 +50,69 @@ class TorchFigures:
 
     @property
     def converts(self) -> bool:
-        """Whether the cache's type is not float32."""
+        """Whether the kernel converts the cache's elements to float32, because their dtype is another."""
         return self.storage != "float32"
 
     @property
     def key_grains(self) -> int:
-        """The number of 16-byte grains in a key."""
+        """The number of 16-byte groups in the key of one token and KV head."""
         return self.variant.head_size // self.variant.grain
 
     @property
     def page_values(self) -> int:
-        """Elements of K, or of V, in a page."""
+        """The number of elements of K in a page, for one KV head. V has the same number."""
         return self.variant.block_size * self.variant.head_size
 
     @property
     def page_floats(self) -> int:
-        """Bytes of K, or of V, in a page, in float32."""
+        """Bytes of K in a page for one KV head, in float32. V has the same number of bytes."""
         return self.page_values * 4
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K, or of V, in a page, in the dtype of the cache."""
+        """Bytes of K in a page for one KV head, in the dtype of the cache. V has the same number of bytes."""
         return self.page_values * self.variant.cache_item_bytes
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of one group's query, or output, in float32."""
+        """Bytes of the query of one token in float32, for the query heads of one KV head. The output has the same
+        number of bytes.
+        """
         return self.variant.gqa_ratio * self.variant.head_size * 4
 
     @property
     def score_bytes(self) -> int:
-        """Bytes of the scores of a group over a page, in float32."""
+        """Bytes of the scores of one query token with a page in float32, for the query heads of one KV head."""
         return self.variant.gqa_ratio * self.variant.block_size * 4
 
     @cached_property
     def hooks(self) -> TorchHooks:
-        """What the kernel does to a score between the product and the softmax."""
+        """The code between the product q·k and the softmax, which changes scores and masks keys."""
         return TorchHooks(self.variant)
 
 
 @dataclass(frozen=True)
 class TorchPlan(TorchFigures):
-    """Figures of the PyTorch kernel. Bytes are of one item (a partition of a sequence) and one KV head."""
+    """The plan of a PyTorch decode kernel.
+
+    An item is one partition of one sequence. A tile is a set of items that are processed together. Properties in bytes
+    count one item and one KV head.
+    """
 
     variant: Variant
 
     @property
     def work_bytes(self) -> int:
-        """Bytes of a page's buffer. It holds the keys in the order of tokens, and later the weighted values."""
+        """Bytes per page of a buffer that first holds the keys in the order of tokens, and later the weighted sums of
+        values.
+        """
         return max(self.page_bytes, self.group_bytes)
 
     @cached_property
     def mask_repeats(self) -> int:
-        """How many rows of a page of V one row of the mask covers. A row has one element of the head for all slots."""
+        """The number of rows of V that one row of the mask covers. A row of V is one element of the head for all tokens
+        of a page.
+        """
         repeats = 1
         row = self.variant.block_size * self.variant.cache_item_bytes
         while row * repeats * 2 <= MASK_SPAN_BYTES and self.variant.head_size % (repeats * 2) == 0:
@@ -108,56 +121,62 @@ class TorchPlan(TorchFigures):
 
     @property
     def mask_rows(self) -> int:
-        """Rows of the mask that cover a page of one KV head."""
+        """The number of mask rows that cover the V of a page for one KV head."""
         return self.variant.head_size // self.mask_repeats
 
     @property
     def mask_words(self) -> int:
-        """8-byte words of a mask row."""
+        """8-byte words in a mask row."""
         return self.mask_repeats * self.variant.block_size * self.variant.cache_item_bytes // 8
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of the mask of a page, for any number of KV heads."""
+        """Bytes of the mask of a page. The same mask serves all KV heads."""
         return self.mask_words * 8
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token in a tile, without its scores: positions as int and float, and temporaries of hooks."""
+        """Bytes per token of an item besides its scores: its position as int and as float, and temporaries of the
+        hooks.
+        """
         return 13 + 4 * self.hooks.token_values + 4 * bool(self.variant.sliding_window)
 
     @property
     def reads_positions(self) -> bool:
-        """Whether hooks or the sparse pattern read the positions of keys, or the lengths of sequences."""
+        """Whether the hooks or the block-sparse pattern read the positions of keys or the lengths of sequences."""
         hooks, steps = self.hooks, (*self.hooks.scores, *self.hooks.masks)
         return self.variant.blocksparse or any(hooks.reads(steps, name) for name in ("k", "q", "len"))
 
     @property
     def always_attends(self) -> bool:
-        """Whether every query attends every token of its sequence. Then no partition with tokens has the sum 0."""
+        """Whether every query attends to all tokens of its sequence. Then the softmax sum of a partition with tokens is
+        not 0.
+        """
         v = self.variant
         return not (v.blocksparse or v.sliding_window or v.own or self.hooks.masks)
 
     @property
     def lone_output(self) -> bool:
-        """Whether the output of a sequence's only partition is the sequence's output."""
+        """Whether the output of the only partition of a sequence is already the sequence's output."""
         return not (self.variant.sinks or self.variant.sliding_window)
 
     def lengths(self, num_seqs: int, longest: int) -> tuple[int, ...]:
-        """The lengths to tile for ``num_seqs`` sequences of ``longest`` tokens. A window makes them shorter."""
+        """The numbers of tokens to process for ``num_seqs`` sequences of ``longest`` tokens. A sliding window reduces
+        them.
+        """
         partition = self.variant.partition_size
         reached = partition * partitions_reached(longest, partition, self.variant.sliding_window)
         return (min(longest, reached),) * num_seqs
 
     @cached_property
     def cpu(self) -> Budget:
-        """The workspace on a CPU: small enough for its caches."""
+        """The bounds of the workspace on a CPU. They keep the workspace within the CPU's caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         return self._budget(chunk, min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk), CPU_PADDING_BYTES)
 
     @cached_property
     def gpu(self) -> Budget:
-        """The workspace on a GPU: all that the spec allows."""
+        """The bounds of the workspace on a GPU. They use all the workspace that the spec allows."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         return self._budget(chunk, self.workspace_bytes - chunk, GPU_PADDING_BYTES)
 
@@ -178,16 +197,17 @@ class TorchPlan(TorchFigures):
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
-        """The smallest workspace in bytes. It has room for one partition of all ``kv_heads`` KV heads."""
+        """The smallest workspace in bytes: enough for one partition with ``kv_heads`` KV heads."""
         budget, pages = self.gpu, self.variant.pages_per_partition
         return kv_heads * (pages * budget.chunk_page + budget.row) + budget.item(pages, kv_heads)
 
     def calls(self, tiling: Tiling) -> int:
-        """The number of ATen calls, without views, for a call that has the tiles ``tiling`` and a scratch.
+        """The number of ATen calls of one call of the operator, not counting views.
 
-        The numbers follow templates/torch/kernel.py.j2 and runtime/{call,rows,scratch,sparse,state,window}.py;
-        generated tests count the calls. Tiles write ``tiling.covered`` partitions. If the call has more, two calls
-        clear the others.
+        The call is split as ``tiling`` says, passes scratch tensors and does not ask for lse. The numbers are those of
+        templates/torch/kernel.py.j2 and runtime/{call,rows,scratch,sparse,state,window}.py. Generated tests count the
+        calls. The tiles write the first ``tiling.covered`` partitions of the scratch. If the scratch has more
+        partitions, two more calls clear them; these two are not counted here.
         """
         window, ordered = bool(self.variant.sliding_window), tiling.ordered
         clamped = ordered or window or self.reads_positions or any(tile.masked for tile in tiling.tiles())
@@ -200,7 +220,7 @@ class TorchPlan(TorchFigures):
         )
 
     def _row_tile_calls(self, row_tile: RowTile, ordered: bool) -> int:
-        """ATen calls of a row tile."""
+        """The number of ATen calls for a row tile. A row tile is the set of tiles that process the same sequences."""
         tiles, rounds = row_tile.tiles, self._rounds(ordered)
         lone = self.lone_output and len(tiles) == tiles[0].num_parts == 1 and not ordered
         if lone:
@@ -211,7 +231,7 @@ class TorchPlan(TorchFigures):
         return ordered + sum(self._tile_calls(tile, ordered, lone) for tile in tiles) + merges + output
 
     def _tile_calls(self, tile: Tile, ordered: bool, lone: bool) -> int:
-        """ATen calls of a tile."""
+        """The number of ATen calls for one tile."""
         v, window, paged = self.variant, bool(self.variant.sliding_window), tile.pages > 1
         segment = (
             (window or tile.masked or self.reads_positions)  # positions
@@ -238,10 +258,14 @@ class TorchPlan(TorchFigures):
         )
 
     def _rounds(self, ordered: bool) -> bool:
-        """Whether ordered results are rounded before they are put in place."""
+        """Whether the results of sorted sequences are rounded to the output's dtype before they are written in the
+        call's order.
+        """
         return ordered and self.variant.dtype != "float32"
 
 
 def smallest_workspace_bytes(variant: Variant, num_kv_heads: int) -> int:
-    """The smallest workspace in bytes: room for one partition of all KV heads in the PyTorch kernel."""
+    """The smallest workspace of a PyTorch decode kernel in bytes: enough for one partition with ``num_kv_heads`` KV
+    heads.
+    """
     return TorchPlan(variant, 0).smallest_workspace(num_kv_heads)

@@ -1,4 +1,4 @@
-"""Renders all files of a generated package in memory: kernels, tests, the shared files, and the MANIFESTs.
+"""Renders all files of a generated package in memory: kernels, tests, shared files, and MANIFEST.json files.
 
-May import: ``reading``, ``plan``, ``family`` and what those may import.
+This package may import ``reading``, ``plan``, ``family`` and what those may import.
 """

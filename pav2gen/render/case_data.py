@@ -1,4 +1,4 @@
-"""The data of generated tests: the lengths and block-sparse patterns to test a kernel with, and the expected counts."""
+"""Chooses the data of generated tests: sequence lengths, block-sparse patterns, and expected numbers of ATen calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST_INNER_WINDOW = 256
 
 
 class SparsePattern(NamedTuple):
-    """Arguments of a block-sparse call, in the order of ``runtime.call.BlockSparse``."""
+    """The block-sparse arguments of a call, in the order of ``runtime.call.BlockSparse``."""
 
     local_blocks: int
     vert_stride: int
@@ -31,7 +31,11 @@ class SparsePattern(NamedTuple):
 
 
 class CaseData(NamedTuple):
-    """The data of a decode kernel's tests. Templates call it ``data``."""
+    """The data of a decode kernel's tests. Templates call it ``data``.
+
+    ``boundary_lengths`` and ``long_length`` are sequence lengths in tokens. ``calls_by_sequences`` has pairs (number of
+    sequences, expected number of ATen calls).
+    """
 
     boundary_lengths: list[int]
     long_length: int
@@ -40,11 +44,12 @@ class CaseData(NamedTuple):
 
 
 class ExtendData(NamedTuple):
-    """The data of an extend kernel's tests, ``data`` in templates. A batch is (query lengths, contexts), in tokens.
+    """The data of an extend kernel's tests. Templates call it ``data``.
 
-    windows: batches with windows that begin and end at all places of the new tokens; empty without a window. distances:
-    contexts around the distances in the modification's mask. calls: (number of sequences, query tokens and context of
-    each, expected ATen calls).
+    windows: batches for a sliding window; empty without a window. A batch is a pair of lists, with one number of tokens
+    per sequence: query lengths, and context lengths before the query. distances: context lengths in tokens, near the
+    distances in the modification's mask. calls: (number of sequences, query tokens per sequence, context per sequence,
+    expected number of ATen calls).
     """
 
     windows: list[tuple[list[int], list[int]]]
@@ -53,7 +58,7 @@ class ExtendData(NamedTuple):
 
 
 def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
-    """The data of the tests of ``kernel``. None if the tests of its operator need no data."""
+    """The data of the generated tests of ``kernel``. None for an operator with tests that need no data."""
     if isinstance(kernel, Extender):
         return ExtendData(extend_windows(kernel.v), mask_distances(kernel.v), extend_calls(kernel))
     if not isinstance(kernel, Kernel):
@@ -67,10 +72,11 @@ def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
 
 
 def boundary_lengths(variant: Variant) -> list[int]:
-    """Lengths in tokens around 0, a page, a partition, a partition and a page, and two partitions.
+    """Sequence lengths in tokens: 0, a page, a partition, a partition and a page, two partitions, and one token more or
+    less.
 
-    With a window, also lengths around the window, the window and a page, and the window and a partition. With a
-    modification, also lengths around the distances in its mask.
+    With a sliding window, also lengths near the window, the window plus a page, and the window plus a partition. With a
+    modification, also lengths near the distances in its mask.
     """
     page, partition, window = variant.block_size, variant.partition_size, variant.sliding_window
     edges = [0, page, partition, partition + page, 2 * partition]
@@ -82,15 +88,17 @@ def boundary_lengths(variant: Variant) -> list[int]:
 
 
 def long_length(variant: Variant) -> int:
-    """The length of a sequence that the reduction merges in two rounds. Its last page is not full."""
+    """The length in tokens of a sequence with partitions that are reduced in two rounds. The last page is not full."""
     partitions = LONG_PARTITIONS * (2 if variant.head_size <= 32 else 1)
     return partitions * variant.partition_size + variant.block_size + 3
 
 
 def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
-    """Batches around the window: the rows see all, or the window begins between them, or far behind their first.
+    """Batches of query and context lengths, for tests of a sliding window.
 
-    A short window also ends inside the new tokens.
+    In the first sequence of the first batch, only the last rows lose tokens to the window. In its other sequences, all
+    rows do. The second batch exists only for a short window: there, the window of the last rows begins among the new
+    tokens.
     """
     window, page = variant.sliding_window, variant.block_size
     if window is None:
@@ -102,21 +110,26 @@ def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
 
 
 def extend_calls(kernel: Extender) -> list[tuple[int, int, int, int]]:
-    """Batches of equal sequences with the ATen calls of each, for calls on a CPU with two KV heads."""
+    """Batches of equal sequences with the expected number of ATen calls, on a CPU with two KV heads, as in
+    ``ExtendData.calls``.
+    """
     keys, page = kernel.p.torch.keys, kernel.v.block_size
     batches = [(1, 1, page), (3, 4, keys + page), (40, 2, 5), (1, kernel.p.torch.cpu_tile + 1, keys)]
     return [(n, new, old, kernel.p.torch.calls(n, n * new, new, old + new, 2)) for n, new, old in batches]
 
 
 def mask_distances(variant: AttentionVariant) -> list[int]:
-    """The integers in a modification's mask that may be distances. Tests have calls shorter and longer than each."""
+    """The integers in the mask of the kernel's modification that may be distances between tokens.
+
+    Tests use sequences that are shorter and longer than each distance.
+    """
     mask = variant.own.mask_tree if variant.own else None
     integers = {int(node.value) for node in walk(mask) if node.is_literal and node.type == INTEGER} if mask else set()
     return sorted(value for value in integers if 2 <= value <= LONGEST_DISTANCE)
 
 
 def sparse_patterns(page: int) -> list[SparsePattern]:
-    """Block-sparse patterns that differ in each argument; ``page`` is in tokens."""
+    """Block-sparse patterns that together vary every argument. ``page`` is the number of tokens in a page."""
     return [
         SparsePattern(local_blocks=1, vert_stride=2, block_size=page, head_sliding_step=0, tp_rank=0),
         SparsePattern(local_blocks=0, vert_stride=4, block_size=2 * page, head_sliding_step=1, tp_rank=0),
@@ -127,7 +140,9 @@ def sparse_patterns(page: int) -> list[SparsePattern]:
 
 
 def calls_by_sequences(kernel: Kernel) -> list[tuple[int, int]]:
-    """Pairs (number of sequences, expected ATen calls) for calls on a CPU with one KV head and two partitions."""
+    """Pairs (number of sequences, expected number of ATen calls), for calls on a CPU with one KV head and two
+    partitions.
+    """
     v, p = kernel
     tokens, budget = v.partition_size + 1, p.torch.cpu
     lengths = [p.torch.lengths(n, tokens) for n in (1, 2, 16, 256)]

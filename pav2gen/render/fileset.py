@@ -1,4 +1,4 @@
-"""A FileSet holds all files of a build in memory, before anything is written."""
+"""The ``FileSet``, which holds all files of a build in memory before anything is written."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pav2gen.files import checked_path, sha256
 
 
 class FileSet(Mapping[str, bytes]):
-    """A mapping of relative posix paths to contents, sorted by path. A path can't be added twice."""
+    """A mapping of relative posix paths to file contents, sorted by path. Adding a path twice is an error."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
         self._digests: dict[str, str] = {}
 
     def add(self, path: str, content: str | bytes) -> None:
-        """Put ``content`` (text is encoded as UTF-8) at ``path``.
+        """Add a file with ``content`` at ``path``. Text is encoded as UTF-8.
 
         Raises ValueError if the path was added before, even with the same content, or if it leads out of the package.
         """
@@ -24,7 +24,7 @@ class FileSet(Mapping[str, bytes]):
         self._files[checked_path(path)] = content.encode() if isinstance(content, str) else content
 
     def digest(self, path: str) -> str:
-        """The sha256 of the content at ``path``, computed once."""
+        """The sha256 of the file at ``path``, computed once."""
         digest = self._digests.get(path)
         if digest is None:
             digest = self._digests[path] = sha256(self._files[path])

@@ -1,4 +1,4 @@
-"""Renders a spec and its kernels to a FileSet: which template makes which file, and the comment at each file's top."""
+"""Renders the files of a spec, and the files that all specs share. Decides which template makes which file."""
 
 from __future__ import annotations
 
@@ -59,10 +59,12 @@ GROUPS = {"kernels": "decode", "extenders": "extend", "writers": "cache"}
 
 
 def render_spec(spec: Spec, family: Sequence[AnyKernel], templates: Templates) -> FileSet:
-    """Render all files of a spec: for each kernel a source for each backend and a test; the README, the conftest.
+    """Render all files of a spec: sources and tests of its kernels, a README and a conftest.
 
-    All templates see ``spec`` and ``header`` (a comment, without its last newline). Templates of a kernel also see
-    ``v``, ``p`` and ``data``. Templates of the spec also see the kernels of ``family`` by operator (``GROUPS``).
+    ``family`` has the kernels of the spec. All templates can use ``spec`` and ``header`` (the comment at the top of the
+    file, without its last newline). Templates of a kernel can also use ``v`` (the variant), ``p`` (the plan) and
+    ``data`` (for tests). Templates of the spec can also use the names in ``GROUPS``, which hold the kernels of each
+    operator.
 
     Raises UserError for a mistake in a template.
     """
@@ -85,10 +87,10 @@ def render_spec(spec: Spec, family: Sequence[AnyKernel], templates: Templates) -
 
 
 def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow], templates: Templates) -> FileSet:
-    """The files that all specs share: the package, the dispatch table, and an exact copy of the runtime.
+    """Render the files that all specs share: the package, the dispatch table, and an exact copy of the runtime.
 
-    ``rows`` are the rows of the dispatch table, in order. Templates see ``specs`` (the ``spec`` entry of each
-    manifest), ``rows``, ``tuned`` (the tuned table) and ``header``.
+    ``specs`` has the entry ``spec`` of each manifest. ``rows`` has the rows of the dispatch table, in order. Templates
+    can use ``specs``, ``rows``, ``tuned`` (the results of tuning), ``keys`` (names of key classes) and ``header``.
 
     Raises UserError for a mistake in a template.
     """
@@ -107,13 +109,15 @@ def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow
 
 
 def kernel_templates(spec: Spec) -> list[tuple[str, str, str]]:
-    """Triples (operator, kind, template) for the kernels of ``spec``. The kind is a backend, or tests."""
+    """The templates for the kernels of ``spec``, as triples (operator, kind, template). The kind is a backend or
+    "tests".
+    """
     kinds = (*spec.backends, "tests")
     return [(operator, kind, KERNEL_TEMPLATES[operator][kind]) for operator in spec.operators for kind in kinds]
 
 
 def runtime_files() -> Iterator[tuple[str, bytes]]:
-    """The runtime's sources, as pairs (path below the generated package, content)."""
+    """The sources of the runtime, as pairs (path in the generated package, content)."""
     for file in sorted(RUNTIME.rglob("*")):
         path = file.relative_to(RUNTIME.parent).as_posix()
         if not is_leftover(path) and file.is_file():
@@ -121,12 +125,12 @@ def runtime_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _kind(path: str) -> str:
-    """The label of a source in a file's header: ``spec`` or ``tuning``."""
+    """The label in a file's header for the source at ``path``: ``spec`` or ``tuning``."""
     return "tuning" if PurePosixPath(path).parent.name == FOLDER else "spec"
 
 
 class Heading:
-    """The comment at the top of a template's files: generator, sources, and the command that rebuilds the files."""
+    """The comment at the top of a generated file: generator, source files, and the command that rebuilds the file."""
 
     def __init__(self, template: str, templates: Templates, command: str, sources: Mapping[str, str]) -> None:
         """``sources`` are the specs and tuning files that the comment names: path -> sha256."""
@@ -140,12 +144,14 @@ class Heading:
         self.text = "\n".join(map(self._comment, lines))
 
     def of(self, v: Point) -> str:
-        """The comment for a file of ``v``: ``text``, and the axes as arguments of ``explain``."""
+        """The comment for a file of the kernel ``v``: ``text``, and the axis values in the form that ``pav2gen
+        explain`` takes.
+        """
         axes = [f"{axis}={spelled(value)}" for axis, value in v.axes.items()]
         starts = range(0, len(axes), AXES_OF_A_LINE)
         lines = (f"{'     ' if start else 'key: '}{' '.join(axes[start : start + AXES_OF_A_LINE])}" for start in starts)
         return "\n".join((self.text, *map(self._comment, lines)))
 
     def _comment(self, line: str) -> str:
-        """A line as a comment. Text that would end the comment is escaped, so that it never becomes code."""
+        """``line`` as a comment. Text that would end the comment is escaped, so that the text cannot become code."""
         return f"{self._begin}{one_line(line).replace('--', '- -') if self._end else one_line(line)}{self._end}"

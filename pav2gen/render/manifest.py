@@ -1,7 +1,8 @@
-"""MANIFEST.json lists the files of a build and their sources. It is written last, so it marks a complete build.
+"""The content of a MANIFEST.json, which lists the files of a build and the sources that they were made from.
 
-The manifest of a spec lists the files in the spec's folder, and has the rows of its kernels. The manifest at the top
-lists the files that all specs share. docs/manifest.md documents the schema.
+Each spec has a manifest in its folder, which lists the files in this folder and has a row for each kernel. The shared
+manifest, at the top of the package, lists the files that all specs share. Manifests are written last, so that a
+manifest marks a complete build. docs/manifest.md documents the format.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ EXTRA_COLUMNS = ("tuned", "test", "figures")
 
 @dataclass(frozen=True)
 class Manifest:
-    """One MANIFEST.json. ``files`` are relative to its folder. ``spec`` and ``rows`` are empty in the shared manifest.
+    """The content of one MANIFEST.json.
 
-    Every version of pav2gen can read ``files``, the files of the owner. The other fields are used for the files that
-    all specs share. If another version of pav2gen wrote them in another format, they are empty and ``unfit`` says why.
+    ``owner`` is the name of the spec, or ``SHARED``. ``files`` maps paths, relative to the manifest's folder, to sha256
+    digests. ``spec`` and ``rows`` are empty in the shared manifest.
+
+    Every version of pav2gen can read ``files`` of every other version. If another version wrote the other fields in
+    another format, they are empty, and ``unfit`` says why.
     """
 
     owner: str
@@ -49,15 +53,17 @@ class Manifest:
 
     @property
     def path(self) -> str:
-        """The manifest's path, relative to the generated package."""
+        """The path of the manifest, relative to the generated package."""
         return path_of(self.owner)
 
     def owned(self) -> dict[str, str]:
-        """The files that it lists: path relative to the generated package -> sha256."""
+        """The files that the manifest lists: path relative to the generated package -> sha256."""
         return {below(self.owner, path): digest for path, digest in self.files.items()}
 
     def content(self) -> bytes:
-        """The file's bytes. Each entry and each row is one line, so that a diff names the kernels that changed."""
+        """The bytes of the manifest file. Each row is on its own line, so that a diff names the kernels that
+        changed.
+        """
         entries = {
             "schema": _line(SCHEMA),
             "generator": _line(self.generator),
@@ -72,30 +78,37 @@ class Manifest:
 
 
 def path_of(owner: str) -> str:
-    """The path of an owner's manifest, relative to the generated package."""
+    """The path of the manifest of ``owner``, relative to the generated package."""
     return below(owner, NAME)
 
 
 def below(owner: str, path: str) -> str:
-    """Convert ``path``, which is relative to an owner's folder, to a path relative to the generated package."""
+    """Convert ``path``, which is relative to the folder of ``owner``, to a path relative to the generated package."""
     return f"{owner}/{path}" if owner else path
 
 
 def describe(owner: str, files: FileSet, **entries: Any) -> Manifest:
-    """Make the manifest of ``files``. Their paths are relative to the package, and all are in the owner's folder."""
+    """Make the manifest of ``owner`` for ``files``. All files must be in the owner's folder.
+
+    The paths in ``files`` are relative to the generated package. ``entries`` are the other fields of ``Manifest``.
+    """
     start = len(below(owner, ""))
     digests = {path[start:]: files.digest(path) for path in files}
     return Manifest(owner=owner, files=digests, **entries)
 
 
 def manifest_row(row: Row, **extra: object) -> ManifestRow:
-    """The manifest's entry for the kernel of ``row``. ``extra`` has a value for each of ``EXTRA_COLUMNS``."""
+    """The row of a kernel in a manifest. ``row`` is the kernel's row in the dispatch table; ``extra`` has
+    ``EXTRA_COLUMNS``.
+    """
     modification = row.modification and row.modification._asdict()
     return {**row._asdict(), "key": row.key._asdict(), "modification": modification, **extra}
 
 
 def table_row(entry: ManifestRow) -> Row:
-    """Convert a manifest's entry to a row of the dispatch table. Raises KeyError or TypeError if it is incomplete."""
+    """Convert a kernel's row in a manifest to a row of the dispatch table. Raises KeyError or TypeError if it is
+    incomplete.
+    """
     columns = {name: entry[name] for name in Row._fields if name not in ("key", "modification", "operator")}
     operator = entry.get("operator", "decode")  # manifests of 0.1 lack this column
     modification = _modification(entry.get("modification"))
@@ -103,22 +116,23 @@ def table_row(entry: ManifestRow) -> Row:
 
 
 def _modification(entry: Mapping[str, Any] | None) -> Modification | None:
-    """The definition of the modification in a manifest's entry, or None."""
+    """Convert the column ``modification`` of a manifest's row. None if the kernel has no modification."""
     if entry is None:
         return None
     return Modification(entry["score"], entry["mask"], tuple((name, axis) for name, axis in entry["tensors"]))
 
 
 def tuned_rows(entry: ManifestRow) -> list[Tuned]:
-    """The results of tuning in a manifest's entry. Raises KeyError or TypeError as ``table_row`` does."""
+    """The results of tuning in a kernel's row of a manifest. Raises KeyError or TypeError if the row is incomplete."""
     return [Tuned(symbol=entry["symbol"], **measured) for measured in entry["tuned"]]
 
 
 def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple[str, ...]]:
-    """Merge the rows of all manifests into the dispatch table. Also returns notes on keys that several specs have.
+    """Merge the rows of all manifests into the rows of the dispatch table. Also returns messages about keys of several
+    specs.
 
-    The order is that of ``manifests`` (sorted by name) and of their rows. If two specs have the same key, all rows with
-    this key are those of the first spec.
+    The rows keep the order of ``manifests`` (sorted by name). If several specs have the same key, only the rows of the
+    first of these specs are used for this key.
     """
     rows: list[ManifestRow] = []
     server: dict[tuple[object, ...], str] = {}
@@ -140,7 +154,9 @@ def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple
 
 
 def _check_definition(row: ManifestRow, owner: str, definitions: dict[str, tuple[object, str]]) -> None:
-    """Raise UserError if two specs have different modifications of the same name: a call gives only the name."""
+    """Raise UserError if two specs define different modifications with the same name. A call of an operator states only
+    the name.
+    """
     if row.get("modification"):
         name = row["key"]["modification"]
         defined, first = definitions.setdefault(name, (row["modification"], owner))
@@ -162,5 +178,5 @@ def _block(brackets: str, lines: Iterable[str]) -> str:
 
 
 def stamp_line(body: str) -> str:
-    """The last line of a manifest: a sha256 of all lines above it."""
+    """The last line of a manifest, which has the sha256 of all lines before it. ``body`` is these lines."""
     return f' "stamp": "{sha256(body.encode())}"\n}}\n'

@@ -1,4 +1,6 @@
-"""Reads a MANIFEST.json that someone may have edited. The fields that other files will contain are checked strictly."""
+"""Reads a MANIFEST.json and checks it strictly, because someone may have edited it and its text goes into other
+files.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ from pav2gen.runtime.select import KEYS, Modification, Row, Tuned
 
 
 class NotAManifest(Exception):
-    """A MANIFEST.json cannot be trusted. The message continues a sentence that begins with the file's name."""
+    """A MANIFEST.json cannot be used. The message continues a sentence that begins with the file's name."""
 
 
 def parse(owner: str, content: bytes) -> Manifest:
-    """Read a manifest's bytes. Raises NotAManifest if no build wrote these bytes."""
+    """Parse ``content``, the bytes of the manifest of ``owner``. Raises NotAManifest unless a build wrote exactly these
+    bytes.
+    """
     try:
         data = parse_json(content)
     except ValueError as error:
@@ -56,7 +60,9 @@ def parse(owner: str, content: bytes) -> Manifest:
 
 
 def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], content_digest: str) -> Manifest:
-    """Make the manifest of an owner. If a field has the format of another version, all but ``files`` are empty."""
+    """Make the manifest from parsed JSON. If a field has the format of another version, all fields except ``files`` are
+    empty.
+    """
     nothing: dict[str, Any] = {"generator": "", "spec": {}, "filter": (), "templates": {}, "rows": ()}
     try:
         read = fields({**_FIELDS, "spec": _spec_reader(owner), "rows": items(_row_reader(owner))})(data)
@@ -67,14 +73,14 @@ def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], co
 
 
 def _file_name(value: Any) -> str:
-    """Read the name of a file, without a folder."""
+    """Read a file name without a folder."""
     if "/" in path(value):
         raise ValueError(f"{seen(value)} is not the name of a file")
     return str(value)
 
 
 def _spec_reader(owner: str) -> Reader:
-    """Make a function that reads the entry ``spec``. The entry is empty in the shared manifest."""
+    """Make a function that reads the field ``spec`` of a manifest. The field is empty in the shared manifest."""
     spec = fields(
         {
             "name": constant(owner),
@@ -88,7 +94,10 @@ def _spec_reader(owner: str) -> Reader:
 
 
 def _row_reader(owner: str) -> Reader:
-    """Make a function that reads a row: the columns of the dispatch table, results of tuning, test, plan's figures."""
+    """Make a function that reads the row of a kernel in a manifest.
+
+    A row has the columns of the dispatch table, the results of tuning, the path of the test, and numbers of the plan.
+    """
     measured = _columns(Tuned, text)
     del measured["symbol"]
     columns = {
@@ -111,13 +120,13 @@ def _row_reader(owner: str) -> Reader:
 
 
 def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> dict[str, Reader]:
-    """Make a function for each field of a NamedTuple ``row`` that reads a value of the field's type."""
+    """Make a reader for each field of the NamedTuple class ``row``, which reads a JSON value of the field's type."""
     hints = get_type_hints(row)
     return {name: _reader(kind, read_text) for name, kind in hints.items() if name not in leave_out}
 
 
 def _reader(kind: Any, read_text: Reader) -> Reader:
-    """Make a function that reads a value of type ``kind``."""
+    """Make a function that reads a JSON value of the type ``kind``. ``read_text`` reads strings."""
     if get_origin(kind) in (Union, UnionType):
         (some,) = (each for each in get_args(kind) if each is not NoneType)
         return optional(_reader(some, read_text))

@@ -1,4 +1,6 @@
-"""Renders a whole package in memory: the files and the MANIFEST of each spec that is built, and the shared files."""
+"""Renders the files of a whole build in memory: the files and the MANIFEST.json of each built spec, and the shared
+files.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,19 @@ from pav2gen.render.templates import Templates
 
 @dataclass(frozen=True)
 class Package:
-    """The files of each owner, with MANIFESTs. ``clashes`` are messages about keys that two specs have."""
+    """The rendered files of each owner, including the MANIFEST.json files.
+
+    An owner is a spec, by its name, or ``SHARED``. ``clashes`` has messages about keys that several specs have.
+    """
 
     files: Mapping[str, FileSet]
     clashes: tuple[str, ...]
 
 
 def render_package(selections: Iterable[Selection], others: Iterable[Manifest], templates: Templates) -> Package:
-    """Render ``selections``, and the files that they share with ``others``, the specs that do not change.
+    """Render the files of ``selections`` and the files that all specs of the generated package share.
 
+    ``others`` has the manifests of the specs that this build does not change. The dispatch table needs their rows.
     Raises UserError for a mistake in a template.
     """
     files: dict[str, FileSet] = {}
@@ -48,7 +54,7 @@ def render_package(selections: Iterable[Selection], others: Iterable[Manifest], 
 
 
 def _add_manifest(owner: str, files: FileSet, entries: Mapping[str, object]) -> Manifest:
-    """Add the manifest of ``files`` to them."""
+    """Make the manifest of ``files``, and add it to ``files`` as a further file."""
     described = manifest.describe(owner, files, **entries)
     files.add(described.path, described.content())
     return described
@@ -72,7 +78,7 @@ def _entries(chosen: Selection, templates: Templates) -> dict[str, object]:
 
 
 def _row(kernel: AnyKernel, tuned: Iterable[Tuning]) -> ManifestRow:
-    """The manifest's entry for a kernel."""
+    """The row of a kernel in the manifest."""
     row = kernel.p.row()
     decodes = row.operator == "decode"
     measured = [entry for tuning in tuned for entry in tuning.of(row.key, row.partition_size)] if decodes else []

@@ -1,4 +1,4 @@
-"""Drafts a spec for a model, for ``pav2gen init``: the text of the spec file, with comments for its maintainer."""
+"""Drafts the text of a spec file for a model, for ``pav2gen init``. Comments explain the choices to the user."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHORT_MODEL = 8192
 def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi-v100") -> str:
     """The text of a complete, valid spec for the model with the config.json at ``config``.
 
-    ``name`` defaults to the model's name in the config, in lower case. Raises UserError if the config cannot be read,
-    or if no kernel can serve the model's attention.
+    ``name`` is the name of the spec; by default, it is made from the model's name. Raises UserError if the config
+    cannot be read, or if no kernel can serve the model's attention.
     """
     file = printable(os.fspath(config))
     attention = read_attention(config)
@@ -39,14 +39,14 @@ def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi
 
 
 def family_name(title: str) -> str:
-    """Convert a model's name to that of a spec: ``Qwen2.5-7B-Instruct`` becomes ``qwen2_5_7b_instruct``."""
+    """Convert the name of a model to the name of a spec: ``Qwen2.5-7B-Instruct`` becomes ``qwen2_5_7b_instruct``."""
     words = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
     name = (words if words[:1].isalpha() else f"model_{words}")[:LONGEST_NAME].strip("_")
     return f"{name[: LONGEST_NAME - 6]}_model" if name in RESERVED_NAMES else name
 
 
 def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
-    """The lines of the spec."""
+    """The lines of the spec file."""
     ranks = tuple(size for size in RANKS if _model(attention, (1,)).shards_over(size))
     model = _model(attention, ranks)
     yield from _head(attention)
@@ -71,19 +71,21 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
 
 
 def _extends(attention: Attention) -> bool:
-    """Whether the draft builds extend kernels. vLLM needs them for a softcap. None are block-sparse."""
+    """Whether the draft builds extend kernels. vLLM needs them for a model with a softcap. Block-sparse ones do not
+    exist.
+    """
     return attention.softcap is not None and not attention.blocksparse
 
 
 def _operators(attention: Attention) -> str:
-    """The operators of the spec, with a comment that says what each of the others is for."""
+    """The list of operators in the spec, and a comment that says what the other operators are for."""
     if _extends(attention):
         return "[decode, extend]  # a layer with softcap needs both in vLLM; add cache for compressed caches"
     return "[decode]  # add extend for chunked prefill and speculative decoding, cache for compressed caches"
 
 
 def _features(attention: Attention) -> Iterator[tuple[str, object]]:
-    """The lines of the section ``features``. A feature that only some layers have gets a list of values."""
+    """The entries of the section ``features``. A feature that only some layers have gets a list of values."""
     yield "alibi", attention.alibi
     yield "blocksparse", "[false, true]" if attention.blocksparse else False
     if attention.softcap is not None:
@@ -95,7 +97,7 @@ def _features(attention: Attention) -> Iterator[tuple[str, object]]:
 
 
 def _head(attention: Attention) -> Iterator[str]:
-    """The comments above the keys."""
+    """The comments at the top of the spec file."""
     yield f"# {attention.title}: written by pav2gen init from its config.json, model type {attention.model_type}."
     yield from (f"# {note[0].upper()}{note[1:]}." for note in attention.notes)
     if attention.features:
@@ -111,7 +113,10 @@ def _model(attention: Attention, ranks: tuple[int, ...]) -> Model:
 
 
 def _ratios(model: Model) -> str:
-    """The ratios of all tensor-parallel sizes. If they differ, a comment says which sizes have which ratio."""
+    """The list of ``gqa_ratio`` values for all tensor-parallel sizes.
+
+    If the values differ, a comment says which tensor-parallel sizes have which ratio.
+    """
     ranks: dict[int, list[int]] = {}
     for rank in model.ranks():
         ranks.setdefault(rank.gqa_ratio, []).append(rank.tensor_parallel)
@@ -120,24 +125,26 @@ def _ratios(model: Model) -> str:
 
 
 def _dtypes(attention: Attention) -> str:
-    """The dtypes of the spec: float16, which vLLM uses on the BI-V100, and the model's own."""
+    """The list of dtypes in the spec: float16, which vLLM uses on the BI-V100, and the model's own dtype."""
     if attention.dtype in DTYPE_TAGS and attention.dtype not in ("float16", "float32"):
         return f"[float16, {attention.dtype}]  # the model's own is {attention.dtype}"
     return "[float16]"
 
 
 def _partitions(attention: Attention) -> tuple[int, ...]:
-    """The partition sizes to choose from. A model with a short context has no use for long partitions."""
+    """The list of partition sizes in the spec, in tokens. Long partitions are left out for a model with a short
+    context.
+    """
     return (256, 512) if attention.max_seq_len <= SHORT_MODEL else (256, 512, 1024)
 
 
 def _min_seq_len(attention: Attention) -> int:
-    """The spec's ``dispatch.min_seq_len``: vLLM's bound, or half of the longest context if that is less."""
+    """The value of ``dispatch.min_seq_len`` in tokens: vLLM's limit, or half of the longest context if that is less."""
     return min(SHORT_MODEL, attention.max_seq_len // 2)
 
 
 def _workspace_mib(attention: Attention) -> int:
-    """The workspace in MiB: the default, or more if one item of a kernel needs more."""
+    """The value of ``limits.workspace_mib``: the default, or the smallest workspace of the kernels if that is more."""
     ratio = max(1, attention.num_heads // attention.num_kv_heads)
     shape = (attention.head_size, ratio, 16, "float16", "auto", attention.alibi, attention.blocksparse)
     largest = Variant("", *shape, partition_size=_partitions(attention)[-1])

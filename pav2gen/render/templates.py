@@ -1,4 +1,4 @@
-"""Finds, compiles and renders the Jinja templates, and computes the sha256 of each."""
+"""Loads and renders the Jinja templates, and computes their sha256 digests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def data_folder(name: str) -> Path:
-    """The folder ``templates`` or ``specs``: inside an installed wheel, or at the top of a checkout.
+    """The folder ``templates`` or ``specs``. It is inside an installed wheel, or at the top of a clone of the
+    repository.
 
     Raises UserError if the folder is missing, which means that the installation is broken.
     """
@@ -29,14 +30,14 @@ def data_folder(name: str) -> Path:
 
 
 class Templates:
-    """A folder of templates. A template that uses an unknown variable is an error.
+    """The Jinja templates in a folder. A template that uses an undefined variable is an error.
 
-    The name of a template is its path relative to the folder: ``torch/kernel.py.j2``. Messages and generated files show
-    it as ``templates/torch/kernel.py.j2``, even if the folder has another name.
+    The name of a template is its path relative to the folder, such as ``torch/kernel.py.j2``. Messages and generated
+    files show it as ``templates/torch/kernel.py.j2``, even if the folder has another name.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Read from ``folder``, by default the generator's own templates."""
+        """Load templates from ``folder``. The default is the folder of pav2gen's own templates."""
         self._folder = data_folder("templates") if folder is None else folder
         self._sha256: dict[str, str] = {}
         self._compiled: dict[str, jinja2.Template] = {}
@@ -54,7 +55,9 @@ class Templates:
         self._environment.filters["size"] = size
 
     def render(self, name: str, **context: object) -> str:
-        """The text of template ``name``. Raises UserError, with the template's line, for a mistake in it."""
+        """Render the template ``name`` with the variables ``context``. Raises UserError, with the line, for a mistake
+        in it.
+        """
         template = self._compiled.get(name) or self._compile(name)
         try:
             return template.render(context)
@@ -62,13 +65,15 @@ class Templates:
             raise self._mistake(name, error) from error
 
     def sha256(self, name: str) -> str:
-        """The sha256 of a template's bytes. Raises UserError if the template is missing or has a mistake."""
+        """The sha256 of the template ``name``. Raises UserError if the template is missing or has a mistake."""
         if name not in self._compiled:
             self._compile(name)
         return self._sha256[name]
 
     def record(self, *names: str) -> dict[str, str]:
-        """The sha256 of these templates and of all templates that they include, by path. Call it after rendering."""
+        """The sha256 of the templates ``names`` and of all templates that they include, by path. Render them before the
+        call.
+        """
         used = set(names)
         queue = list(names)
         while queue:
@@ -105,7 +110,7 @@ class Templates:
 
 
 class _Environment(jinja2.Environment):
-    """A Jinja environment that records which templates a template includes, imports or extends."""
+    """A Jinja environment that records which other templates a template includes, imports or extends."""
 
     uses: defaultdict[str, set[str]]
 
@@ -114,7 +119,9 @@ class _Environment(jinja2.Environment):
         self.uses = defaultdict(set)
 
     def make_globals(self, d: Any) -> dict[str, Any]:
-        """The global names of templates, as a plain dict: each render copies them, and a ChainMap is slow to copy."""
+        """The global names of templates, as a plain dict. Jinja's ChainMap would be slow, because each render copies
+        the names.
+        """
         return {**self.globals, **(d or {})}
 
     def join_path(self, template: str, parent: str) -> str:
@@ -123,14 +130,15 @@ class _Environment(jinja2.Environment):
 
 
 def literals(values: Iterable[object]) -> str:
-    """Template filter: ``values`` as the arguments of a Python call, with strings in double quotes."""
+    """Template filter: ``values`` as the arguments of a Python call."""
     return ", ".join(map(python, values))
 
 
 def python(value: object) -> str:
     """Template filter: ``value`` as Python source.
 
-    Strings are in double quotes, with everything but printable ASCII escaped. A named tuple becomes a call by keyword.
+    A string gets double quotes, and escapes for all characters except printable ASCII. A named tuple becomes a call
+    with keyword arguments.
     """
     if isinstance(value, str):
         return json.dumps(value)
@@ -143,7 +151,7 @@ def python(value: object) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Template filter: a number of bytes as Python source, ``8 << 20`` for 8 MiB and ``12 << 10`` for 12 KiB."""
+    """Template filter: a number of bytes as Python source, such as ``8 << 20`` for 8 MiB."""
     for shift in (20, 10):
         if num_bytes and num_bytes % (1 << shift) == 0:
             return f"{num_bytes >> shift} << {shift}"
@@ -151,10 +159,10 @@ def size(num_bytes: int) -> str:
 
 
 def _is_page(name: str | None) -> bool:
-    """Whether a template renders HTML. Values in HTML are escaped."""
+    """Whether the template ``name`` renders HTML. Jinja then escapes the values."""
     return bool(name) and str(name).startswith("report/")
 
 
 def shown(name: str) -> str:
-    """A template's path for messages and generated files."""
+    """The path of the template ``name`` in messages and generated files."""
     return f"templates/{name}"

@@ -1,1 +1,3 @@
-"""Compiles a package's CUDA sources into libraries: the compilers, the build, and the cache of compiled libraries."""
+"""Compiles the CUDA sources of a package into libraries: compilers, build steps, and the cache of compiled
+libraries.
+"""

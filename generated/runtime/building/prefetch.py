@@ -1,4 +1,4 @@
-"""Compiles the libraries for a test session in a separate process, while the first tests run."""
+"""Compiles the libraries that a test session needs in a separate process, while the first tests already run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _running: list[subprocess.Popen[bytes]] = []
 
 
 def start(root: Path, symbols: Iterable[str]) -> None:
-    """Start to compile the kernels of the package at ``root``. With several pytest workers, only the first one does.
+    """Start a process that compiles the kernels ``symbols`` of the package at ``root``.
 
-    The tests call the same build. They wait for this process, and then find the libraries in the cache.
+    With several pytest workers, only the first worker starts the process. A test that needs a library waits for the
+    process, and then finds the library in the cache.
     """
     kernels = list(symbols)
     first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
@@ -42,7 +43,7 @@ def start(root: Path, symbols: Iterable[str]) -> None:
 
 
 def stop() -> None:
-    """End the process and its compilers, at the end of the test session."""
+    """End the process and the compilers that it runs. Called at the end of the test session."""
     while _running:
         process = _running.pop()
         if process.poll() is None:

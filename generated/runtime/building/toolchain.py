@@ -1,8 +1,8 @@
 """Finds the GPU compilers, CoreX clang++ and nvcc, and makes their command lines.
 
-The command lines of CoreX are known to work on a BI-V100: CoreX 3.2.3 takes clang++ with --cuda-gpu-arch=ivcore10.
-The nvcc of CoreX is not a compiler, but a script that prints a version. The CUDA sources include no torch headers and
-export C functions, so a library fits every version of torch.
+The command lines of CoreX are known to work on a BI-V100: CoreX 3.2.3 accepts clang++ with --cuda-gpu-arch=ivcore10.
+CoreX also has an "nvcc", which is only a script that prints a version. The CUDA sources include no torch headers and
+export C functions, so a library works with every version of torch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ TOOLCHAINS = ("corex", "nvcc", "host")
 
 
 class CompilerMissingError(Exception):
-    """The compiler of a toolchain is missing. The message names the places that were searched, and what would work."""
+    """The compiler of a toolchain is missing. The message lists the places that were searched, and says what would
+    work.
+    """
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """One GPU compiler: how it compiles a source and links objects. warp_size: the one of cards of this ``arch``."""
+    """One GPU compiler with its flags. ``warp_size`` is the warp size of GPUs with the architecture ``arch``."""
 
     name: str
     compiler: str
@@ -39,16 +41,18 @@ class Toolchain:
     link_flags: tuple[str, ...]
 
     def compile(self, source: Path, out: Path) -> Command:
-        """The command that makes an object of a source."""
+        """The command that compiles ``source`` to the object file ``out``."""
         return Command((self.compiler, *self.compile_flags, "-c", str(source), "-o", str(out)), out)
 
     def link(self, objects: Sequence[Path], out: Path) -> Command:
-        """The command that makes the library of all objects."""
+        """The command that links ``objects`` to the library ``out``."""
         return Command((self.compiler, "-shared", *map(str, objects), *self.link_flags, "-o", str(out)), out)
 
 
 def corex(arch: str = "ivcore10") -> Toolchain:
-    """CoreX's clang++, in COREX_HOME or in its usual place. Raises CompilerMissingError if it is not found."""
+    """The toolchain of CoreX's clang++, in COREX_HOME or a standard folder. Raises CompilerMissingError if it is not
+    found.
+    """
     places = (os.environ["COREX_HOME"],) if os.environ.get("COREX_HOME") else COREX_PLACES
     home = next((place for place in places if Path(place, "bin", "clang++").exists()), None)
     if home is None:
@@ -61,7 +65,7 @@ def corex(arch: str = "ivcore10") -> Toolchain:
 
 
 def nvcc(arch: str) -> Toolchain:
-    """NVIDIA's nvcc, in CUDA_HOME or on PATH. Raises CompilerMissingError if it is not found."""
+    """The toolchain of NVIDIA's nvcc, in CUDA_HOME or on PATH. Raises CompilerMissingError if it is not found."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     compiler = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home, "bin")))
     if compiler is None:
@@ -71,13 +75,13 @@ def nvcc(arch: str) -> Toolchain:
 
 
 def version(compiler: str) -> str:
-    """The output of a compiler's ``--version``, in one line. It becomes part of a library's record."""
+    """The output of ``compiler --version`` on one line. It becomes part of the record in each library."""
     asked = [compiler, "--version"]
     done = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     return " ".join(done.stdout.split())
 
 
 def cuda_major(version: str) -> str:
-    """The major number of the CUDA release in nvcc's ``version``. Empty if the text has no such number."""
+    """The major version of CUDA in the output of ``nvcc --version``. Empty if the text has no such version."""
     found = re.search(r"release (\d+)\.", version)
     return found[1] if found else ""

@@ -1,7 +1,7 @@
-"""The inputs of tests and benches. A ``Case`` describes a call; ``make`` makes its tensors.
+"""The inputs of tests and benchmarks. A ``Case`` describes a call of the decode operator; ``make`` makes its tensors.
 
-The tensors are made on the CPU, from a seed, in vLLM's layouts. Block tables are in random order. "Poison" is NaN in
-all places that a kernel must not read.
+The tensors are made on the CPU from a random seed, in vLLM's layouts. Block tables are in random order. To "poison"
+means to write NaN to all places that a kernel must not read.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ Scale = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Case:
-    """The description of a test input. There is one sequence for each of ``seq_lens``.
+    """The description of a test input. ``seq_lens`` has the length of each sequence in tokens.
 
-    query_gap: elements between the rows of the query, as in a slice of a fused projection. block_gap: pages between the
-    blocks of the cache. spare_partitions: partitions of scratch beyond those needed. poison: write NaN to all places
-    that a kernel must not read, and garbage past the end of the block table. shared_blocks: if 0, every page has its
-    own block; else the cache has this many blocks, which pages share (long contexts in little memory, without poison).
-    score_size: a factor of the scores. sinks: the values that the heads take in turn; they are about as large as the
-    scores. modification: the definition of the key's modification.
+    max_seq_len: the argument of the call; None means the longest of ``seq_lens``. query_gap: elements between the rows
+    of the query, as in a slice of a fused projection. block_gap: pages between the blocks of the cache.
+    spare_partitions: the number of scratch partitions that the call does not need. poison: whether to write NaN to all
+    places that a kernel must not read, and garbage past the end of each block table. shared_blocks: the number of
+    blocks of the cache, which pages then share, for long sequences in little memory. 0 means that every page has its
+    own block. A cache with shared blocks is not poisoned. sparse: the block-sparse arguments of the call, or None.
+    score_size: the scores are multiplied by this factor. sinks: the sinks of the first heads, in the order of heads;
+    further heads repeat them. They are about as large as the scores. modification: the definition of the modification
+    that the key names.
     """
 
     key: Key
@@ -71,17 +74,22 @@ class Case:
 
     @property
     def longest(self) -> int:
-        """The max_seq_len of the call: by default the longest length."""
+        """The argument ``max_seq_len`` of the call, in tokens."""
         return max(self.seq_lens, default=0) if self.max_seq_len is None else self.max_seq_len
 
     def attended(self, s: int) -> range:
-        """The positions that sequence ``s`` attends to. Its length is clamped to ``longest``."""
+        """The positions that the last token of sequence ``s`` attends to. The length of the sequence is clamped to
+        ``longest``.
+        """
         stop = max(0, min(self.seq_lens[s], self.longest))
         return range(max(0, stop - self.key.sliding_window) if self.key.sliding_window else 0, stop)
 
 
 def make(case: Case) -> Call:
-    """Make the call of a case, on the CPU. Query, keys and values are N(0, 1). out and scratch are filled with NaN."""
+    """Make the call that ``case`` describes, on the CPU.
+
+    Query, keys and values are random numbers from N(0, 1). All elements of out, lse and scratch are NaN.
+    """
     generator = torch.Generator().manual_seed(case.seed)
     key, seqs = case.key, len(case.seq_lens)
     heads = case.kv_heads * key.gqa_ratio
@@ -126,13 +134,16 @@ def make(case: Case) -> Call:
 
 
 def pages_of(case: Case, s: int) -> range:
-    """The pages with the tokens that sequence ``s`` attends to. Kernels read no other entry of its block table."""
+    """The pages with the tokens that sequence ``s`` attends to. Kernels read only these entries of the block table."""
     tokens, page = case.attended(s), case.key.block_size
     return range(tokens.start // page, -(-tokens.stop // page)) if tokens else range(0)
 
 
 def block_tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, int]:
-    """Make (block tables [seqs, max blocks] int32, number of blocks). Every page has its own block; some are unused."""
+    """Make the block tables, [seqs, max blocks] int32, and return them with the number of blocks in the cache.
+
+    Every page has its own block, and some blocks are not used, unless ``case.shared_blocks`` is set.
+    """
     page, seqs = case.key.block_size, len(case.seq_lens)
     if case.shared_blocks:
         shape = (seqs, -(-case.longest // page))
@@ -150,7 +161,11 @@ def block_tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, 
 
 
 def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make key_cache [blocks, kv heads, head size / x, block, x], value_cache [blocks, kv heads, head size, block]."""
+    """Make the key cache and the value cache with random content.
+
+    The key cache is [blocks, kv heads, head size / x, block size, x]. The value cache is [blocks, kv heads, head size,
+    block size]. x is the number of elements in 16 bytes.
+    """
     key = case.key
     size = case.kv_heads * key.head_size * key.block_size
     shape = (blocks, size + case.block_gap * key.head_size * key.block_size)
@@ -169,20 +184,20 @@ def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.T
 
 
 def tiled(pool: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """A tensor of this shape that repeats ``pool``, [POOL]."""
+    """A tensor of the given shape that repeats the numbers in ``pool``, which is [POOL]."""
     count = shape[0] * shape[1]
     return pool.repeat(-(-count // POOL))[:count].view(shape)
 
 
 def scale_of(scale: Scale) -> float | torch.Tensor:
-    """Convert a case's scale to that of a call: a number, or float32 [kv heads]."""
+    """Convert the scale of a case to the scale of a call: a float, or a float32 tensor [kv heads]."""
     return scale if isinstance(scale, float) else torch.tensor(scale, dtype=torch.float32)
 
 
 def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, tables: torch.Tensor) -> None:
-    """Write NaN to every slot without a token: the rest of each last page, and all unused blocks.
+    """Write NaN to every slot of the cache without a token: the end of each last page, and all unused blocks.
 
-    An int8 cache has no NaN. Its largest code is written instead.
+    In an int8 cache, which cannot store NaN, the largest number is written instead.
     """
     page = case.key.block_size
     nan = float("nan") if case.key.kv_cache_dtype == "auto" else 0x7F  # a NaN in both fp8 formats, 127 in int8
@@ -200,7 +215,7 @@ def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, table
 
 
 def to(call: Call, device: torch.device) -> Call:
-    """Copy a call to another device. The strides of the query are kept."""
+    """Copy a call to another device. The strides of all tensors are kept."""
 
     def move(value: object) -> object:
         if not isinstance(value, torch.Tensor):
@@ -215,7 +230,7 @@ def to(call: Call, device: torch.device) -> Call:
 
 
 def of_heads(call: Call, heads: Sequence[int]) -> Call:
-    """The part of a call that computes some query heads. The call must have one KV head."""
+    """The part of a call that computes the query heads ``heads``. The call must have only one KV head."""
     assert call.scratch is not None and call.key_cache.shape[1] == 1
     return call._replace(
         out=call.out[:, heads],
@@ -228,16 +243,17 @@ def of_heads(call: Call, heads: Sequence[int]) -> Call:
 
 
 def copy_outputs(call: Call) -> Call:
-    """The same call with copies of its outputs."""
+    """The call with copies of its output tensors."""
     assert call.scratch is not None
     lse = None if call.lse is None else call.lse.clone()
     return call._replace(out=call.out.clone(), lse=lse, scratch=Scratch(*(tensor.clone() for tensor in call.scratch)))
 
 
 def spread(call: Call) -> Call:
-    """The same call on the CPU with strides over 2^31 elements in its query, caches, block table and scratch.
+    """The call with strides of more than 2^31 elements in its query, caches, block table and scratch, on the CPU.
 
-    Raises OSError if the system does not grant more address space than it has memory.
+    Most of the address space between the elements takes no memory. Raises OSError if the system does not grant more
+    address space than it has memory.
     """
     assert call.scratch is not None
     scratch = Scratch(*(far_apart(tensor, axes=3) for tensor in call.scratch))
@@ -251,7 +267,7 @@ def spread(call: Call) -> Call:
 
 
 def far_apart(tensor: torch.Tensor, axes: int) -> torch.Tensor:
-    """A copy of ``tensor`` in which the strides of the first ``axes`` axes exceed 2^31 elements."""
+    """A copy of ``tensor`` with strides of more than 2^31 elements in the first ``axes`` dimensions."""
     inner = tensor[(0,) * axes].contiguous()
     unit = -(-max(inner.numel(), 1) // 512) * 512  # holds the inner elements, and keeps them aligned
     strides = [FAR + unit * excess for excess in EXCESS[:axes]]
@@ -261,14 +277,18 @@ def far_apart(tensor: torch.Tensor, axes: int) -> torch.Tensor:
 
 
 def reserve(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of ``count`` zeros. It takes memory only where it is accessed. Raises OSError if the system refuses."""
+    """A tensor of ``count`` zeros that takes memory only where it is accessed. Raises OSError if the system refuses."""
     size = count * torch.empty((), dtype=dtype).element_size()
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     return torch.frombuffer(memory, dtype=dtype)
 
 
 def dense_pieces(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Split a tensor that has strides over 2^31 elements into dense parts, each with its indices (``[2][0]``)."""
+    """Split a tensor with strides of more than 2^31 elements into dense parts, each with the text of its index
+    (``[2][0]``).
+
+    A tensor without such strides is returned as the only part.
+    """
     if all(stride < FAR for size, stride in zip(tensor.shape, tensor.stride()) if size > 1):
         return [("", tensor)]
     return [(f"[{i}]{indices}", piece) for i in range(tensor.shape[0]) for indices, piece in dense_pieces(tensor[i])]

@@ -1,6 +1,7 @@
-"""Harnesses that test CUDA kernels: on a GPU if there is one, else on the CPU.
+"""Test harnesses for CUDA decode kernels. The kernels run on a GPU if there is one, else on the CPU.
 
-A "machine" is a GPU, or the CPU with a warp size. On the CPU a checked build also checks and counts memory accesses.
+A "machine" is the GPU, or the CPU with one of two warp sizes. A checked build of the kernels runs on the CPU only; it
+checks and counts all memory accesses. A "finding" is a wrong access that it has detected.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _libraries: dict[tuple[str, str, bool], library.Library] = {}
 
 
 def machines() -> Sequence[str]:
-    """The GPU if there is one, else the CPU at both warp sizes."""
+    """The machines to test on: the GPU if there is one, else the CPU with each warp size."""
     return ("gpu",) if torch.cuda.is_available() else HOSTS
 
 
 def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool) -> library.Library:
-    """The loaded library of ``rows`` for a machine. The first call of a test session builds it."""
+    """The loaded library with the kernels of ``rows`` for ``machine``. The first call in a test session compiles it."""
     key = (package.__name__, machine, checked)
     if key not in _libraries or not {row.symbol for row in rows} <= _libraries[key].kernels:
         kernels = library.kernels_of(rows, package.kernels.root)
@@ -45,7 +46,7 @@ def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool
 
 
 class CudaKernel(Harness):
-    """A CUDA kernel that is tested on one machine."""
+    """A CUDA decode kernel that is tested on one machine."""
 
     backend = "cuda"
 
@@ -55,7 +56,9 @@ class CudaKernel(Harness):
         self.library = loaded(package, rows, machine, checked=False)
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a checked call. On the CPU, lanes and blocks run in a random order."""
+        """Run the kernel on a call with checked arguments. On the CPU, lanes and thread blocks run in a random
+        order.
+        """
         if self.library.program is None:
             self.launch_on_gpu(call)
             return
@@ -63,7 +66,7 @@ class CudaKernel(Harness):
             self.library.launch(self.row, call)
 
     def launch_on_gpu(self, call: Call) -> None:
-        """Run the kernel on a copy of the call on the GPU, and bring its outputs back."""
+        """Run the kernel on a copy of the call on the GPU, and copy the outputs back."""
         moved = cases.to(call, torch.device("cuda"))
         self.library.launch(self.row, moved)
         call.out.copy_(moved.out)
@@ -73,14 +76,14 @@ class CudaKernel(Harness):
             here.copy_(there)
 
     def check_table(self, case: Case) -> None:
-        """Check that the package's operator runs this kernel after its library is loaded."""
+        """Check that the generated operator runs this kernel when its library is loaded."""
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU; test_gpu.py of the project does that
         self.package.kernels.libraries[False] = self.library
         super().check_table(case)
 
     def check_long(self, case: Case) -> None:
-        """Run a long call with one KV head, and compare its first and its last query head with float64.
+        """Run a long call with one KV head, and compare the first and the last query head with float64.
 
         If the call is block-sparse or has a modification, all heads are compared, because they attend to different
         keys.
@@ -96,9 +99,11 @@ class CudaKernel(Harness):
 
 
 class CheckedKernel(CudaKernel):
-    """A CUDA kernel in a checked build. A launch raises if it has findings, and stores its counters in ``report``.
+    """A checked build of a CUDA decode kernel, which runs on the CPU.
 
-    Only ``__syncthreads`` counts as a fence, because ``__syncwarp`` is not a fence on the BI-V100.
+    A launch raises FindingsError if the build has detected wrong accesses. ``report`` then has the counters of the
+    launch. Only ``__syncthreads`` counts as a fence between threads, because ``__syncwarp`` is not a fence on the
+    BI-V100.
     """
 
     report: Report
@@ -109,7 +114,9 @@ class CheckedKernel(CudaKernel):
         self.library = loaded(package, rows, machine, checked=True)
 
     def launch(self, call: Call) -> None:
-        """Run the kernel with all its buffers registered. Raises FindingsError for a finding."""
+        """Run the kernel with all its buffers registered, so that each access is checked. Raises FindingsError for a
+        wrong access.
+        """
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
 
@@ -131,11 +138,12 @@ class CheckedKernel(CudaKernel):
     def check_counters(
         self, *, seq_lens: Sequence[int], page_bytes: int, shared_bytes: int, blocks_per_group: int
     ) -> None:
-        """Check that the loads of a call and the shared memory of its partial kernel match the plan.
+        """Check that the number of loaded bytes and the size of shared memory are as planned.
 
-        seq_lens: multiples of the page size. page_bytes: bytes of K and V in a page of one KV head. shared_bytes: bytes
-        of shared memory of a thread block. blocks_per_group: the number of thread blocks that share the query heads of
-        a KV head; each of them loads the cache.
+        seq_lens: sequence lengths in tokens, all multiples of the page size. page_bytes: bytes of K and V together in a
+        page, for one KV head. shared_bytes: bytes of shared memory per thread block of the kernel that computes
+        partitions. blocks_per_group: the number of thread blocks that the query heads of a KV head are divided over.
+        Each of these blocks loads the cache.
         """
         call = make(self.case(seq_lens, poison=False, query_gap=0))
         self.run(call)
@@ -156,7 +164,8 @@ class CheckedKernel(CudaKernel):
         assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
 
     def check_far_strides(self, case: Case) -> None:
-        """Check that the kernel is right with strides over 2^31 elements, and accesses nothing between its inputs.
+        """Check that the kernel is right with strides of more than 2^31 elements, and accesses nothing between the
+        elements.
 
         Skips the test if the system does not grant more address space than it has memory.
         """
@@ -174,11 +183,11 @@ class CheckedKernel(CudaKernel):
         check_scratch(call, truth)
 
     def check_empty_work(self, *, seq_lens: Sequence[int], max_seq_len: int) -> None:
-        """Check that a large ``max_seq_len`` causes no work: thread blocks past a sequence's end only load its length.
+        """Check that thread blocks past the end of a sequence do nothing except load the length of the sequence.
 
-        The same sequences are run with a large and with a small ``max_seq_len``. Each warp loads its sequence's length
-        once. All other loads and stores are the same in both calls, except that the caller's scratch is filled to its
-        end, each element once.
+        The same sequences are run with a small and with a large ``max_seq_len``. Each warp must load the length of its
+        sequence once. The numbers of all other accesses must be equal in both calls, except in exp_sums and max_logits:
+        the kernel must store each of their elements once.
         """
         least = max(*seq_lens, self.partition_size + 1)  # both calls have a reduction
         tight, roomy = (self._traffic(seq_lens, room) for room in (least, max_seq_len))
@@ -194,13 +203,13 @@ class CheckedKernel(CudaKernel):
             assert stored == 4 * rows * -(-max_seq_len // self.partition_size), f"{name} is stored once"
 
     def _traffic(self, seq_lens: Sequence[int], max_seq_len: int) -> dict[str, tuple[Traffic, Traffic]]:
-        """The traffic (loads, stores) of each buffer, by name, in a call with one KV head."""
+        """The counters of loads and stores of each buffer, by name, for a call with one KV head."""
         self.run(make(self.case(seq_lens, max_seq_len=max_seq_len, kv_heads=1)))
         return {name: (buffer.loads, buffer.stores) for name, buffer in self.report.buffers.items()}
 
 
 def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:
-    """All tensors of a call: (name, tensor, whether a kernel writes it)."""
+    """All tensors of a call, as triples (name, tensor, whether a kernel writes it)."""
     named: dict[str, Any] = {**call._asdict(), **(call.scratch._asdict() if call.scratch else {})}
     named |= {f"tensors[{place}]": tensor for place, tensor in enumerate(call.tensors)}
     written = {"out", "lse", *Scratch._fields}
@@ -208,13 +217,16 @@ def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The memory from a tensor's first element to its last, gaps included: (address, bytes)."""
+    """The memory from the first element of a tensor to the last, including gaps: (address, bytes)."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return tensor.data_ptr(), (last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
 def pages_read(call: Call) -> int:
-    """The number of pages that a kernel must load, over all KV heads: a query head attends to a token in them."""
+    """The number of pages that a kernel must load, summed over sequences and KV heads.
+
+    A page must be loaded if a query head of the KV head attends to a token in the page.
+    """
     kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
     group = call.query.shape[1] // kv_heads
     count = 0

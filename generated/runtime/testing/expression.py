@@ -1,7 +1,7 @@
-"""Evaluates the expression of an attention modification for one element, in plain Python, for the float64 reference.
+"""Evaluates the expression of an attention modification in plain Python, for one score, for the float64 reference.
 
-Integers are Python's, and other numbers are float64. This module has its own parser, so that its results are
-independent of the kernels' translations.
+Integers are Python integers; all other numbers are float64. This module has its own parser, so that its results do not
+depend on the code that translates expressions for kernels.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ _COMPARE: Mapping[type, Callable[[Any, Any], bool]] = {
 
 
 def evaluator(text: str) -> Evaluate:
-    """Parse the expression ``text``. Returns a function that takes the values of its names and returns its value.
+    """Parse the expression ``text``. Returns a function that takes a mapping of names to values and returns the result.
 
-    Names are ``s``, ``q``, ``k``, ``h``, ``kvh``, ``len``, and those of parameter tensors. The value of a parameter
-    tensor is a sequence of floats. Raises ValueError for anything that the language of modifications does not have.
+    The names are ``s``, ``q``, ``k``, ``h``, ``kvh``, ``len``, and those of parameter tensors. The value of a parameter
+    tensor is a sequence of floats. Raises ValueError or KeyError for syntax that is not part of the language.
     """
     return _build(ast.parse(text.strip(), mode="eval").body)
 
 
 def _build(node: ast.expr) -> Evaluate:
-    """Make a function that evaluates a node of the syntax tree."""
+    """Make a function that evaluates the syntax tree ``node``."""
     if isinstance(node, ast.Constant):
         value = node.value
         return lambda names: value

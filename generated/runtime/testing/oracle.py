@@ -1,6 +1,6 @@
-"""The float64 reference, in plain loops over sequences and heads, and the tolerance of kernels.
+"""The float64 reference of attention, in plain loops over sequences and heads, and the tolerance for kernels.
 
-Everything here runs on the CPU, because some cards compute float64 wrongly (a BI-V100 does).
+Everything in this module runs on the CPU, because some cards, such as the BI-V100, compute float64 wrongly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ ROUNDINGS, NOISE = 1.25, 2e-6
 
 
 class Partition(NamedTuple):
-    """The softmax state of a partition, for one head of one sequence: m = max score, z = sum exp(s - m), o = output."""
+    """The softmax state of one partition, for one head of one sequence.
+
+    m: the largest score. z: the sum of exp(score - m). o: the output of the partition.
+    """
 
     m: float
     z: float
@@ -29,7 +32,9 @@ class Partition(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """The float64 result of a call. partitions[s][h] lists the partitions that have tokens."""
+    """The float64 result of a call. ``partitions[s][h]`` lists the partitions with tokens of sequence ``s`` for head
+    ``h``.
+    """
 
     out: torch.Tensor  # [seqs, heads, head size] float64
     lse: torch.Tensor  # [seqs, heads] float64
@@ -37,7 +42,7 @@ class Reference(NamedTuple):
 
 
 def fp8_value(code: int, kv_cache_dtype: str) -> float:
-    """The value of one fp8 code, computed from its sign, exponent and fraction bits as the format defines."""
+    """The value of one fp8 element, computed from the sign, exponent and fraction bits as the format defines."""
     exponent_bits, fraction_bits, bias = (4, 3, 7) if kv_cache_dtype == "fp8_e4m3" else (5, 2, 15)
     sign = -1.0 if code >> 7 else 1.0
     exponent = code >> fraction_bits & (1 << exponent_bits) - 1
@@ -52,9 +57,11 @@ def fp8_value(code: int, kv_cache_dtype: str) -> float:
 
 
 def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Encode ``values`` (float64): the nearest finite code, ties to the even one, found by search in a table.
+    """Encode ``values`` (float64) as elements of a compressed cache. Each becomes the nearest finite element, ties to
+    even.
 
-    Returns uint8 for fp8, where NaN becomes a code of NaN. Returns int8 for an int8 cache, where NaN becomes 0.
+    Returns uint8 for fp8, where NaN stays NaN. Returns int8 for an int8 cache, where NaN becomes 0. The nearest element
+    is found by search in a table.
     """
     if kv_cache_dtype == "int8":
         magnitudes = torch.arange(128, dtype=torch.float64)
@@ -73,9 +80,9 @@ def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
 
 
 def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor) -> torch.Tensor:
-    """Convert a part of the cache to float64: its values for ``auto``, else the values of its codes times ``scale``.
+    """Convert elements of a cache to float64. Elements of a compressed cache are decoded and multiplied by ``scale``.
 
-    scale: a number, or one for each KV head, of a shape that broadcasts over the part.
+    scale: a float, or a tensor with one number per KV head, in a shape that broadcasts to ``cache``.
     """
     if kv_cache_dtype == "auto":
         return cache.double()
@@ -85,14 +92,14 @@ def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor
 
 @functools.cache
 def fp8_values(kv_cache_dtype: str) -> torch.Tensor:
-    """The value of each code of a format: [256] float64."""
+    """The values of all 256 elements of an fp8 format: [256] float64."""
     return torch.tensor([fp8_value(code, kv_cache_dtype) for code in range(256)], dtype=torch.float64)
 
 
 def reference(
     call: Call, kv_cache_dtype: str, partition_size: int, modification: Modification | None = None
 ) -> Reference:
-    """Compute the float64 result of a call whose tensors are on the CPU. Lengths are clamped as in the operator.
+    """Compute the float64 result of a call with tensors on the CPU. Lengths are clamped as the operator does.
 
     modification: the definition of ``call.modification``.
     """
@@ -119,9 +126,10 @@ def reference(
 
 
 def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one sequence, [kv heads, tokens, head size] float64 each, in order. Pages before ``start`` are 0.
+    """K and V of one sequence in the order of tokens: [kv heads, tokens, head size] float64 each.
 
-    start: a position, by default the first in the window of the last token.
+    Tokens in pages before position ``start`` are 0. By default, ``start`` is the first position that the last token
+    attends to.
     """
     _, kv_heads, _, page, _ = call.key_cache.shape
     head_size = call.query.shape[2]
@@ -141,12 +149,12 @@ def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) ->
 
 
 def each_head(scale: float | torch.Tensor) -> torch.Tensor:
-    """A scale in float64, in the shape that broadcasts over [kv heads, tokens, head size]."""
+    """A scale as float64, in a shape that broadcasts to [kv heads, tokens, head size]."""
     return torch.as_tensor(scale, dtype=torch.float64).view(-1, 1, 1)
 
 
 def window_start(call: Call, tokens: int) -> int:
-    """The first position in the window of the last of ``tokens`` tokens."""
+    """The first position that the last of ``tokens`` tokens attends to. 0 without a sliding window."""
     return 0 if call.sliding_window is None else max(0, tokens - call.sliding_window)
 
 
@@ -158,10 +166,11 @@ def score(
     modification: Modification | None = None,
     length: int | None = None,
 ) -> torch.Tensor:
-    """The scores of one head for the tokens up to that of the query, [tokens] float64; -inf for a key that is masked.
+    """The scores of query head ``h`` in sequence ``s``, [tokens] float64. The score of a masked token is -inf.
 
-    The order of operations is that of vLLM and ONNX: scale, softcap, bias, the modification's score, then all masks.
-    length: the length of the sequence, if tokens follow that of the query.
+    The query belongs to the last token of ``keys``. The order of operations is that of vLLM and ONNX: scale, softcap,
+    ALiBi, the modification's score, then all masks. length: the length of the sequence, if it has tokens after the
+    query's token.
     """
     tokens = keys.shape[0]
     scores = keys @ call.query[s, h].double() * call.scale
@@ -188,10 +197,11 @@ def modified(
     length: int | None = None,
     position: int | None = None,
 ) -> torch.Tensor:
-    """Apply a modification to the scores of one head, element by element. The result is -inf where its mask is false.
+    """Apply a modification to the scores of one head, token by token. Where the modification's mask is false, the score
+    is -inf.
 
-    scores: [tokens] float64, for the tokens from position ``start`` on. length: the length of the whole sequence, if
-    ``scores`` are only a part of it. position: the position of the query, by default the last of the sequence.
+    scores: [tokens] float64, for the tokens from position ``start`` on. length: the length of the sequence, if
+    ``scores`` covers only a part. position: the position of the query, by default the last position of the sequence.
     """
     length = len(scores) if length is None else length
     position = length - 1 if position is None else position
@@ -208,7 +218,7 @@ def modified(
 
 
 def attends(sparse: BlockSparse, call: Call, h: int, kv_head: int, position: int, tokens: int) -> bool:
-    """Whether a head attends to the token at ``position``, by the block-sparse rule of vLLM 0.6.3."""
+    """Whether a query head attends to the token at ``position``, by the block-sparse rule of vLLM 0.6.3."""
     heads, kv_heads = call.query.shape[1], call.key_cache.shape[1]
     if sparse.head_sliding_step >= 0:
         offset = (sparse.tp_rank * heads + h) * sparse.head_sliding_step + 1
@@ -219,7 +229,7 @@ def attends(sparse: BlockSparse, call: Call, h: int, kv_head: int, position: int
 
 
 def part(scores: torch.Tensor, values: torch.Tensor) -> Partition:
-    """Compute the softmax state of one partition from its scores [tokens] and values [tokens, head size]."""
+    """Compute the softmax state of one partition from its scores [tokens] and its values [tokens, head size]."""
     m = float(scores.max())
     if m == -math.inf:
         return Partition(m, 0.0, torch.zeros(values.shape[1], dtype=torch.float64))
@@ -228,16 +238,17 @@ def part(scores: torch.Tensor, values: torch.Tensor) -> Partition:
 
 
 def excess(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> float:
-    """The largest of the ``excesses`` of all rows. ``out`` passes if it is at most 1."""
+    """The largest result of ``excesses`` over all rows. ``out`` is within the tolerance if the result is at most 1."""
     over = excesses(out, truth, noise)
     return float(over.max()) if over.numel() else 0.0
 
 
 def excesses(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> torch.Tensor:
-    """The error of each row, divided by the error that is allowed: [...] float64.
+    """The error of each row of ``out``, divided by the largest allowed error: [...] float64.
 
-    out, truth: [..., head size]; truth is float64. noise: the relative float32 error that is allowed, one number or
-    [...]. If a row of truth is zero, that row of out must be zero. NaN counts as an infinite error.
+    out: [..., head size]. truth: [..., head size] float64. noise: the allowed relative error of float32 arithmetic, one
+    number or [...]. Where a row of ``truth`` is zero, the row of ``out`` must be zero. A NaN counts as an infinite
+    error.
     """
     error = (out.double() - truth).norm(dim=-1)
     allowed = ROUNDINGS * (truth.to(out.dtype).double() - truth).norm(dim=-1) + noise * truth.norm(dim=-1)

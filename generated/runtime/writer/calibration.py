@@ -1,4 +1,4 @@
-"""Computes the scales of a compressed cache from sample keys and values."""
+"""Computes the scales of a compressed cache from samples of keys and values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NAME = "kv_scales"
 def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute (k_scale, v_scale) of a compressed cache: float32 [kv_heads] each, on the device of the samples.
 
-    Each head's scale maps the largest magnitude of its sample to the largest code. Larger values saturate when they are
-    written later, so take a sample of many tokens, or multiply the scales. If a head's sample has only zeros, its scale
-    is 1.
+    The scale of each head maps the largest magnitude in its sample to the largest number of the cache's format. Larger
+    numbers saturate when they are written later. So take a sample of many tokens, or multiply the scales by a margin.
+    If the sample of a head has only zeros, the scale is 1.
 
     key, value: samples of what is written to the cache, [tokens, kv_heads, head size], of any floating-point dtype.
     Take the keys after their rotation (RoPE). kv_cache_dtype: fp8 or fp8_e4m3, fp8_e5m2, int8. Raises ValueError for
@@ -31,7 +31,7 @@ def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tu
 
 
 def _head_scales(what: str, rows: torch.Tensor, largest: float) -> torch.Tensor:
-    """The scale of each head of some rows [tokens, kv_heads, head size]."""
+    """The scale of each head, float32 [kv_heads], for samples ``rows`` [tokens, kv_heads, head size]."""
     if rows.dim() != 3 or not rows.numel() or not rows.is_floating_point():
         fail(f"{what} must be [tokens, kv heads, head size] of floating-point numbers, got {shape_of(rows)}", NAME)
     peak = rows.detach().abs().amax((0, 2)).float()

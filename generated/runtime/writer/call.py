@@ -1,4 +1,4 @@
-"""The arguments of one call of the cache writer, and the places in the cache that it writes to.
+"""The arguments of one call of the cache writer, and the places in the cache that the call writes to.
 
 A "write" is one call of ``reshape_and_cache``.
 """
@@ -12,12 +12,12 @@ import torch
 
 
 class Write(NamedTuple):
-    """The arguments of a call of ``reshape_and_cache``.
+    """The arguments of one call of ``reshape_and_cache``.
 
-    key, value: [tokens, kv heads, head size]; the heads of a token are contiguous, tokens may have any stride.
-    key_cache: [blocks, kv heads, head size / x, block size, x]. value_cache: [blocks, kv heads, head size, block size].
-    slot_mapping: [tokens] int64 or int32, block * block size + slot; a token with a slot outside the cache is skipped.
-    k_scale, v_scale: a float, or float32 of one element or [kv heads].
+    key, value: [tokens, kv heads, head size]. The heads of a token are contiguous; tokens may have any stride.
+    key_cache: [blocks, kv heads, head size / x, block size, x]; x is the number of elements in 16 bytes. value_cache:
+    [blocks, kv heads, head size, block size]. slot_mapping: [tokens] int64 or int32, block * block size + slot. A token
+    with a slot outside the cache is skipped. k_scale, v_scale: a float, or float32 with one element or [kv heads].
     """
 
     key: torch.Tensor
@@ -29,15 +29,15 @@ class Write(NamedTuple):
     v_scale: float | torch.Tensor
 
     def chunks(self, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Split (key, value, slot_mapping) into runs of ``tokens`` tokens. The last run may be shorter."""
+        """Split key, value and slot_mapping into runs of ``tokens`` tokens. The last run may be shorter."""
         return zip(*(tensor.split(tokens) for tensor in (self.key, self.value, self.slot_mapping)))
 
 
 class Targets(NamedTuple):
-    """What a chunk of tokens writes, and where: int64 [tokens] each.
+    """For each token of a chunk, the token to read and the place to write: int64 [tokens] each.
 
-    rows: the token to write; the index past the last token means the present content of block 0, slot 0. blocks, slots:
-    the place to write to.
+    rows: the index of the token to read. The index after the last token means the present content of block 0, slot 0.
+    blocks, slots: the place to write to.
     """
 
     rows: torch.Tensor
@@ -46,10 +46,10 @@ class Targets(NamedTuple):
 
 
 def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
-    """Compute the targets of a chunk on the device. No shape depends on the slots, so the host reads nothing.
+    """Compute the targets of a chunk on the device. No tensor shape depends on the slots, so the host reads nothing.
 
-    For a skipped token, the write of another token is repeated: the same bytes to the same place. If all tokens are
-    skipped, the present content of block 0, slot 0 is written back.
+    A skipped token repeats the write of another token: the same bytes to the same place. If all tokens are skipped, the
+    present content of block 0, slot 0 is written back.
     """
     tokens = slot_mapping.shape[0]
     slots = slot_mapping.long()
@@ -62,7 +62,7 @@ def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
 
 
 def scale_rows(write: Write, multiple: float = 1.0) -> torch.Tensor:
-    """The scales of K and V, multiplied by ``multiple``, on the device: float32 [2, 1, kv heads, 1]."""
+    """The scales of K and V on the device, multiplied by ``multiple``: float32 [2, 1, kv heads, 1]."""
     kv_heads, device = write.key.shape[1], write.key.device
     scales = torch.empty(2, kv_heads, dtype=torch.float32, device=device)
     for row, scale in zip(scales, (write.k_scale, write.v_scale)):

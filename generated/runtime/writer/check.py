@@ -1,4 +1,4 @@
-"""Checks the arguments of the cache writer: everything that a kernel relies on, before anything is written."""
+"""Checks the arguments of the cache writer before anything is written, so that kernels can rely on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _fail = partial(fail, operator=NAME)
 
 
 def check(write: Write, kv_cache_dtype: str) -> CacheKey:
-    """Check all arguments of a write and return its key. Raises ValueError for the first one that is wrong."""
+    """Check all arguments of a write. Returns the key that selects the kernel. Raises ValueError for the first wrong
+    argument.
+
+    The arguments kv_cache_dtype and ``write`` are those of ``reshape_and_cache``.
+    """
     name = kv_dtype(kv_cache_dtype, NAME)
     for field in TENSORS:
         check_tensor(field, getattr(write, field), NAME)
@@ -38,7 +42,11 @@ def check(write: Write, kv_cache_dtype: str) -> CacheKey:
 
 
 def check_rows(name: str, rows: torch.Tensor, key: torch.Tensor) -> None:
-    """``rows`` must be [tokens, kv heads, head size], like ``key``, with contiguous heads and any stride of tokens."""
+    """Raise ValueError unless ``rows`` has the shape and dtype of ``key``, [tokens, kv heads, head size], and
+    contiguous heads.
+
+    The stride of tokens is free.
+    """
     if rows.dim() != 3 or rows.dtype not in DTYPES:
         _fail(f"{name} must be [tokens, kv heads, head size] in {', '.join(DTYPES.values())}, got {shape_of(rows)}")
     if rows.shape != key.shape or rows.dtype != key.dtype:
@@ -48,7 +56,9 @@ def check_rows(name: str, rows: torch.Tensor, key: torch.Tensor) -> None:
 
 
 def check_caches(write: Write, kv_cache_dtype: str) -> None:
-    """The caches must fit the key's heads, in vLLM's layout. Pages must start at multiples of 16 bytes."""
+    """Raise ValueError unless both caches have vLLM's layout, fit the shape of ``key``, and have pages aligned to 16
+    bytes.
+    """
     key, key_cache, value_cache = write.key, write.key_cache, write.value_cache
     stored = storage_dtype(kv_cache_dtype, key.dtype)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
@@ -69,14 +79,14 @@ def check_caches(write: Write, kv_cache_dtype: str) -> None:
 
 
 def check_slots(write: Write) -> None:
-    """slot_mapping must be [tokens], int64 or int32, contiguous."""
+    """Raise ValueError unless slot_mapping is contiguous int64 or int32 [tokens]."""
     slots, tokens = write.slot_mapping, write.key.shape[0]
     if slots.shape != (tokens,) or slots.dtype not in (torch.int64, torch.int32) or not slots.is_contiguous():
         _fail(f"slot_mapping must be contiguous int64 or int32 [{tokens}], got {shape_of(slots)}")
 
 
 def check_devices(write: Write) -> None:
-    """All tensors must be on the device of the key."""
+    """Raise ValueError unless all tensors are on the device of ``key``."""
     for name, value in write._asdict().items():
         if isinstance(value, torch.Tensor) and value.device != write.key.device:
             _fail(f"{name} is on {value.device}, key on {write.key.device}")

@@ -1,8 +1,9 @@
-"""Encodes float32 values as the codes of a compressed cache, with operations that every PyTorch and every card has.
+"""Encodes float32 numbers for a compressed cache, with operations that every version of PyTorch and every card has.
 
-fp8 (OCP E4M3 and E5M2) rounds to the nearest code, ties to the even one, saturates at the largest finite value, and
-keeps NaN. int8 rounds in the same way, clamps to -127..127, and stores NaN as 0, because it has no code for NaN. The
-card needs no fp8 arithmetic: adding a large power of two to a float32 rounds away its last bits.
+fp8 (OCP E4M3 and E5M2) rounds to the nearest number of the format, ties to even, saturates at the largest finite
+number, and keeps NaN. int8 rounds in the same way, clamps to -127..127, and stores NaN as 0, because int8 has no NaN.
+The card needs no fp8 arithmetic: adding a large power of two to a float32, and subtracting it again, rounds away the
+last bits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ SIGN, MAGNITUDE, E4M3_NAN = -0x8000, 0x7FFF, 0x7F << 7
 
 
 class Fp8Space(NamedTuple):
-    """Buffers for an encoding: contiguous, of the shape of the values. powers: float32. halves, spare: int16."""
+    """The buffers for an fp8 encoding: contiguous tensors with the shape of the values. powers: float32. halves, spare:
+    int16.
+    """
 
     powers: torch.Tensor
     halves: torch.Tensor
@@ -37,7 +40,10 @@ class Fp8Space(NamedTuple):
 
 
 def encode_int8(values: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor) -> None:
-    """Fill ``codes`` (int8) with values / scales, rounded and clamped. ``values`` (float32) are overwritten."""
+    """Fill ``codes`` (int8) with values / scales, rounded and clamped.
+
+    values: float32, overwritten. scales: float32, in a shape that broadcasts to ``values``.
+    """
     values.div_(scales).nan_to_num_(0.0).clamp_(-INT8_LARGEST, INT8_LARGEST)
     codes.copy_(values.round_())  # ties to even
 
@@ -45,7 +51,7 @@ def encode_int8(values: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor)
 def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
     """Fill ``codes`` (uint8) with values / scales in E5M2.
 
-    values: float32, contiguous, overwritten. scales: float32, of a shape that broadcasts over the values.
+    values: float32, contiguous, overwritten. scales: float32, in a shape that broadcasts to ``values``. space: buffers.
     """
     values.div_(scales).clamp_(-E5M2_LARGEST, E5M2_LARGEST)  # NaN stays
     halves = rounded_halves(values, 2, E5M2_SMALLEST, space)
@@ -53,9 +59,10 @@ def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 
 
 def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
-    """Fill ``codes`` (uint8) with values / scales in E4M3. The arguments are those of ``encode_e5m2``.
+    """Fill ``codes`` (uint8) with values / scales in E4M3. The parameters are those of ``encode_e5m2``.
 
-    The caller has multiplied the cache's scales by ``E4M3_DIVISOR``, a power of two, so the product is exact.
+    The caller must have multiplied the cache's scales by ``E4M3_DIVISOR``. It is a power of two, so the product is
+    exact.
     """
     largest = E4M3_LARGEST / E4M3_DIVISOR
     values.div_(scales).clamp_(-largest, largest)  # NaN stays
@@ -69,7 +76,8 @@ def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 def rounded_halves(values: torch.Tensor, fraction_bits: int, smallest: float, space: Fp8Space) -> torch.Tensor:
     """Round ``values`` (float32) to a format with ``fraction_bits``, ties to even. Returns float16 bits as int16.
 
-    The result is ``space.halves``. Numbers below ``smallest`` are subnormal and are rounded with its exponent.
+    The result is in ``space.halves``. Numbers below ``smallest`` are subnormal; they are rounded with the exponent of
+    ``smallest``.
     """
     space.halves.view(torch.float16).copy_(values)
     signs = torch.bitwise_and(space.halves, SIGN, out=space.spare)

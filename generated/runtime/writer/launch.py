@@ -1,4 +1,4 @@
-"""Launches a CUDA writer through its C interface."""
+"""Launches a CUDA cache writer through its C interface."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class WriteArgs(ctypes.Structure):
 
 
 def launch(function: Callable[..., int], write: Write, explain: Callable[[int], str]) -> None:
-    """Run a writer's entry function on a checked write, on the current stream of the key's device.
+    """Run the entry function of a CUDA cache writer on the current stream of the device. The write must be checked.
 
-    ``explain`` turns an error code into a sentence. Raises RuntimeError with that sentence if the launch fails.
+    ``explain`` turns an error code into a sentence. Raises RuntimeError with this sentence if the launch fails.
     """
     args = arguments(write)
     with device_of(write.key) as stream:
@@ -42,7 +42,7 @@ def launch(function: Callable[..., int], write: Write, explain: Callable[[int], 
 
 
 def arguments(write: Write) -> WriteArgs:
-    """The C struct of a write."""
+    """The C struct with the arguments of a write."""
     tokens, kv_heads, _ = write.key.shape
     args = WriteArgs(version=VERSION, size=ctypes.sizeof(WriteArgs), num_tokens=tokens, num_kv_heads=kv_heads)
     for name in ("key", "value", "key_cache", "value_cache", "slot_mapping"):

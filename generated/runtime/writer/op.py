@@ -1,4 +1,4 @@
-"""The cache writer as an operator: vLLM's ``reshape_and_cache`` over a table of kernels."""
+"""The cache writer as a torch operator: vLLM's ``reshape_and_cache``, which chooses a kernel from a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = f"""{check.NAME}(
 
 
 class Arguments(NamedTuple):
-    """The arguments of the registered operator, in the order of its schema."""
+    """The arguments of the registered torch operator, in the order of its schema."""
 
     key: torch.Tensor
     value: torch.Tensor
@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
     backend: str
 
     def write(self) -> Write:
-        """The write as kernels receive it, not yet checked."""
+        """The arguments in the form that kernels receive. They are not checked yet."""
         return Write(
             key=self.key,
             value=self.value,
@@ -49,7 +49,10 @@ class Arguments(NamedTuple):
 
 
 class Writer:
-    """The operator of one generated package that writes caches. files: each spec's file, by the spec's name."""
+    """The cache writer operator of one generated package.
+
+    kernels: the kernels of the package. files: the file of each spec, by the name of the spec.
+    """
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
         self.kernels = kernels
@@ -58,7 +61,9 @@ class Writer:
 
     @torch.no_grad()
     def run(self, *args: object) -> None:
-        """What torch's dispatcher calls: check the arguments, choose a kernel, launch it."""
+        """Run one call of the operator: check the arguments, choose a kernel, launch it. torch's dispatcher calls this
+        method.
+        """
         arguments = Arguments(*args)  # type: ignore[arg-type]
         write = arguments.write()
         key = check.check(write, arguments.kv_cache_dtype)
@@ -69,7 +74,9 @@ class Writer:
             kernel(write)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool) -> Callable[[Write], None]:
-        """The kernel of a row. Raises LibraryError if no library is loaded for a CUDA kernel."""
+        """The function that runs the kernel of ``row``. Raises LibraryError for a CUDA kernel if no library is
+        loaded.
+        """
         if backend == "torch":
             return self.kernels.module(row).reshape_and_cache  # type: ignore[no-any-return]
         library = self.kernels.library(on_gpu)

@@ -1,4 +1,4 @@
-"""The cache of compiled libraries: its folder, a lock for each library, and a record of failed builds."""
+"""The cache of compiled libraries: its folder, a lock for each library, and the records of failed builds."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ _failed: dict[Path, str] = {}
 
 
 class FailedBeforeError(Exception):
-    """A build failed before, and nothing that it depends on has changed. The message is the compiler's."""
+    """The same build failed before, and nothing that it depends on has changed. The message is the compiler's
+    message.
+    """
 
 
 def cache_folder() -> Path:
-    """The folder of compiled libraries: the one that PAV2_CACHE names, else ``pav2`` in the user's cache folder.
+    """The folder of compiled libraries: the value of PAV2_CACHE, else ``pav2`` in the user's cache folder.
 
-    Raises simt.CacheError if this user has no home folder and PAV2_CACHE is not set.
+    Raises simt.CacheError if PAV2_CACHE is not set and the user has no home folder.
     """
     return platform_cache("PAV2_CACHE", "pav2")
 
 
 @contextlib.contextmanager
 def locked(library: Path) -> Iterator[None]:
-    """Lock a library, so that only one process builds it. A process that waited finds the library built.
+    """Lock the path ``library``, so that only one process builds the library. Other processes wait.
 
-    The lock file is removed at the end. It stays empty, and a symbolic link in its place is not followed.
+    The lock file is empty and is removed at the end. If a symbolic link has its name, the link is not followed.
     """
     path = library.with_suffix(".lock")
     while True:
@@ -55,7 +57,7 @@ def locked(library: Path) -> Iterator[None]:
 
 
 def _is_still(path: Path, handle: int) -> bool:
-    """Whether an open file is still the one at ``path``."""
+    """Whether ``path`` still leads to the file that was opened as ``handle``."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
     except FileNotFoundError:
@@ -63,7 +65,10 @@ def _is_still(path: Path, handle: int) -> bool:
 
 
 class Failures:
-    """Records that a library's build failed. Its file name contains a hash of everything that the build depends on."""
+    """The record that the build of one library failed. It is a file beside the library.
+
+    The name of the library contains a hash of everything that the build depends on, so a changed build has no record.
+    """
 
     def __init__(self, library: Path) -> None:
         self.library = library
@@ -71,26 +76,26 @@ class Failures:
         self._asked = time.time()
 
     def raise_known(self) -> None:
-        """Raise FailedBeforeError if a build failed before, in this process or in another one."""
+        """Raise FailedBeforeError if the build failed before, in this process or in another."""
         said = _failed.get(self.library) or self._noted()
         if said:
             raise FailedBeforeError(said)
 
     def raise_new(self) -> None:
-        """Raise FailedBeforeError if another process's build failed while this process waited for the lock."""
+        """Raise FailedBeforeError if the build of another process failed while this process waited for the lock."""
         with contextlib.suppress(OSError):
             if self.path.stat().st_mtime >= self._asked:
                 self.raise_known()
 
     def remember(self, error: simt.CompileError) -> None:
-        """Record a failure, unless it is a temporary one."""
+        """Record a failure, unless its cause is temporary, such as a full disk."""
         if not _PASSING.search(error.output):
             _failed[self.library] = str(error)
             with contextlib.suppress(OSError):
                 write_note(self.path, {"error": str(error)})
 
     def forget(self) -> None:
-        """Delete the record, because the library now exists."""
+        """Delete the record of a failure. Called when the library exists."""
         _failed.pop(self.library, None)
         self.path.unlink(missing_ok=True)
 

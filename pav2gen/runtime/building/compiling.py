@@ -1,4 +1,4 @@
-"""Compiles CUDA sources in parallel into one library, writes it atomically, and caches it by its content."""
+"""Compiles CUDA sources in parallel and links them into one library. Libraries are cached by their content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ Kernels = Mapping[str, Path]
 
 
 class Plan(NamedTuple):
-    """How a library is built: the commands that compile, the command that links, and the library's path."""
+    """The steps that build a library: the commands that compile, the command that links, and the path of the
+    library.
+    """
 
     compile: Sequence[simt.Command]
     link: Callable[[], simt.Command]
@@ -39,11 +41,11 @@ class Plan(NamedTuple):
 
 
 def quiet(done: int, total: int, made: Path) -> None:
-    """A ``Progress`` that prints nothing."""
+    """Print nothing. Used as a ``Progress`` function."""
 
 
 def on_stderr(done: int, total: int, made: Path) -> None:
-    """A ``Progress`` that prints one line on stderr, and overwrites it after each command."""
+    """Print one line on stderr that is overwritten after each command. Used as a ``Progress`` function."""
     end = "\n" if done == total else "\r"
     print(f"[{done:>3}/{total}] {made.name[:70]:<70}", end=end, file=sys.stderr, flush=True)
 
@@ -51,9 +53,10 @@ def on_stderr(done: int, total: int, made: Path) -> None:
 def build_gpu(
     kernels: Kernels, toolchain: Toolchain, jobs: int, progress: Progress = quiet, again: bool = True
 ) -> Path:
-    """Build the library of ``kernels`` for a GPU, and return its path. ``again``: whether to repeat a failed build.
+    """Build the library of ``kernels`` for a GPU. Returns its path.
 
-    Raises simt.CompileError, with the compiler's output, if a command fails; FailedBeforeError if the build failed
+    jobs: the number of compilers that run at the same time. again: whether to repeat a build that failed before. Raises
+    simt.CompileError, with the compiler's output, if a command fails. Raises FailedBeforeError if the build failed
     before and ``again`` is false.
     """
     folder = toolchain_folder(toolchain.name)
@@ -70,7 +73,11 @@ def build_gpu(
 
 
 class HostBuild(NamedTuple):
-    """Options of a library for the CPU. quick: compile in half the time; the kernels run slower. Tests use it."""
+    """The options of a library for the CPU.
+
+    warp_size: the warp size of the simulated GPU. checked: whether to check and count all memory accesses. quick:
+    whether to compile in about half the time, for tests; the kernels then run more slowly.
+    """
 
     warp_size: int = 64
     checked: bool = False
@@ -78,7 +85,10 @@ class HostBuild(NamedTuple):
 
 
 def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress = quiet, again: bool = True) -> Path:
-    """Build the library of ``kernels`` for the CPU, with the runtime that executes them. Errors as in build_gpu."""
+    """Build a library for the CPU with ``kernels`` and the runtime that executes them. Returns its path.
+
+    The other parameters and the errors are those of ``build_gpu``.
+    """
     folder = toolchain_folder("host")
     version = simt.find_compiler(kind.checked).version
     record = Record("host", platform.machine(), kind.warp_size, kind.checked, version, source_digests(kernels))
@@ -91,10 +101,11 @@ def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress 
 
 
 def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
-    """Write source files that each ``#include`` up to ``BATCH`` of ``sources``, so that one compiler run does several.
+    """Write source files that each ``#include`` up to ``BATCH`` of ``sources``, so that the compiler reads shared
+    headers once.
 
-    A batch can hold kernels of several specs, because many specs have fewer kernels than fit. All its sources include
-    headers from the same folders.
+    A batch may contain kernels of several specs, because many specs have fewer kernels than a batch. All sources of a
+    batch include headers from the same folders.
     """
 
     def folders(source: Path) -> list[str]:
@@ -110,14 +121,16 @@ def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
 
 
 def toolchain_folder(name: str) -> Path:
-    """The cache folder of one toolchain. Raises simt.CacheError if it is not safe to use."""
+    """The cache folder for the libraries of one toolchain. Raises simt.CacheError if the folder is not safe to use."""
     return simt.own_folder(simt.own_folder(cache_folder()) / name)
 
 
 def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
-    """Build the library unless the cache has an intact one. One process builds; others wait and use the result.
+    """Build the library, unless the cache has an undamaged one. If several processes need it, one builds and the others
+    wait.
 
-    A failure is recorded under the library's name, which changes with the sources, flags and compilers.
+    Returns the path of the library. A failure is recorded. Raises simt.CompileError, and FailedBeforeError as
+    ``build_gpu``.
     """
     failures = Failures(plan.out)
     if not again:
@@ -137,7 +150,7 @@ def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
 
 
 def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: Progress) -> None:
-    """Run ``commands`` in parallel, then the plan's link command. The first failure stops the build."""
+    """Run ``commands`` in parallel, and then the link command of ``plan``. The first failure stops the build."""
     total = len(commands) + 1
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
         running = {pool.submit(simt.run_command, command): command for command in commands}
@@ -154,9 +167,9 @@ def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: P
 
 
 def write_index(folder: Path, record: Record) -> Path:
-    """Write a C source that describes the library: its record, and the function ``pav2_kernels``.
+    """Write the C source that describes the library: its record, and the function ``pav2_kernels``.
 
-    ``pav2_kernels()`` lists the kernels, one name a line.
+    ``pav2_kernels()`` returns the names of all kernels, one per line.
     """
     lines = "".join(f'\n        "{name}\\n"' for name in record.kernels)
     text = f"""// The kernels of this library, and the record of what it was compiled from.
@@ -173,7 +186,7 @@ __attribute__((used, section("{SECTION}"))) extern const char pav2_record[] =
 
 
 def write_source(folder: Path, stem: str, text: str) -> Path:
-    """Write a generated source into the cache, named by its content."""
+    """Write a generated source file into the cache folder. The file name contains a hash of the text."""
     path = folder / f"{stem}-{sha(text)}.cu"
     temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     temporary.write_bytes(os.fsencode(text))
@@ -182,18 +195,21 @@ def write_source(folder: Path, stem: str, text: str) -> Path:
 
 
 def quoted(text: str) -> str:
-    """An ASCII text as a C string literal, split into lines."""
+    """An ASCII text as a C string literal on several lines."""
     escaped = [text[i : i + 100].replace("\\", "\\\\").replace('"', '\\"') for i in range(0, len(text), 100)]
     return "\n    ".join(f'"{piece}"' for piece in escaped)
 
 
 def object_name(source: Path, toolchain: Toolchain, compiler: str) -> str:
-    """The name of an object file: a hash of its source, path, flags and compiler. Headers are checked separately."""
+    """The name of an object file without its extension: a hash of source text, path, flags and compiler.
+
+    Headers are not part of the hash. ``make`` compares them separately.
+    """
     return sha(
         os.path.abspath(source), source.read_text("utf-8", "surrogateescape"), compiler, *toolchain.compile_flags
     )
 
 
 def sha(*texts: str) -> str:
-    """A short hash of some texts, for a file name."""
+    """A short hash of ``texts``, for file names."""
     return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:20]

@@ -1,6 +1,6 @@
-"""The record inside a compiled library: the compiler, the device, and the digest of each kernel's sources.
+"""The record inside a compiled library: the compiler, the GPU architecture, and a digest of each kernel's sources.
 
-The record is a JSON text in a section of the ELF file. It is read from the file's bytes, so that a library can be
+The record is JSON text in a section of the ELF file. It is read from the bytes of the file, so that a library can be
 checked before any of its code runs.
 """
 
@@ -36,16 +36,17 @@ _HEAD = re.compile(r"\A(?:[ \t]*(?://[^\n]*)?\n)*")
 
 
 class RecordError(ValueError):
-    """A file is not a library of pav2 kernels, or has no readable record. The message does not name the path."""
+    """A file is not a library of pav2 kernels, or its record cannot be read. The message does not state the path."""
 
 
 class Record(NamedTuple):
     """The description of a library, as the library itself stores it.
 
-    toolchain: corex, nvcc or host. arch: the GPU architecture, such as ivcore10 or sm_75; for a host library, the type
-    of CPU. warp_size: the warp size that the kernels were compiled for. checked: whether this is a checked build of the
-    host toolchain. compiler: the compiler's version text. kernels: the digest of each kernel's sources, by the name of
-    its entry function (its symbol). machine: the type of CPU of the host code, from the ELF header.
+    toolchain: corex, nvcc or host. arch: the GPU architecture, such as ivcore10 or sm_75; for the host toolchain, the
+    type of CPU. warp_size: the warp size that the kernels were compiled for. checked: whether the library checks and
+    counts memory accesses, which only the host toolchain can do. compiler: the version text of the compiler. kernels: a
+    digest of each kernel's sources, by the name of the kernel's entry function (its symbol). machine: the type of CPU
+    that the host code is for, from the ELF header.
     """
 
     toolchain: str
@@ -58,7 +59,7 @@ class Record(NamedTuple):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the kernels run on a GPU. Kernels of the host toolchain run on the CPU."""
+        """Whether the kernels run on a GPU. Kernels of the toolchain ``host`` run on the CPU."""
         return self.toolchain != "host"
 
     def __str__(self) -> str:
@@ -71,22 +72,23 @@ class Record(NamedTuple):
         return json.dumps({"format": FORMAT, **fields})
 
     def differing(self, sources: Mapping[str, str]) -> list[str]:
-        """The symbols of kernels whose sources differ from ``sources`` (symbol -> ``source_digest``), sorted.
+        """The symbols of kernels that were compiled from other sources than ``sources``, sorted.
 
-        Kernels that only the record or only ``sources`` has are left out.
+        ``sources`` maps symbols to ``source_digest``. Symbols that are not both in the record and in ``sources`` are
+        left out.
         """
         return sorted(symbol for symbol in self.kernels.keys() & sources if self.kernels[symbol] != sources[symbol])
 
     def lacking(self, sources: Mapping[str, str]) -> list[str]:
-        """The symbols in ``sources`` that the library does not have, sorted."""
+        """The symbols in ``sources`` that the library lacks, sorted."""
         return sorted(sources.keys() - self.kernels.keys())
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """Read a library's record, without running any code of the library.
+    """Read the record of the library at ``path``, without running any of its code.
 
-    Raises RecordError if ``path`` is not a regular file, is not a complete ELF library, or has no record. Raises
-    OSError if it can't be opened. A FIFO or a device is refused without reading from it.
+    Raises RecordError if ``path`` is not a regular file, not a complete ELF library, or has no record. Raises OSError
+    if it cannot be opened. A FIFO or a device is refused without reading from it.
     """
     handle = open_regular(path)
     with os.fdopen(handle, "rb") as file:
@@ -105,7 +107,9 @@ def read_record(path: str | os.PathLike[str]) -> Record:
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Open a regular file for reading. Raises RecordError for anything else, without waiting on a FIFO."""
+    """Open a regular file for reading. Returns the file descriptor. Raises RecordError for anything else, without
+    waiting.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -114,11 +118,12 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def source_digest(path: str, read: Callable[[str], bytes]) -> str:
-    """The digest of a kernel's source and of all headers that it includes by a relative path.
+    """A digest of a kernel's source and of all headers that it includes by a relative path.
 
-    ``read`` returns the bytes of a file; it is called with ``path`` and with paths relative to it, with forward
-    slashes. The comments at the top of a file are left out: they name the spec and its digest, which do not affect the
-    code. Headers that ``read`` can't find (FileNotFoundError or KeyError) belong to the compiler and are left out too.
+    ``read`` returns the bytes of a file. It is called with ``path``, and with the paths of headers. Paths use forward
+    slashes. The comments at the top of a file are left out of the digest: they state the spec and its digest, which do
+    not affect the code. Headers that ``read`` cannot find (FileNotFoundError or KeyError) belong to the compiler and
+    are left out too.
     """
     texts = {name: _HEAD.sub("", text, count=1) for name, text in closure(path, read).items()}
     headers = sorted((os.path.relpath(name, os.path.dirname(path)), text) for name, text in texts.items())
@@ -126,7 +131,9 @@ def source_digest(path: str, read: Callable[[str], bytes]) -> str:
 
 
 def closure(path: str, read: Callable[[str], bytes]) -> dict[str, str]:
-    """The bytes of a source and of the headers that it includes by a relative path, by name. See ``source_digest``."""
+    """The text of a source and of all headers that it includes by a relative path, by path. ``read`` is as in
+    ``source_digest``.
+    """
     texts: dict[str, str] = {}
     queue = [path]
     while queue:
@@ -145,7 +152,7 @@ def closure(path: str, read: Callable[[str], bytes]) -> dict[str, str]:
 
 
 def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
-    """The digest of each kernel's sources on the disk, by symbol. Raises OSError if a source can't be read."""
+    """The digest of each kernel's sources on the disk, by symbol. Raises OSError if a source cannot be read."""
     known: dict[str, bytes] = {}
 
     def read(name: str) -> bytes:
@@ -157,9 +164,10 @@ def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
 
 
 def mismatch(record: Record, sources: Mapping[str, str]) -> str:
-    """Why a library does not fit a package with these ``sources`` (symbol -> ``source_digest``). Empty if it fits.
+    """Say why a library does not fit a package with the given ``sources`` (symbol -> ``source_digest``). Empty if it
+    fits.
 
-    A library may lack some kernels of the package, and it may have kernels that the package lacks.
+    A library may lack kernels of the package, and it may have kernels that the package lacks.
     """
     if not record.kernels.keys() & sources:
         return "it has none of the kernels of this package"
@@ -171,7 +179,10 @@ def mismatch(record: Record, sources: Mapping[str, str]) -> str:
 
 
 def _find_section(read: Callable[[int, int], bytes]) -> tuple[str, bytes]:
-    """(type of CPU, content of the record's section) of an ELF file. ``read(offset, count)`` returns its bytes."""
+    """Find the record's section in an ELF file. Returns the type of CPU and the content of the section.
+
+    ``read(offset, count)`` returns bytes of the file. Raises RecordError if the file has no such section.
+    """
     ident, machine, table, entry_bytes, entries, names_at = _HEADER.unpack(read(0, _HEADER.size))
     if ident[4:6] != b"\x02\x01":
         raise RecordError("it is not a 64-bit little-endian library")
@@ -189,7 +200,9 @@ def _find_section(read: Callable[[int, int], bytes]) -> tuple[str, bytes]:
 
 
 def _parse(content: bytes, machine: str) -> Record:
-    """Parse the content of the record's section. Raises RecordError if its format is unknown."""
+    """Parse the content of the record's section. Raises RecordError if the format is unknown or the content is
+    damaged.
+    """
     try:
         fields: Any = json.loads(content.rstrip(b"\0").decode())
         if fields.pop("format") != FORMAT:

@@ -1,4 +1,6 @@
-"""The steps of generated tests of a decode kernel: make inputs, run the kernel, and compare with float64."""
+"""The harness for generated tests of decode kernels: makes inputs, runs the kernel, and compares the outputs with
+float64.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ LOCAL_BLOCKS, VERT_STRIDE, SPARSE_PAGES, SLIDING_STEP, TP_RANK = 2, 5, 2, 1, 1
 
 
 class Harness:
-    """A decode kernel that is tested. Each backend has a subclass that launches it.
+    """A decode kernel that is tested. There is a subclass for each backend, which launches the kernel.
 
-    package: the generated package. row: the kernel's row in the package's dispatch table.
+    package: the generated package. row: the kernel's row in the dispatch table of the package.
     """
 
     backend = "torch"
@@ -38,11 +40,14 @@ class Harness:
         self.partition_size = row.partition_size
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a checked call. Its scratch has room, or is None."""
+        """Run the kernel on a call with checked arguments. The scratch is large enough, or None."""
         raise NotImplementedError
 
     def case(self, seq_lens: Sequence[int], **options: Any) -> Case:
-        """A test case for this kernel. Options: fields of ``cases.Case``. Scales and sparse pattern have defaults."""
+        """A test case for this kernel. ``options`` are fields of ``cases.Case``.
+
+        By default, a compressed cache has scales, and a block-sparse kernel has a sparse pattern.
+        """
         if self.key.kv_cache_dtype != "auto":
             options = {"k_scale": 0.3, "v_scale": 0.7, **options}
         if self.key.blocksparse:
@@ -54,11 +59,15 @@ class Harness:
         return Case(self.key, self.partition_size, tuple(seq_lens), **options)
 
     def pattern(self, *fields: int) -> BlockSparse:
-        """The default pattern: (local blocks, vertical stride, block size, head sliding step, tp_rank)."""
+        """The block-sparse pattern of (local blocks, vertical stride, sparse block size, head sliding step,
+        tp_rank).
+        """
         return BlockSparse(*fields)
 
     def run(self, call: Call) -> Call:
-        """Run the kernel directly, without the dispatch table. Returns the call with copies of its outputs, filled."""
+        """Run the kernel on a copy of the call's outputs, without the dispatch table. Returns the call with the filled
+        copies.
+        """
         call = copy_outputs(call)
         found = check.check(call, self.key.kv_cache_dtype)
         assert found == self.key, f"the inputs are of {found}, the kernel is of {self.key}"
@@ -66,21 +75,23 @@ class Harness:
         return call
 
     def truth(self, call: Call) -> Reference:
-        """The float64 result of a call."""
+        """Compute the float64 result of a call."""
         return reference(call, self.key.kv_cache_dtype, self.partition_size, self.row.modification)
 
     def check(self, case: Case, captured: bool = False) -> None:
-        """Run a case and compare out, lse and scratch with float64. captured: without host reads, as in a CUDA graph.
+        """Run a case, and compare out, lse and scratch with float64.
 
-        The tolerance grows with the case's score_size, because float32 errors of large scores change their weights.
+        captured: whether the kernel must not read device values on the host, as in a CUDA graph. The tolerance grows
+        with the case's ``score_size``, because large scores have larger errors in float32.
         """
         call = make(case)._replace(read_lengths=not captured)
         self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
 
     def compare(self, call: Call, largest: float = 0.0, truth: Reference | None = None) -> Call:
-        """Run a call, compare out, lse and scratch with float64, and return the call with its outputs.
+        """Run a call, and compare out, lse and scratch with float64. Returns the call with its outputs.
 
-        largest: the largest magnitude of the scores. The tolerance grows with it. truth: the float64 result, if known.
+        largest: the largest magnitude of the scores; the tolerance grows with it. truth: the float64 result, if it is
+        known.
         """
         truth = truth or self.truth(call)
         done = self.run(call)
@@ -91,7 +102,7 @@ class Harness:
         return done
 
     def check_small_scratch(self, case: Case) -> None:
-        """Check that a scratch with too few partitions stays unchanged, and that the result is right."""
+        """Check that a scratch with too few partitions is not changed, and that out is right."""
         call = make(case)
         done = self.run(call)
         assert excess(done.out, self.truth(call).out) <= 1
@@ -100,7 +111,10 @@ class Harness:
             assert torch.equal(before.isnan(), after.isnan()) and before.isnan().all()
 
     def check_table(self, case: Case) -> None:
-        """Check that the package's operator, called as in vLLM and in its BI-V100 fork, gives this kernel's bits."""
+        """Check that the generated operator gives bit for bit the same outputs as a direct run of this kernel.
+
+        The operator is called with the arguments of vLLM, and with those of vLLM's fork for the BI-V100.
+        """
         call = make(case)
         direct = self.run(call)
         mapping = torch.arange(case.kv_heads, dtype=torch.int32).repeat_interleave(self.key.gqa_ratio)
@@ -113,7 +127,7 @@ class Harness:
             assert done.lse is None or (direct.lse is not None and torch.equal(done.lse, direct.lse))
 
     def run_by_table(self, call: Call, **options: Any) -> Call:
-        """Run a call through the package's operator, with this kernel's backend and partition size."""
+        """Run a call through the generated operator, with this kernel's backend and partition size."""
         call = copy_outputs(call)
         assert call.scratch is not None
         scratch, sparse = call.scratch, call.sparse
@@ -131,11 +145,11 @@ class Harness:
         return call
 
     def named_tensors(self, call: Call) -> dict[str, torch.Tensor]:
-        """The parameter tensors of a call's modification, by name."""
+        """The parameter tensors of the call's modification, by name."""
         return {name: tensor for (name, _), tensor in zip(getattr(self.row.modification, "tensors", ()), call.tensors)}
 
     def check_codes(self) -> None:
-        """Check that every finite code of a compressed cache, in K and in V, is decoded to its value."""
+        """Check that the kernel decodes every finite element of a compressed cache correctly, in K and in V."""
         page, head_size = self.key.block_size, self.key.head_size
         call = make(self.case([-(-256 // page) * page], poison=False))
         codes = torch.arange(256, dtype=torch.uint8).view(call.key_cache.dtype)
@@ -146,25 +160,27 @@ class Harness:
         self.compare(call._replace(scale=1e-3 / head_size))
 
     def check_zero_slopes(self, case: Case) -> None:
-        """Check that ALiBi slopes of zero do not change the result."""
+        """Check that the result with ALiBi slopes of zero equals the float64 result with the same slopes."""
         call = make(case)
         assert call.alibi_slopes is not None
         self.compare(call._replace(alibi_slopes=torch.zeros_like(call.alibi_slopes)))
 
 
 class TorchKernel(Harness):
-    """A PyTorch kernel that is tested."""
+    """A PyTorch decode kernel that is tested."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
         self.module: Any = importlib.import_module(f"{package.__name__}.{row.torch}")
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a checked call."""
+        """Run the kernel on a call with checked arguments."""
         self.module.paged_attention(call)
 
     def count_calls(self, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
-        """The number of ATen calls of the kernel, without views. Fails if a call reads device values on the host."""
+        """The number of ATen calls of the kernel, not counting views. Fails if the kernel reads device values on the
+        host.
+        """
         case = self.case([1] * num_seqs, max_seq_len=max_seq_len, kv_heads=kv_heads)
         call = make(case)
         captured = call._replace(read_lengths=False, lse=None)
@@ -174,30 +190,36 @@ class TorchKernel(Harness):
         return sum(counts.values())
 
     def room_for(self, chunk_items: int, rows: int, parts: int, kv_heads: int = 2) -> dict[str, int]:
-        """The workspace bounds for exactly this many items in a chunk, and this many rows and partitions in a tile."""
+        """The bounds of the workspace that are enough for exactly the given number of items.
+
+        chunk_items: the items of a chunk. rows, parts: the sequences and the partitions of a tile.
+        """
         cpu: Budget = self.module.CPU
         pages = self.partition_size // self.key.block_size
         tile = rows * (parts * cpu.item(pages, kv_heads) + kv_heads * cpu.row)
         return {"chunk": chunk_items * kv_heads * pages * cpu.chunk_page, "segment": tile}
 
     def with_budget(self, monkeypatch: Any, chunk: int, segment: int) -> None:
-        """Change the kernel's workspace bounds on the CPU, for the duration of a test."""
+        """Change the bounds of the kernel's workspace on the CPU, until the end of the test.
+
+        chunk: bytes for the keys or values of a chunk. segment: bytes for the scores of a tile.
+        """
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(chunk=chunk, segment=segment, padding=0))
 
 
 @functools.lru_cache(maxsize=8)
 def truth_of(case: Case) -> Reference:
-    """The float64 result of a case. Tests that follow each other, and run the same case in several ways, share it."""
+    """The float64 result of a case, cached because consecutive tests often run the same case in different ways."""
     return reference(make(case), case.key.kv_cache_dtype, case.partition_size, case.modification)
 
 
 def score_noise(m: Any) -> Any:
-    """The relative error of a weight exp(score) if the score has magnitude ``m``. (ALiBi makes early scores large.)"""
+    """The relative error of a softmax weight exp(score) in float32, for a score of magnitude ``m``."""
     return NOISE + 4e-7 * abs(m)
 
 
 def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """Check that lse is the natural logarithm of the sum of exp(score), the sink included."""
+    """Check that lse is the natural logarithm of the sum of exp(score) over the tokens and the sink."""
     if call.lse is None:
         return
     off = (call.lse.double() - truth.lse).abs() > 1e-5 + 4e-7 * truth.lse.abs().clamp_min(largest)
@@ -206,7 +228,9 @@ def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
 
 
 def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """Check that the scratch holds m, z and the output of each partition; -inf and 0 for one without tokens."""
+    """Check that the scratch has m, z and the output of each partition, and -inf and 0 for partitions without
+    tokens.
+    """
     assert call.scratch is not None
     exp_sums, max_logits, tmp_out = call.scratch
     parts = {(s, h, p): part for s, heads in enumerate(truth.partitions) for h, found in enumerate(heads)
@@ -225,7 +249,10 @@ def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
 
 
 def check_tmp_out(tmp_out: torch.Tensor, parts: Mapping[tuple[int, int, int], Partition], largest: float) -> None:
-    """tmp_out holds the output of each partition; parts: by sequence, head and partition."""
+    """Check the output of each partition in tmp_out.
+
+    parts: the float64 result of each partition, by (sequence, head, partition).
+    """
     if parts:
         found = tmp_out[torch.tensor(list(parts)).unbind(1)]
         sizes = torch.tensor([part.m for part in parts.values()], dtype=torch.float64).abs().clamp_min(largest)

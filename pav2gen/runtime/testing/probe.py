@@ -1,6 +1,6 @@
 """Measures the costs of PyTorch code: the number of ATen calls without views, and the peak of allocated bytes.
 
-Both are measured in a thread's first call. Later calls reuse the workspace and allocate less.
+Each measurement starts without the cached workspace, which would hide allocations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ HOST_READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "_unique2
 
 
 class CallCounter(TorchDispatchMode):
-    """A context that counts the ATen calls made in it, by name. ``counts`` leaves out views."""
+    """A context manager that counts the ATen calls in its block. ``counts`` has the number of calls by name, without
+    views.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -34,7 +36,7 @@ class CallCounter(TorchDispatchMode):
 
 
 def count_calls(run: Callable[[], Any]) -> Counter[str]:
-    """Call ``run``, and count its ATen calls by name, without views."""
+    """Call ``run`` and count the ATen calls by name, without views."""
     counter = CallCounter()
     workspace.forget()
     with counter:
@@ -43,7 +45,9 @@ def count_calls(run: Callable[[], Any]) -> Counter[str]:
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
-    """The peak of the bytes that ``run`` allocates on the CPU. An earlier call warms up."""
+    """The largest number of bytes that ``run`` has allocated on the CPU at any time. An earlier call of ``run`` warms
+    up.
+    """
     run()
     workspace.forget()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:

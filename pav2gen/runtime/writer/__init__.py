@@ -1,4 +1,4 @@
-"""The cache writer operator ``reshape_and_cache``: checks of its arguments, encodings, and helpers of its tests.
+"""The cache writer operator ``reshape_and_cache``: checks of arguments, encodings, and helper code for its tests.
 
-Its kernels are generated.
+The kernels that do the writing are generated; they are not in this package.
 """

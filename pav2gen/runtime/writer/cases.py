@@ -1,6 +1,6 @@
-"""The inputs of the cache writer's tests, and the expected content of the cache, computed token by token.
+"""The inputs of tests of the cache writer, and the expected content of the cache, computed token by token.
 
-The inputs are made on the CPU, from a seed, in vLLM's layouts.
+The inputs are made on the CPU from a random seed, in vLLM's layouts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ ODD_NUMBERS = (
 
 @dataclass(frozen=True)
 class WriteCase:
-    """The description of one test input. The length of ``slots`` is the number of tokens.
+    """The description of a test input. ``slots`` has the slot of each token.
 
-    blocks: the number of blocks of the cache. row_gap: elements between the rows of key and value, as in slices of a
-    fused projection. block_gap: pages between the blocks of the cache. scales: (K, V), each a float or one for each KV
-    head.
+    blocks: the number of blocks in the cache. row_gap: elements between the rows of key and value, as in slices of a
+    fused projection. block_gap: pages between the blocks of the cache. scales: the scales of K and of V, each a float
+    or one float per KV head. odd: whether keys and values are numbers that are hard to encode, instead of random
+    numbers.
     """
 
     key: CacheKey
@@ -46,7 +47,10 @@ class WriteCase:
 
 
 def make(case: WriteCase) -> Write:
-    """Make the arguments of a case, on the CPU. Keys and values are N(0, 1) or odd numbers; caches are random bytes."""
+    """Make the arguments that ``case`` describes, on the CPU. The caches have random bytes.
+
+    Keys and values are random numbers from N(0, 1), or numbers of ``ODD_NUMBERS`` if ``case.odd``.
+    """
     generator = torch.Generator().manual_seed(case.seed)
     key, tokens = case.key, len(case.slots)
     width, dtype = case.kv_heads * key.head_size, getattr(torch, key.dtype)
@@ -73,7 +77,7 @@ def make(case: WriteCase) -> Write:
 
 
 def own_caches(write: Write) -> Write:
-    """The same write with copies of its caches, gaps included."""
+    """The write with copies of its caches. Gaps between the blocks of the caches are copied too."""
     copies = {}
     for name in ("key_cache", "value_cache"):
         cache = getattr(write, name)
@@ -83,7 +87,7 @@ def own_caches(write: Write) -> Write:
 
 
 def expected(write: Write, kv_cache_dtype: str) -> Write:
-    """The same write with copies of its caches that hold the expected content."""
+    """The write with copies of its caches that have the expected content after the write."""
     after = own_caches(write)
     blocks, _, grains, page, x = write.key_cache.shape
     stored = [
@@ -99,7 +103,10 @@ def expected(write: Write, kv_cache_dtype: str) -> Write:
 
 
 def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """What a cache must hold for ``rows`` [tokens, kv heads, head size]: the rows for ``auto``, else their codes."""
+    """The expected content of the cache for ``rows`` [tokens, kv heads, head size].
+
+    That is ``rows`` itself for kv_cache_dtype ``auto``, else the encoded elements.
+    """
     if kv_cache_dtype == "auto":
         return rows
     divided = rows.float() / torch.as_tensor(scale, dtype=torch.float32).view(-1, 1)
@@ -107,6 +114,6 @@ def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: s
 
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two caches hold the same bytes, also in the gaps between their blocks."""
+    """Whether two caches have the same bytes, including the gaps between their blocks."""
     whole = [torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage()) for cache in (a, b)]
     return torch.equal(*whole)

@@ -1,4 +1,4 @@
-"""The steps of generated tests of a cache writer: make inputs, write, and compare each byte of the cache."""
+"""The harness for generated tests of cache writers: makes inputs, writes, and compares each byte of the cache."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SCALES = (0.3, 0.7)
 
 
 class WriterHarness:
-    """A cache writer that is tested. Each backend has a subclass that launches it.
+    """A cache writer that is tested. There is a subclass for each backend, which launches the writer.
 
-    package: the generated package. row: the writer's row in the package's dispatch table.
+    package: the generated package. row: the writer's row in the dispatch table of the package.
     """
 
     backend = "torch"
@@ -38,21 +38,25 @@ class WriterHarness:
         self.key: CacheKey = row.key
 
     def launch(self, write: Write) -> None:
-        """Run the writer on a checked write of at least one token."""
+        """Run the writer on a write with checked arguments and at least one token."""
         raise NotImplementedError
 
     def case(self, slots: Sequence[int], **options: Any) -> WriteCase:
-        """A test case for this writer. Options: fields of ``cases.WriteCase``, with default scales if compressed."""
+        """A test case for this writer. ``options`` are fields of ``cases.WriteCase``. A compressed cache has scales by
+        default.
+        """
         if self.key.kv_cache_dtype != "auto":
             options = {"scales": SCALES, **options}
         return WriteCase(self.key, tuple(slots), **options)
 
     def case_of_int32(self, slots: Sequence[int], **options: Any) -> WriteCase:
-        """A test case with int32 slots, which the BI-V100 fork passes."""
+        """A test case with int32 slots. vLLM's fork for the BI-V100 passes int32."""
         return self.case(slots, slot_dtype=torch.int32, **options)
 
     def run(self, write: Write) -> Write:
-        """Run the writer directly, without the dispatch table. Returns the write with copies of the caches, filled."""
+        """Run the writer on copies of the caches, without the dispatch table. Returns the write with the filled
+        copies.
+        """
         write = own_caches(write)
         found = check.check(write, self.key.kv_cache_dtype)
         assert found == self.key, f"the inputs are of {found}, the writer is of {self.key}"
@@ -60,7 +64,9 @@ class WriterHarness:
         return write
 
     def check(self, case: WriteCase) -> Write:
-        """Run a case and compare every byte of both caches with the expected content."""
+        """Run a case, and compare every byte of both caches with the expected content. Returns the write with the
+        filled caches.
+        """
         write = make(case)
         done, truth = self.run(write), expected(write, self.key.kv_cache_dtype)
         for name in ("key_cache", "value_cache"):
@@ -69,7 +75,7 @@ class WriterHarness:
         return done
 
     def without_nan(self, cache: torch.Tensor) -> torch.Tensor:
-        """All bytes of a cache, its gaps included. In an fp8 cache, all codes of NaN are replaced by one of them."""
+        """All bytes of a cache, including gaps, as uint8. In an fp8 cache, every NaN becomes the same byte."""
         whole = torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage())
         values = [oracle.fp8_value(code, self.key.kv_cache_dtype) for code in range(256)] if self.is_fp8 else []
         nan = torch.tensor([code for code, value in enumerate(values) if value != value], dtype=torch.uint8)
@@ -77,11 +83,14 @@ class WriterHarness:
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the cache holds 8-bit floating-point codes."""
+        """Whether the elements of the cache are fp8."""
         return self.key.kv_cache_dtype.startswith("fp8")
 
     def check_table(self, case: WriteCase) -> None:
-        """Check that the package's operator, called as by vLLM, writes the same bytes. Scales may be on the device."""
+        """Check that the generated operator, called as vLLM does, writes the same bytes as a direct run of this writer.
+
+        The scales are given as floats, and as tensors on the device.
+        """
         write = make(case)
         direct = self.run(write)
         scales = {name: torch.as_tensor(getattr(write, name)).float() for name in ("k_scale", "v_scale")}
@@ -95,7 +104,10 @@ class WriterHarness:
             assert same_bytes(done.key_cache, direct.key_cache) and same_bytes(done.value_cache, direct.value_cache)
 
     def check_round_trip(self, lengths: Sequence[int]) -> None:
-        """Check that a decode kernel of the package reads exactly the values that this writer has written."""
+        """Check that a decode kernel of the package reads exactly the numbers that this writer has written.
+
+        lengths: sequence lengths in tokens.
+        """
         row = next(row for row in self.package.operator.table.rows if self.is_read_by(row))
         kernel = TorchKernel(self.package, row)
         call = decode_cases.make(kernel.case(lengths))
@@ -118,29 +130,31 @@ class WriterHarness:
         kernel.compare(call)
 
     def is_read_by(self, row: Row) -> bool:
-        """Whether a PyTorch decode kernel can read the caches of this writer."""
+        """Whether the kernel of ``row`` is a PyTorch decode kernel that can read the caches of this writer."""
         same = all(getattr(row.key, axis) == value for axis, value in self.key._asdict().items())
         return same and bool(row.torch)
 
 
 class TorchWriter(WriterHarness):
-    """A PyTorch writer under test."""
+    """A PyTorch cache writer that is tested."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
         self.module: Any = importlib.import_module(f"{package.__name__}.{row.torch}")
 
     def launch(self, write: Write) -> None:
-        """Run the writer on a checked write."""
+        """Run the writer on a write with checked arguments."""
         self.module.reshape_and_cache(write)
 
     def in_chunks_of(self, tokens: int, monkeypatch: Any, kv_heads: int = 2) -> None:
-        """Limit the writer's workspace on the CPU to exactly ``tokens`` tokens, for the duration of a test."""
+        """Limit the writer's workspace on the CPU to exactly ``tokens`` tokens, until the end of the test."""
         room = (tokens + 1) * (self.module.TOKEN_BYTES + kv_heads * self.module.HEAD_BYTES)
         monkeypatch.setattr(self.module, "CPU_BYTES", room)
 
     def count_calls(self, case: WriteCase) -> int:
-        """The number of ATen calls of the writer, without views. Fails if a call reads device values on the host."""
+        """The number of ATen calls of the writer, not counting views. Fails if the writer reads device values on the
+        host.
+        """
         write = make(case)
         counts = probe.count_calls(lambda: self.module.reshape_and_cache(write))
         reads = [name for name in probe.HOST_READS if counts[name]]
@@ -148,14 +162,14 @@ class TorchWriter(WriterHarness):
         return sum(counts.values())
 
     def check_workspace(self, case: WriteCase) -> None:
-        """Check that a write allocates at most the bytes that the kernel's module states."""
+        """Check that a write allocates at most the number of bytes that the kernel's module states."""
         write = make(case)
         held = probe.peak_bytes(lambda: self.module.reshape_and_cache(write))
         assert held <= self.module.CPU_BYTES, f"the writer holds {held} bytes"
 
 
 class CudaWriter(WriterHarness):
-    """A CUDA writer that is tested on one machine: a GPU, or the CPU with a warp size."""
+    """A CUDA cache writer that is tested on one machine: a GPU, or the CPU with a warp size."""
 
     backend = "cuda"
     checked = False
@@ -166,7 +180,9 @@ class CudaWriter(WriterHarness):
         self.library = loaded(package, rows, machine, checked=self.checked)
 
     def launch(self, write: Write) -> None:
-        """Run the writer on a checked write. On the CPU, lanes and blocks run in a random order."""
+        """Run the writer on a write with checked arguments. On the CPU, lanes and thread blocks run in a random
+        order.
+        """
         if self.library.program is None:
             self.launch_on_gpu(write)
             return
@@ -174,7 +190,7 @@ class CudaWriter(WriterHarness):
             launch(self.library.function(self.row), write, self.library.explain)
 
     def launch_on_gpu(self, write: Write) -> None:
-        """Run the writer on a copy of the write on the GPU, and bring its caches back, gaps included."""
+        """Run the writer on a copy of the write on the GPU, and copy the caches back, including gaps."""
         moved = Write(*(value.cuda() if isinstance(value, torch.Tensor) else value for value in write))  # type: ignore[arg-type]
         caches = {}
         for name in ("key_cache", "value_cache"):
@@ -186,7 +202,7 @@ class CudaWriter(WriterHarness):
             getattr(write, name).untyped_storage().copy_(cache.untyped_storage())
 
     def check_table(self, case: WriteCase) -> None:
-        """Check that the package's operator runs this writer after its library is loaded."""
+        """Check that the generated operator runs this writer when its library is loaded."""
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU
         self.package.kernels.libraries[False] = self.library
@@ -194,13 +210,19 @@ class CudaWriter(WriterHarness):
 
 
 class CheckedWriter(CudaWriter):
-    """A CUDA writer in a checked build. A launch raises if it has findings, and stores its counters in ``report``."""
+    """A checked build of a CUDA cache writer, which runs on the CPU and checks and counts all memory accesses.
+
+    A launch raises FindingsError if the build has detected wrong accesses. ``report`` then has the counters of the
+    launch.
+    """
 
     checked = True
     report: Report
 
     def launch(self, write: Write) -> None:
-        """Run the writer with all its buffers registered. Raises FindingsError for a finding."""
+        """Run the writer with all its buffers registered, so that each access is checked. Raises FindingsError for a
+        wrong access.
+        """
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
             for name, tensor in write._asdict().items():
@@ -215,9 +237,10 @@ class CheckedWriter(CudaWriter):
                 self.report.raise_for_findings()
 
     def check_counters(self, pages: int, row_bytes: int, shared_bytes: int) -> None:
-        """Check that a prompt of whole pages reads each byte of its rows once, and writes whole sectors of the cache.
+        """Check the memory accesses for a prompt of ``pages`` whole pages, and the size of shared memory.
 
-        row_bytes: the bytes of a token's key, or value, in one KV head of the cache.
+        The writer must read each byte of key and value once, and write whole 32-byte sectors of the cache. row_bytes:
+        bytes of the key of one token and KV head in the cache. shared_bytes: bytes of shared memory per thread block.
         """
         case = self.case(range(pages * self.key.block_size), blocks=pages)
         write = self.run(make(case))
