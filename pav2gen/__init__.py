@@ -1,3 +1,3 @@
-"""pav2gen: paged-attention decode kernels, generated from a YAML spec."""
+"""pav2gen generates paged-attention kernels, in PyTorch and in CUDA, from a YAML spec."""
 
 __version__ = "0.1.0"

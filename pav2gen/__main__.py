@@ -1,4 +1,4 @@
-"""``python -m pav2gen``: the command line."""
+"""Runs the command line for ``python -m pav2gen``."""
 
 from pav2gen.cli import main
 

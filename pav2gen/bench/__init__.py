@@ -1,1 +1,1 @@
-"""Measures kernels side by side, tunes the choice of partition sizes, and writes reports."""
+"""Measures the speed of kernels, finds the fastest partition sizes on a device, and writes reports."""

@@ -1,4 +1,7 @@
-"""The commands ``bench``, ``tune`` and ``report``: their arguments and printed results. ``cli`` registers them."""
+"""Defines the commands ``bench``, ``tune`` and ``report``: their arguments, and how their results are printed.
+
+``pav2gen.cli`` adds these commands to the command line.
+"""
 
 from __future__ import annotations
 
@@ -78,15 +81,19 @@ def bench(
     query_lens: tuple[int, ...] | None,
     **options: Any,
 ) -> None:
-    """Measure the kernels of SPEC against torch's attention, the plain algorithm and vLLM's operator.
+    """Measure the kernels of SPEC beside torch's attention, a simple PyTorch algorithm and vLLM's operator.
 
-    The results of all contestants are compared with float64 first. A contestant with wrong results is not timed; if it
-    is a kernel, the command exits with 1. The contestants take turns, in a new order each round, over inputs larger
-    than the processor's cache. Each table is printed as soon as its problems are measured. Ctrl-C ends the measurement;
-    the figures so far are printed and kept in FILE.
+    First, the results of each kernel and baseline are compared with a float64 reference. Kernels and baselines with
+    wrong results are not timed. If a generated kernel has wrong results, the command exits with 1.
 
-    With --operator extend, the extend kernels are measured against torch's attention and one decode. The lengths of
-    --seq-len include the new tokens.
+    The others are timed in rounds. Each round runs all of them once, in a random order. Successive calls use different
+    inputs. Together, these inputs are larger than the processor's cache.
+
+    Each table is printed as soon as all of its problems are measured. Ctrl-C ends the measurement. The figures measured
+    until then are printed, and are kept in FILE.
+
+    With --operator extend, the extend kernels are measured beside torch's attention and one decode call. An extend
+    kernel takes several new tokens of each sequence. The lengths of --seq-len include the new tokens.
 
     \b
     Example:
@@ -128,7 +135,7 @@ def bench(
 
 
 def quick_options(ctx: click.Context) -> dict[str, Any]:
-    """The options of ``--quick``. Options that the command line gives take precedence."""
+    """Return the option values of ``--quick``, without the options that the user gave on the command line."""
     given = {name for name in QUICK if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE}
     return {name: value for name, value in QUICK.items() if name not in given}
 
@@ -156,12 +163,14 @@ def tune(
 ) -> None:
     """Find the fastest partition sizes of SPEC on this device, and write specs/tuning/SPEC.DEVICE.yaml.
 
-    The next build copies that file into the dispatch table. On this device its rows override the cost model, for calls
-    of the measured sizes down to half of each. Kernels with wrong results are left out, and the command exits with 1.
-    Noisy figures are marked and not used. A run that was interrupted continues where it stopped.
+    The next build copies the rows of that file into the dispatch table. On this device, a row then overrides the cost
+    model. A row applies to calls with at most its numbers of sequences and tokens, and at least half of each number.
 
-    With --layouts nothing is written. Some good layouts of the CUDA kernels are compiled into one library and timed in
-    turn. The command prints their times, and the line of the spec that selects the best.
+    Kernels with wrong results are left out, and the command then exits with 1. Noisy measurements are marked as noisy
+    and have no effect. After an interruption, the same command continues where it stopped.
+
+    With --layouts, no file is written. The command compiles promising layouts of the CUDA kernels into one library, and
+    times them. It prints the times, and the line of the spec that selects the fastest layout.
 
     \b
     Example:
@@ -193,7 +202,9 @@ def tune(
 def _print_layouts(
     chosen: Selection, device: Any, num_seqs: tuple[int, ...], seq_lens: tuple[int, ...] | None, rounds: int, **_: Any
 ) -> None:
-    """Time the layouts of the CUDA kernels, and print them. Raises UserError for a device that is not a GPU."""
+    """Time several layouts of the CUDA kernels, and print the times. Raises UserError for a device that is not
+    a GPU.
+    """
     from pav2gen.bench.tuning.layout_search import LayoutOptions, lines, search
     from pav2gen.bench.tuning.tune import lengths_of
 
@@ -216,7 +227,8 @@ def _print_layouts(
 def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: Path | None) -> None:
     """Write one HTML page about the kernels of SPEC: their axes, their costs and their measured times.
 
-    The page needs no network and no script. Without --bench it shows only the figures of the plans.
+    The page works without a network and without scripts. Without --bench, it shows no measured times, but only figures
+    that are computed from the spec.
 
     \b
     Example:
@@ -235,21 +247,25 @@ def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: P
 
 
 def selected(spec: Path, filters: tuple[str, ...], tuned: bool = True) -> Selection:
-    """The kernels of one spec. Raises UserError for a bad spec, and for a filter that selects nothing."""
+    """Load one spec, and select its kernels by ``filters``. Raises UserError for a bad spec, or if no kernel is
+    selected.
+
+    tuned: whether to read the spec's tuning files too.
+    """
     from pav2gen.reading.selection import load
 
     return load([spec], filters, tuned)[0]
 
 
 def require_torch(command: str) -> None:
-    """Raise UserError if torch is not installed."""
+    """Raise UserError if torch is not installed. ``command`` is the command that needs torch."""
     if importlib.util.find_spec("torch") is None:
         raise UserError(f"pav2gen {command} needs torch, which is not installed; pip install 'pav2gen[torch]'")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, writes to stderr
 
 
 def command_line(ctx: click.Context) -> str:
-    """The command line with the options that were given, in the order of the help."""
+    """Return the command line that the user typed, without ``--json``. Its options are in the order of ``--help``."""
     words = ["pav2gen", str(ctx.info_name)]
     for param in ctx.command.params:
         value = ctx.params.get(str(param.name))
@@ -268,9 +284,10 @@ def command_line(ctx: click.Context) -> str:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int], Callable[[], object]]]:
-    """A progress bar on stderr, shown only on a terminal.
+    """Show a progress bar on stderr, if stderr is a terminal.
 
-    Yields a function that begins the bar of a problem. It returns a function that advances this bar by one step.
+    Yields a function that takes a title and a number of steps, and starts a bar. It returns a function that advances
+    the bar by one step.
     """
     from rich.console import Console
     from rich.progress import Progress, TextColumn

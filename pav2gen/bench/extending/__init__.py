@@ -1,1 +1,1 @@
-"""Measures extend kernels: their contestants, their problems and their tables."""
+"""Measures extend kernels, which compute attention for several new tokens of each sequence."""

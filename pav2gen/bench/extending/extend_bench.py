@@ -1,4 +1,6 @@
-"""``pav2gen bench --operator extend``: checks and times extend kernels beside torch's attention and one decode."""
+"""Implements ``pav2gen bench --operator extend``: checks and times extend kernels beside torch's attention and
+decode.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,26 @@ KIND, SCHEMA = "pav2gen bench extend", 1
 
 @dataclass(frozen=True)
 class ExtendOptions(bench.BenchOptions):
-    """Options of a measurement. query_lens: new tokens of each sequence; ``seq_lens`` include them."""
+    """Options of a measurement of extend kernels.
+
+    query_lens: the numbers of new tokens per sequence to measure. The lengths ``seq_lens`` include the new tokens.
+    """
 
     query_lens: tuple[int, ...] = ()
 
 
 class ExtendProblem(NamedTuple):
-    """Sequences with ``query_len`` new tokens each, over the cache of a decode problem."""
+    """A batch to measure, in which each sequence has ``query_len`` new tokens.
+
+    decode: the kernel configuration, and the numbers of heads, sequences and tokens.
+    """
 
     decode: Problem
     query_len: int
 
     @property
     def label(self) -> str:
-        """A short description, for a progress bar."""
+        """A short description of the problem, for a progress bar."""
         return f"Q={self.query_len} {self.decode.label}"
 
     def __str__(self) -> str:
@@ -52,14 +60,18 @@ class ExtendProblem(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A decode call and an extend call over the same cache."""
+    """A decode call and an extend call that read the same KV cache."""
 
     decode: Call
     extend: ExtendCall
 
 
 class Contestant(NamedTuple):
-    """One way to solve a problem, or one decode beside it. bare: what is counted. row: of an extend kernel."""
+    """An extend kernel, a baseline, or a decode kernel that is timed for comparison.
+
+    run: a function that makes the whole call. bare: a function that runs only the kernel. Its ATen calls and its memory
+    are counted. row: the dispatch row of an extend kernel, else None.
+    """
 
     name: str
     run: Callable[[Pair], object]
@@ -69,9 +81,10 @@ class Contestant(NamedTuple):
 
 
 def measure_all(chosen: Selection, options: ExtendOptions) -> dict[str, Any]:
-    """Measure the extend kernels of ``chosen``. Returns a document as in docs/bench.md. An interrupt ends it early.
+    """Measure the extend kernels of ``chosen``, and return the JSON document that docs/bench.md describes.
 
-    Raises UserError for a spec without extend, and if no problem is left.
+    If Ctrl-C ends the measurement early, the document has the results so far. Raises UserError if the spec builds no
+    extend kernels, or if there is no problem to measure.
     """
     if "extend" not in chosen.spec.operators:
         wanted = ", ".join((*chosen.spec.operators, "extend"))
@@ -98,7 +111,10 @@ def measure_all(chosen: Selection, options: ExtendOptions) -> dict[str, Any]:
 
 
 def problems(setup: bench.Setup, rows: list[Row], options: ExtendOptions) -> tuple[list[ExtendProblem], list[str]]:
-    """The problems to measure, and notes on those that are left out. Raises UserError if none is left."""
+    """Return the problems to measure, and a note on each problem that is left out.
+
+    Raises UserError if there is no problem to measure.
+    """
     found, notes = [], []
     for key in dict.fromkeys(row.key for row in rows):
         modification = next(row.modification for row in rows if row.key == key)
@@ -121,7 +137,11 @@ def problems(setup: bench.Setup, rows: list[Row], options: ExtendOptions) -> tup
 
 
 def measure(setup: bench.Setup, rows: list[Row], problem: ExtendProblem, options: ExtendOptions) -> dict[str, Any]:
-    """Check every contestant and count its costs. Then time the right ones in the same rounds."""
+    """Measure one problem, and return its entry in the document's ``points``.
+
+    First, check the results of every extend kernel and baseline, and count their costs. Then time those with right
+    results and the decode kernels, in the same rounds.
+    """
     decode, inputs = problem.decode, setup.inputs(problem.decode)
     query = queries(problem)
     first = pair(inputs.first, query.to(setup.device), problem)
@@ -161,7 +181,7 @@ def measure(setup: bench.Setup, rows: list[Row], problem: ExtendProblem, options
 
 
 def kernels(setup: bench.Setup, rows: list[Row]) -> list[Contestant]:
-    """The extend kernels of ``rows``, one for each backend that can be timed."""
+    """Return the extend kernels of ``rows``, one for each row and each backend that can be timed."""
     return [_kernel(setup, row, backend) for backend in setup.backends for row in rows if getattr(row, backend)]
 
 
@@ -182,7 +202,10 @@ def _kernel(setup: bench.Setup, row: Row, backend: str) -> Contestant:
 
 
 def decoders(setup: bench.Setup, problem: Problem) -> list[Contestant]:
-    """One decode for each backend, by the kernel that the table chooses. Empty if the spec builds none of the key."""
+    """Return a decode kernel for each backend: the kernel that the dispatch table chooses for ``problem``.
+
+    A backend is left out if the spec builds no decode kernel for it.
+    """
     found = []
     for backend in setup.backends:
         rows = [row for row in setup.keys.get(problem.key, []) if getattr(row, backend)]
@@ -200,7 +223,11 @@ def _on_decode(run: Callable[[Call], object]) -> Callable[[Pair], object]:
 
 
 def baselines(problem: ExtendProblem, names: tuple[str, ...]) -> tuple[list[Contestant], Mapping[str, str]]:
-    """torch's attention with a mask, and its causal one for a context of 0; or the reason why the key has none."""
+    """Return the baselines to measure, and for each baseline that cannot solve ``problem`` the reason.
+
+    "sdpa" is torch's attention with an explicit mask. If all tokens of a sequence are new, "sdpa causal" is measured
+    too. It is torch's causal attention without a mask tensor. Without "sdpa" in ``names``, there are no baselines.
+    """
     if "sdpa" not in names:
         return [], {}
     try:
@@ -221,14 +248,14 @@ def _peer(name: str, attention: Callable[[ExtendCall], None]) -> Contestant:
 
 
 def queries(problem: ExtendProblem) -> torch.Tensor:
-    """Random query rows of all sequences, on the CPU: [tokens, heads, head size]."""
+    """Return random query rows of all sequences, on the CPU: [tokens, heads, head size], in the problem's dtype."""
     decode = problem.decode
     shape = (decode.num_seqs * problem.query_len, decode.num_heads, decode.key.head_size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, decode.key.dtype))
 
 
 def pair(call: Call, query: torch.Tensor, problem: ExtendProblem) -> Pair:
-    """A decode call, and the extend call with ``query`` over the same cache."""
+    """Return ``call``, which is a decode call, and an extend call of ``query`` that reads the same KV cache."""
     shared = {name: value for name, value in call._asdict().items() if name in ExtendCall._fields}
     starts = torch.arange(problem.decode.num_seqs + 1, dtype=torch.int32) * problem.query_len
     own = {"out": torch.empty_like(query), "query": query, "query_start_loc": starts.to(query.device)}
@@ -236,14 +263,17 @@ def pair(call: Call, query: torch.Tensor, problem: ExtendProblem) -> Pair:
 
 
 def rotation(inputs: Inputs, first: Pair, problem: ExtendProblem) -> Iterator[Pair]:
-    """The calls of ``inputs``, repeated endlessly."""
+    """Yield the pairs of calls that ``inputs`` contains, one after the other, endlessly."""
     for number in itertools.cycle(range(inputs.count)):
         call = inputs.call(number)
         yield Pair(call, first.extend._replace(block_tables=call.block_tables))
 
 
 def checker(problem: ExtendProblem, inputs: Inputs, query: torch.Tensor) -> Callable[[Contestant, Pair], float]:
-    """A function that gives the error of one run, divided by the allowed error. It compares some rows with float64."""
+    """Return a function that runs a kernel or baseline once, and returns its error divided by the allowed error.
+
+    The function compares some rows of the output with a float64 reference. It returns infinity if the output has a NaN.
+    """
     decode, new = problem.decode, problem.query_len
     chosen = [(s, i) for s in sequences(decode.num_seqs) for i in sequences(new)]
     rows = [s * new + i for s, i in chosen]
@@ -274,7 +304,11 @@ def entry(
     device: torch.device,
     step: Callable[[], object],
 ) -> dict[str, Any]:
-    """The entry of a contestant without times: kernel, error, ATen calls and workspace, or why it is excluded."""
+    """Return the document's entry of one kernel or baseline, still without times.
+
+    If its results are right, the entry has the error, the number of ATen calls, and the workspace in bytes. Otherwise,
+    ``because`` has the reason why it is not timed.
+    """
     found: dict[str, Any] = {"name": contestant.name, "because": ""}
     if contestant.row:
         found |= {"symbol": contestant.row.symbol, "backend": contestant.backend}

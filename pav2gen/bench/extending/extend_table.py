@@ -1,4 +1,7 @@
-"""Prints a document of ``bench --operator extend``: a table for each kernel's key, a line for each contestant."""
+"""Prints the results of ``bench --operator extend`` as tables.
+
+There is a table for each kernel configuration (``Key``), with a line for each kernel and baseline.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from pav2gen.runtime.select import MIB, Key
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:
-    """A table for each key of ``document``, in the document's order."""
+    """Yield a table for each configuration (``Key``) and number of KV heads in ``document``, in the document's
+    order.
+    """
     groups: dict[tuple[Key, int], list[Mapping[str, Any]]] = {}
     for point in document["points"]:
         groups.setdefault((Key(**point["key"]), point["kv_heads"]), []).append(point)
@@ -37,7 +42,7 @@ def _table(title: str, points: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _cells(entry: Mapping[str, Any], others: Sequence[str]) -> tuple[str, ...]:
-    """The cells of a contestant, after the problem's."""
+    """Return the cells of a kernel or baseline: its name, time, spread, ratios, ATen calls and workspace."""
     ratios = entry["ratios"]
     return (
         entry["name"],
@@ -50,7 +55,7 @@ def _cells(entry: Mapping[str, Any], others: Sequence[str]) -> tuple[str, ...]:
 
 
 def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The contestants that were not timed, and why."""
+    """Yield a line for each kernel or baseline that was not timed, with the reason."""
     for point in points:
         for entry in point["contestants"]:
             if entry["because"]:
@@ -59,7 +64,7 @@ def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def head(document: Mapping[str, Any]) -> Iterator[str]:
-    """The lines above the tables: the device, the versions, and the meaning of the columns."""
+    """Yield the lines above the tables: the spec, the device, the versions, and the meaning of the columns."""
     device, versions = document["device"], document["versions"]
     yield f"{document['spec']['file']} on {device['name']}: {device['about']}"
     yield f"{', '.join(f'{name} {version}' for name, version in versions.items())}; {document['date']}"
@@ -71,5 +76,5 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def notes(document: Mapping[str, Any]) -> Iterator[str]:
-    """Notes on omitted problems."""
+    """Yield the notes of ``document``, such as the problems that were left out."""
     yield from (f"note: {note}" for note in document["notes"])

@@ -1,4 +1,4 @@
-"""The baselines of a measurement: the project's first algorithm, torch's own attention, and vLLM's operator."""
+"""Baselines that kernels are compared with: a simple PyTorch algorithm, torch's attention, and vLLM's operator."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ TOGETHER = 2 << 20
 
 
 class NotApplicable(Exception):
-    """A baseline cannot solve a problem. The message says why."""
+    """Raised if a baseline cannot solve a problem. The message says why."""
 
 
 def baseline(name: str, key: Key) -> Callable[[Call], None]:
-    """The baseline called ``name`` for problems of ``key``. Raises NotApplicable with the reason."""
+    """Return the baseline called ``name``, for problems with the configuration ``key``.
+
+    Raises NotApplicable, with the reason, if the baseline does not support the configuration or is not installed.
+    """
     added = key.softcap or key.sliding_window or key.sinks or key.modification
     if name == "vllm" and added:
         raise NotApplicable("vLLM's operator has no softcap, window, sinks or modification")
@@ -42,9 +45,9 @@ def baseline(name: str, key: Key) -> Callable[[Call], None]:
 
 
 def vllm_operator() -> Callable[..., None]:
-    """vLLM's own operator: its compiled V2, or V1 if V2 is missing, as in the BI-V100 fork.
+    """Return vLLM's own operator: its compiled V2, or V1 in forks without V2, such as the BI-V100 fork.
 
-    Raises NotApplicable if vLLM is missing or has neither operator.
+    Raises NotApplicable if vLLM cannot be imported, or if it has neither operator.
     """
     try:
         custom_ops: Any = importlib.import_module("vllm._custom_ops")
@@ -61,7 +64,7 @@ def vllm_operator() -> Callable[..., None]:
 
 
 def _vllm_v2(operator: Any, call: Call, kv_cache_dtype: str) -> None:
-    """Call vLLM's V2 operator. From vLLM 0.7 on, it takes the scales as tensors."""
+    """Call vLLM's V2 operator. Since vLLM 0.7, this operator takes the scales of K and V as tensors."""
     assert call.scratch is not None
     on_device = any(a.name == "k_scale" and "Tensor" in str(a.type) for a in operator._schema.arguments)
     scales = [_scalar(float(s), call.query.device) if on_device else s for s in (call.k_scale, call.v_scale)]
@@ -77,12 +80,16 @@ def _vllm_v2(operator: Any, call: Call, kv_cache_dtype: str) -> None:
 
 @functools.cache
 def _scalar(value: float, device: torch.device) -> torch.Tensor:
-    """A number as a tensor on the device, as models keep their scales."""
+    """Return ``value`` as a zero-dimensional tensor on ``device``. Each tensor is created once and then reused."""
     return torch.tensor(value, device=device)
 
 
 def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
-    """Call V1 of the BI-V100 fork. It takes the KV head of each query head, but no scales and no sparse patterns."""
+    """Call the V1 operator of the BI-V100 fork.
+
+    This operator takes the index of the KV head of each query head. It has no parameters for scales or for block-sparse
+    patterns. Raises NotApplicable if the call needs either.
+    """
     if kv_cache_dtype != "auto" or call.sparse is not None:
         raise NotApplicable("V1 of this fork drops fp8 scales and block-sparse patterns")
     kv_heads, heads = call.key_cache.shape[1], call.query.shape[1]
@@ -94,11 +101,11 @@ def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
 
 
 def seed_like(call: Call) -> None:
-    """The project's first algorithm of split-KV decode: a loop over sequences, with the whole context in float32.
+    """Compute split-KV decode as the project's first version did: a loop over sequences, in float32.
 
-    The scratch is filled first. For each sequence, all pages are gathered, converted to float32 and put into the order
-    of heads. Values are padded to whole partitions. The matmuls broadcast over the query heads of a group, for which
-    eager PyTorch copies K and V for each head.
+    The function fills the scratch tensors first. For each sequence, it gathers all pages, converts K and V to float32,
+    and makes each KV head contiguous. Then it pads the values to whole partitions. The matmuls broadcast K and V over
+    the query heads of each KV head. To do so, eager PyTorch copies K and V for each query head.
     """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     group = heads // kv_heads
@@ -133,9 +140,10 @@ def seed_like(call: Call) -> None:
 
 
 def sdpa(call: Call) -> None:
-    """Gather dense K and V, put the heads of a group into the axis of query tokens, and call torch's own attention.
+    """Gather K and V from their pages into dense tensors, and call torch's ``scaled_dot_product_attention``.
 
-    Short sequences of equal length are computed together, others one by one. Each way is the faster one in its case.
+    The query heads of a KV head are passed as query tokens, so that K and V are not repeated. Short sequences of equal
+    length are computed in one call, because that is faster. Other sequences are computed one by one.
     """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     lengths = call.seq_lens.tolist()
@@ -156,7 +164,10 @@ def sdpa(call: Call) -> None:
 
 
 def flex(call: Call) -> None:
-    """As ``sdpa``, but with torch's compiled FlexAttention. The first call of a dtype compiles for tens of seconds."""
+    """Compute attention with torch's compiled FlexAttention, one sequence after the other.
+
+    The first call of a dtype takes tens of seconds, because torch compiles FlexAttention then.
+    """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     attention = _compiled_flex_attention()
     for s, length in enumerate(call.seq_lens.tolist()):
@@ -170,7 +181,7 @@ def flex(call: Call) -> None:
 
 @functools.cache
 def _compiled_flex_attention() -> Callable[..., Any]:
-    """FlexAttention, compiled for any length. Raises NotApplicable if torch lacks it."""
+    """Return torch's FlexAttention, compiled for any length. Raises NotApplicable if torch has no FlexAttention."""
     try:
         module: Any = importlib.import_module("torch.nn.attention.flex_attention")
     except ImportError:
@@ -179,7 +190,7 @@ def _compiled_flex_attention() -> Callable[..., Any]:
 
 
 def dense_batch(call: Call, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of all sequences, each of ``length`` tokens: [seqs, kv heads, tokens, head size] each."""
+    """Gather K and V of all sequences, each with ``length`` tokens: two tensors [seqs, kv heads, tokens, head size]."""
     seqs, size, page = call.query.shape[0], call.query.shape[2], call.key_cache.shape[3]
     blocks = call.block_tables[:, : -(-length // page)]
     keys = call.key_cache[blocks].permute(0, 2, 1, 4, 3, 5).reshape(seqs, call.key_cache.shape[1], -1, size)
@@ -188,7 +199,7 @@ def dense_batch(call: Call, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dense(call: Call, s: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one sequence, gathered from its pages: [tokens, kv heads, head size] each."""
+    """Gather K and V of the sequence ``s`` from its pages: two tensors [tokens, kv heads, head size]."""
     _, kv_heads, _, page, _ = call.key_cache.shape
     blocks = call.block_tables[s, : -(-length // page)]
     size = call.query.shape[2]

@@ -1,4 +1,6 @@
-"""``pav2gen bench``: checks and times all kernels of a spec and the baselines, and makes one JSON document."""
+"""Implements ``pav2gen bench``: checks and times the kernels of a spec and the baselines, and returns a JSON
+document.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,12 @@ FIXED_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a measurement. ``tensor_parallel`` None means the smallest size with a kernel's ratio.
+    """Options of a measurement.
 
-    max_gib: problems with a larger KV cache are left out. seconds: no problem begins after this time; 0 is no limit.
-    progress: a function that takes the number of samples of a problem, and returns a function to call after each
-    sample. kept: a function that is called after each problem with the document so far, and with the estimated seconds
-    for the remaining problems.
+    tensor_parallel: the tensor-parallel size to measure. None means the smallest size that each kernel serves. max_gib:
+    problems with a larger KV cache, in GiB, are left out. seconds: no problem begins after this time; 0 means no limit.
+    progress: a function that takes a problem's title and its number of steps. It returns a function to call after each
+    step. kept: a function to call after each problem, with the document so far and the estimated seconds that remain.
     """
 
     device: torch.device
@@ -59,7 +61,7 @@ class BenchOptions:
 
 
 class Setup:
-    """The package to measure on one device, and the data that all of its problems share."""
+    """The generated package to measure on one device, and the data that all problems share."""
 
     def __init__(self, chosen: Selection, device: torch.device) -> None:
         self.spec: Spec = chosen.spec
@@ -73,7 +75,7 @@ class Setup:
             self.keys.setdefault(row.key, []).append(row)
 
     def _backends(self) -> tuple[str, ...]:
-        """The backends that can be timed here. On a GPU this compiles the CUDA kernels."""
+        """Return the backends that can be timed on this device. On a GPU, compile the CUDA kernels first."""
         found = [name for name in self.spec.backends if name == "torch"]
         if "cuda" in self.spec.backends and self.device.type == "cuda":
             self.package.load()
@@ -90,24 +92,27 @@ class Setup:
         return tuple(found)
 
     def kernels(self, key: Key) -> list[Contestant]:
-        """The kernels of ``key``."""
+        """Return the decode kernels with the configuration ``key``, as contestants."""
         return kernels(self.package, self.keys[key], self.backends)
 
     def inputs(self, problem: Problem, seed: int = 0) -> Inputs:
-        """The inputs of ``problem`` on the device."""
+        """Make the inputs of ``problem`` on the device."""
         return make(problem, self.device, self.cache_bytes, seed)
 
 
 def ranks(spec: Spec, key: Key, tensor_parallel: int | None = None) -> list[RankShape]:
-    """The rank shapes that ``key`` serves, for one tensor-parallel size or for all."""
+    """Return the rank shapes (heads of a tensor-parallel rank) that the kernels with the configuration ``key`` serve.
+
+    tensor_parallel: consider only this tensor-parallel size. None means all sizes of the spec.
+    """
     shapes = [rank for rank in spec.model.ranks() if rank.gqa_ratio == key.gqa_ratio]
     return [rank for rank in shapes if tensor_parallel in (None, rank.tensor_parallel)]
 
 
 def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[str]]:
-    """The problems to measure, and notes on those that are left out.
+    """Return the problems to measure, and a note on each problem that is left out.
 
-    Raises UserError if no problem is left.
+    Raises UserError if there is no problem to measure.
     """
     found, notes = [], []
     sizes = [rank.tensor_parallel for key in setup.keys for rank in ranks(setup.spec, key)]
@@ -129,9 +134,10 @@ def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[s
 
 
 def bench(chosen: Selection, options: BenchOptions) -> dict[str, Any]:
-    """Measure the kernels of ``chosen``. Returns a document as in docs/bench.md. Raises UserError as ``problems`` does.
+    """Measure the decode kernels of ``chosen``, and return the JSON document that docs/bench.md describes.
 
-    An interrupt ends the measurement. The document then has the problems measured so far, and a note says so.
+    If Ctrl-C interrupts the measurement, the document has the problems measured so far, and a note says so. Raises
+    UserError if there is no problem to measure, or no kernel that can be timed on the device.
     """
     with machine.current(options.device):
         setup = Setup(chosen, options.device)
@@ -149,12 +155,14 @@ INTERRUPTED = "interrupted"
 
 
 def interrupted(document: Mapping[str, Any]) -> bool:
-    """Whether the user interrupted the measurement."""
+    """Whether the user interrupted the measurement that ``document`` describes."""
     return any(note.startswith(INTERRUPTED) for note in document["notes"])
 
 
 def _measure_all(setup: Setup, every: Sequence[Problem], options: BenchOptions, document: dict[str, Any]) -> None:
-    """Measure each problem, and add its point to ``document``."""
+    """Measure the problems, and append each result to ``points`` of ``document``. Stop when ``options.seconds`` are
+    over.
+    """
     started = time.monotonic()
     for number, problem in enumerate(every):
         if number and options.seconds and time.monotonic() - started > options.seconds:
@@ -166,22 +174,22 @@ def _measure_all(setup: Setup, every: Sequence[Problem], options: BenchOptions, 
 
 
 def note_rest(document: dict[str, Any], every: Sequence[object], why: str) -> None:
-    """Add a note to a document: the problems that were not measured."""
+    """Add a note to ``document`` that says how many problems were not measured, and why."""
     missing = every[len(document["points"]) :]
     document["notes"].append(f"{why}: {len(missing)} of {len(every)} problems were not measured, from {missing[0]} on")
 
 
 def estimate(every: Sequence[Problem], measured: int, seconds: float) -> float:
-    """The estimated seconds of the remaining problems, given that the first ``measured`` ones took ``seconds``.
+    """Estimate the seconds for the remaining problems, if the first ``measured`` problems took ``seconds``.
 
-    The time of a problem is a constant (inputs and check) plus a part proportional to the bytes that it reads.
+    The estimate assumes that each problem takes a constant time, plus a time proportional to the size of its KV cache.
     """
     weights = [problem.kv_bytes + FIXED_BYTES for problem in every]
     return seconds * sum(weights[measured:]) / sum(weights[:measured])
 
 
 def empty(setup: Setup, options: BenchOptions, notes: Sequence[str]) -> dict[str, Any]:
-    """A document without points."""
+    """Return a document that describes the machine, the spec and the settings, but has no results yet."""
     return {
         "kind": KIND,
         "schema": SCHEMA,
@@ -198,12 +206,16 @@ def empty(setup: Setup, options: BenchOptions, notes: Sequence[str]) -> dict[str
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """The current time in UTC, to the second, in ISO 8601 format."""
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, Any]:
-    """Measure one problem: check every contestant and count its costs, then time the correct ones side by side."""
+    """Measure one problem, and return its entry in the document's ``points``.
+
+    First, check the results of every contestant (a kernel or a baseline), and count its launches and its memory. Then
+    time the contestants with right results side by side.
+    """
     peers, absent = baselines(problem, options.against)
     every = [*setup.kernels(problem.key), *peers]
     rounds = options.rounds, options.warmups
@@ -238,7 +250,11 @@ def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, 
 def entries_of(
     every: Sequence[Contestant], problem: Problem, inputs: Inputs, device: torch.device, step: Callable[[], object]
 ) -> dict[str, dict[str, Any]]:
-    """The entries of all contestants, by name, without times: kernel, whether it is correct, launches and memory."""
+    """Check every contestant (a kernel or a baseline). Return their entries in the document, by name, still without
+    times.
+
+    An entry says whether the results are right. If they are, it has the number of launches, and the workspace in bytes.
+    """
     checker, call = Checker(problem, inputs), inputs.first
     entries = {}
     for contestant in every:
@@ -257,7 +273,10 @@ def entries_of(
 
 
 def figures(times: Times, problem: Problem, bandwidth: float) -> Mapping[str, Any]:
-    """The times and the bandwidth of a contestant, as fields of its entry. bandwidth: that of a copy, in GB/s."""
+    """Return the times and the bandwidth of a contestant (a kernel or a baseline), as fields of its entry.
+
+    bandwidth: the bandwidth of a memory copy that was timed in the same rounds, in GB/s.
+    """
     gbps = problem.io_bytes / times.median / 1e6
     return {
         "median_ms": round(times.median, 6),
@@ -269,7 +288,7 @@ def figures(times: Times, problem: Problem, bandwidth: float) -> Mapping[str, An
 
 
 def chosen_kernel(package: ModuleType, problem: Problem, backend: str, device: torch.device) -> str:
-    """The symbol of the kernel that the dispatch table chooses for a problem."""
+    """Return the symbol (the unique name) of the kernel that the dispatch table chooses for ``problem``."""
     row: Row = package.operator.table.choose(
         *(problem.key, backend, problem.num_seqs, problem.seq_len, problem.kv_heads),
         device=device_name(device),
@@ -278,7 +297,7 @@ def chosen_kernel(package: ModuleType, problem: Problem, backend: str, device: t
 
 
 def wrong(document: Mapping[str, Any]) -> Iterable[str]:
-    """A sentence for each kernel with wrong results in a document."""
+    """Yield a line for each kernel in ``document`` that failed or gave wrong results."""
     for point in document["points"]:
         for entry in point["contestants"]:
             if entry["because"] and "symbol" in entry:

@@ -1,4 +1,6 @@
-"""Times contestants fairly: each round runs all of them in a new order, over inputs that are not in a cache."""
+"""Times several functions side by side: each round runs all of them in a random order, on inputs that are not
+cached.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,18 @@ SLOW_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Times:
-    """The samples of a contestant, in milliseconds for a call, in the order of measurement."""
+    """The time samples of one function, in milliseconds per call, in the order of measurement."""
 
     samples: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle sample."""
+        """The median of the samples, in milliseconds."""
         return statistics.median(self.samples)
 
     @property
     def spread(self) -> float:
-        """The interquartile range of the samples, relative to the median. It is 0 for a single sample."""
+        """The interquartile range of the samples, divided by their median. It is 0 if there is only one sample."""
         if len(self.samples) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
@@ -48,7 +50,10 @@ class Times:
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Measure how long ``run`` takes: between two events of a GPU's stream, or by the wall clock on a CPU."""
+    """Call ``run``, and return the time that it took, in seconds.
+
+    On a GPU, the time is measured between two CUDA events. On a CPU, it is measured with the wall clock.
+    """
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -70,10 +75,14 @@ def interleave(
     step: Callable[[], object] = lambda: None,
     once: Collection[str] = (),
 ) -> dict[str, Times]:
-    """Time ``contestants`` in ``rounds`` rounds, after ``warmups`` calls of each. ``step`` is called after each sample.
+    """Time several functions in turn, and return the samples of each function by name.
 
-    Each call takes the next of ``inputs``. The order of a round is random, but the same in each run. A contestant in
-    ``once`` is sampled only once, in the first round, if its first call takes longer than SLOW_SECONDS.
+    First come ``warmups`` rounds, which are not recorded, then ``rounds`` recorded ones. Each round samples every
+    function once. The order within a round is random, but does not change from run to run. Each call takes the next
+    element of ``inputs``.
+
+    contestants: the functions by name. step: a function that is called after each sample. once: names of functions that
+    are sampled only in the first recorded round, if a warm-up call takes longer than SLOW_SECONDS.
     """
     slow: set[str] = set()
     samples: dict[str, list[float]] = {name: [] for name in contestants}
@@ -98,7 +107,7 @@ def interleave(
 
 
 def calls_of_a_sample(took: float, device: torch.device) -> int:
-    """The number of calls in a sample, if one call takes ``took`` seconds."""
+    """Return how many calls a sample needs to be long enough, if one call takes ``took`` seconds."""
     return max(1, min(MOST_CALLS, round(SAMPLE_SECONDS[device.type] / max(took, 1e-9))))
 
 

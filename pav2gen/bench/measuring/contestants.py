@@ -1,4 +1,6 @@
-"""The contestants of a measurement: how to run them, and how large an error is allowed."""
+"""The contestants of a measurement, which are kernels and baselines: how to run them, and how to check their
+results.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ from pav2gen.runtime.testing.oracle import excess
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to solve a problem. ``row`` and ``backend`` say which kernel it is; a baseline has neither.
+    """A generated kernel or a baseline that is measured.
 
-    run: a function that makes the whole call, with its checks. bare: a function that runs only the kernel, as in a
-    thread's first call, to count its ATen calls and its memory.
+    run: a function that makes the whole call, including the checks of its arguments. bare: a function that runs only
+    the kernel, with a new workspace. Its ATen calls and its memory are counted. backend, row: the backend and the
+    dispatch row of a kernel. For a baseline, they are empty and None.
     """
 
     name: str
@@ -38,12 +41,12 @@ class Contestant:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is one of our kernels, not a baseline."""
+        """Whether this contestant is a generated kernel, and not a baseline."""
         return self.row is not None
 
 
 def kernels(package: ModuleType, rows: Iterable[Row], backends: Iterable[str]) -> list[Contestant]:
-    """A contestant for each row, and for each backend of the row."""
+    """Return the kernels of ``rows`` as contestants: one for each row and each backend of that row."""
     return [_kernel(package, row, backend) for backend in backends for row in rows if getattr(row, backend)]
 
 
@@ -62,7 +65,10 @@ def _kernel(package: ModuleType, row: Row, backend: str) -> Contestant:
 
 
 def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
-    """Call a package's operator with positional arguments, as vLLM does, so that it runs the kernel of ``row``."""
+    """Call the decode operator of ``package`` with arguments that make it run the kernel of ``row``.
+
+    The arguments that vLLM's operator has are passed by position, as vLLM passes them.
+    """
     assert call.scratch is not None
     scratch, sparse = call.scratch, call.sparse
     names = [name for name, _ in row.modification.tensors] if row.modification else []
@@ -83,7 +89,7 @@ def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
 
 
 def baselines(problem: Problem, names: Iterable[str]) -> tuple[list[Contestant], dict[str, str]]:
-    """The baselines of ``names`` that can solve ``problem``, and the reasons why the others can't."""
+    """Return the baselines that can solve ``problem``. For the other names of ``names``, return the reason by name."""
     found, absent = [], {}
     for name in names:
         try:
@@ -96,7 +102,10 @@ def baselines(problem: Problem, names: Iterable[str]) -> tuple[list[Contestant],
 
 
 class Checker:
-    """Compares contestants with the float64 result of a problem. ``checked`` are the sequences that it compares."""
+    """Compares the results of contestants (kernels and baselines) with the float64 result of one problem.
+
+    checked: the indices of the sequences that are compared, in the batch.
+    """
 
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
         self.checked = sequences(problem.num_seqs)
@@ -104,9 +113,10 @@ class Checker:
         self._truth = truth(inputs.small, problem.key.kv_cache_dtype, self.checked, problem.modification)
 
     def verdict(self, contestant: Contestant, call: Call) -> tuple[float, str]:
-        """The error of one run, and the reason to exclude the contestant (empty if it is right).
+        """Run a contestant. Return its error, and the reason to exclude it, which is empty if the result is right.
 
-        Any exception only excludes this contestant, because a baseline of another project may fail in any way.
+        The error is divided by the allowed error. An exception of any type becomes a reason, because a baseline of
+        another project may fail in any way.
         """
         try:
             error = self.error(contestant, call)
@@ -116,7 +126,10 @@ class Checker:
         return error, "" if error <= 1 else f"wrong: its error is {error:.3g} times what is allowed"
 
     def error(self, contestant: Contestant, call: Call) -> float:
-        """The error of one run, divided by the allowed error. A result is right if this is at most 1; NaN is not."""
+        """Run a contestant, and return its error divided by the allowed error.
+
+        The result is right if the returned number is at most 1. It is wrong if the number is larger, infinite or NaN.
+        """
         call.out.fill_(float("nan"))
         contestant.run(call)
         out = call.out[self.checked].cpu()
@@ -127,9 +140,9 @@ class Checker:
 
 
 def launches(contestant: Contestant, call: Call) -> int | None:
-    """The number of launches of a call: ATen calls without views, and CUDA kernels.
+    """Return the number of launches of a call: its ATen calls without views, plus its launches of CUDA kernels.
 
-    None for vLLM's operator and for compiled code: neither makes calls that torch can count.
+    Returns None for vLLM's operator and for compiled FlexAttention, because torch cannot count their launches.
     """
     if contestant.name in ("vllm", "flex"):
         return None
@@ -138,11 +151,15 @@ def launches(contestant: Contestant, call: Call) -> int | None:
 
 
 def cuda_launches(row: Row, call: Call) -> int:
-    """The number of launches of a CUDA kernel: a partial kernel for each part of the call, and reductions if needed."""
+    """Return how many kernels a call of the CUDA backend launches.
+
+    A call is cut into tiles that fit into the workspace. Each tile launches a kernel for its partitions. If a sequence
+    can have several partitions, the tile also launches a kernel that reduces them.
+    """
     partitions = -(-call.max_seq_len // row.partition_size)
     return sum(1 + (partitions > 1) for _ in tiles(call, partitions, row.workspace_mib * MIB))
 
 
 def workspace_bytes(contestant: Contestant, call: Call, device: torch.device) -> int:
-    """The most memory in bytes that a call allocates at once."""
+    """Return the most memory, in bytes, that a call has allocated at any time."""
     return peak_bytes(lambda: contestant.bare(call), device)
