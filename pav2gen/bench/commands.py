@@ -202,8 +202,9 @@ def tune(
 def _print_layouts(
     chosen: Selection, device: Any, num_seqs: tuple[int, ...], seq_lens: tuple[int, ...] | None, rounds: int, **_: Any
 ) -> None:
-    """Time several layouts of the CUDA kernels, and print the times. Raises UserError for a device that is not
-    a GPU.
+    """Time several layouts of the CUDA kernels, and print the times.
+
+    Raises UserError for a device that is not a GPU.
     """
     from pav2gen.bench.tuning.layout_search import LayoutOptions, lines, search
     from pav2gen.bench.tuning.tune import lengths_of
@@ -247,10 +248,9 @@ def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: P
 
 
 def selected(spec: Path, filters: tuple[str, ...], tuned: bool = True) -> Selection:
-    """Load one spec, and select its kernels by ``filters``. Raises UserError for a bad spec, or if no kernel is
-    selected.
+    """Load one spec, and select its kernels by ``filters``.
 
-    tuned: whether to read the spec's tuning files too.
+    tuned: whether to read the spec's tuning files too. Raises UserError for a bad spec, or if no kernel is selected.
     """
     from pav2gen.reading.selection import load
 

@@ -1,4 +1,4 @@
-"""Types of command-line options: lists of numbers, and numbers of gibibytes."""
+"""Types of command-line options: a list of numbers, and a number of gibibytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pav2gen.wording import quoted
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """An option's type: positive whole numbers with commas between them, such as ``8192,32768``."""
+    """An option's type: positive whole numbers, separated by commas, such as ``8192,32768``."""
 
     name = "N,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Turn the argument into distinct numbers in ascending order."""
+        """Convert the option's text to distinct numbers in ascending order."""
         if isinstance(value, tuple):
             return value
         words = value.split(",")
@@ -27,10 +27,10 @@ class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 class Gibibytes(click.FloatRange):
-    """An option's type: a number above a minimum. click's FloatRange alone would accept nan."""
+    """An option's type: a number above a minimum. It rejects nan, which click's FloatRange accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Turn the argument into a number."""
+        """Convert the option's text to a number."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a number", param, ctx)

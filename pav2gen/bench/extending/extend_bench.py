@@ -1,5 +1,5 @@
-"""Implements ``pav2gen bench --operator extend``: checks and times extend kernels beside torch's attention and
-decode.
+"""Implements ``pav2gen bench --operator extend``: checks and times extend kernels beside baselines and decode
+kernels.
 """
 
 from __future__ import annotations

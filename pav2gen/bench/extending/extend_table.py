@@ -16,9 +16,7 @@ from pav2gen.runtime.select import MIB, Key
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table for each configuration (``Key``) and number of KV heads in ``document``, in the document's
-    order.
-    """
+    """Yield a table for each configuration (``Key``) and number of KV heads, in the order of the document's points."""
     groups: dict[tuple[Key, int], list[Mapping[str, Any]]] = {}
     for point in document["points"]:
         groups.setdefault((Key(**point["key"]), point["kv_heads"]), []).append(point)

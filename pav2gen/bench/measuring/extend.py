@@ -1,4 +1,4 @@
-"""The contestants of extend: the operator of a package, and torch's own attention over gathered K and V."""
+"""Two ways to run extend: the operator of a generated package, and torch's attention over gathered K and V."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIECE = 128
 
 
 def operate(package: ModuleType, call: ExtendCall, row: Row, backend: str) -> None:
-    """Call a package's operator, so that it runs the kernel of ``row``."""
+    """Call the extend operator of ``package`` with arguments that make it run the kernel of ``row``."""
     names = [name for name, _ in row.modification.tensors] if row.modification else []
     package.paged_attention_extend(
         *(call.out, call.query, call.key_cache, call.value_cache, call.key_cache.shape[1], call.scale),
@@ -31,9 +31,10 @@ def operate(package: ModuleType, call: ExtendCall, row: Row, backend: str) -> No
 
 
 def sdpa(call: ExtendCall) -> None:
-    """Gather K and V of each sequence, and call torch's attention with an explicit mask, 128 query tokens at a time.
+    """Gather K and V of each sequence, and call torch's attention with an explicit mask.
 
-    The heads of a group are put into the axis of query tokens. Each piece attends the keys up to its own last token.
+    A call takes 128 query tokens, and the keys up to the last of these tokens. The query heads of a KV head are passed
+    as query tokens, so that K and V are not repeated.
     """
     kv_heads, (_, heads, size) = call.key_cache.shape[1], call.query.shape
     group = heads // kv_heads
@@ -59,7 +60,7 @@ def sdpa(call: ExtendCall) -> None:
 
 
 def sdpa_causal(call: ExtendCall) -> None:
-    """Gather K and V, and call torch's causal attention: for whole prompts, with nothing cached before them."""
+    """Gather K and V of each sequence, and call torch's causal attention. Every sequence must have only new tokens."""
     starts, lengths = call.query_start_loc.tolist(), call.seq_lens.tolist()
     for s, length in enumerate(lengths):
         keys, values = gathered(call, s, length)
@@ -69,7 +70,7 @@ def sdpa_causal(call: ExtendCall) -> None:
 
 
 def gathered(call: ExtendCall, s: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one sequence from its pages: [1, kv heads, tokens, head size] each."""
+    """Gather K and V of the sequence ``s`` from its pages: two tensors [1, kv heads, tokens, head size]."""
     _, kv_heads, _, page, _ = call.key_cache.shape
     blocks = call.block_tables[s, : -(-length // page)]
     size = call.query.shape[2]

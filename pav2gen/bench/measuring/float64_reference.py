@@ -1,7 +1,7 @@
-"""Computes the float64 result of a long problem in little memory, in stretches of tokens.
+"""Computes the float64 result of a long problem in little memory, a chunk of tokens at a time.
 
-``runtime.testing.oracle.reference`` holds the whole context of a sequence in float64: gigabytes at 100,000 tokens. This
-module merges the softmax states of stretches instead, so that a bench can check long problems before it times them.
+``runtime.testing.oracle.reference`` converts the whole context of a sequence to float64. For 100,000 tokens, that takes
+gigabytes. This module merges the softmax states of chunks instead, so that a bench can check long problems.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ MOST_SEQUENCES = 4
 
 
 def sequences(num_seqs: int) -> list[int]:
-    """The sequences of a batch that are checked."""
+    """Return the indices of the sequences to check, in a batch of ``num_seqs``: the first, the last, and some
+    between.
+    """
     count = min(num_seqs, MOST_SEQUENCES)
     return sorted({round(i * (num_seqs - 1) / max(1, count - 1)) for i in range(count)})
 
@@ -34,10 +36,11 @@ def truth(
     modification: Modification | None = None,
     whole: int | None = None,
 ) -> torch.Tensor:
-    """The output for the sequences ``rows`` of a call on the CPU, all of full length: [rows, heads, head size] float64.
+    """Return the float64 output of a CPU call for the sequences ``rows``: [rows, heads, head size].
 
-    modification: the definition of ``call.modification``. It is evaluated for each element in plain Python: about a
-    second for 300,000 scores. whole: the length of the sequences, if tokens follow those of the queries.
+    modification: the definition of ``call.modification``. It is evaluated for each element in plain Python, which takes
+    about a second for 300,000 scores. whole: the length of every sequence, if tokens follow the query's token. None
+    means that no tokens follow it.
     """
     return torch.stack([_sequence(call, kv_cache_dtype, s, modification, whole) for s in rows])
 
@@ -45,7 +48,10 @@ def truth(
 def _sequence(
     call: Call, kv_cache_dtype: str, s: int, modification: Modification | None, whole: int | None
 ) -> torch.Tensor:
-    """The output for one sequence: [heads, head size] float64. The softmax state of a head begins with its sink."""
+    """Return the float64 output for the sequence ``s``: [heads, head size].
+
+    If the call has sinks, the softmax state of each head begins with the head's sink.
+    """
     kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
     heads, size = call.query.shape[1:]
     query = call.query[s].double().view(kv_heads, heads // kv_heads, size) * call.scale
@@ -68,7 +74,9 @@ def _sequence(
 
 
 def _dense(call: Call, kv_cache_dtype: str, s: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of ``count`` tokens from position ``start`` on: [kv heads, tokens, head size] float64 each."""
+    """Return K and V of ``count`` tokens, from position ``start`` on, as float64: each [kv heads, tokens, head
+    size].
+    """
     _, kv_heads, _, page, _ = call.key_cache.shape
     size = call.query.shape[2]
     blocks = call.block_tables[s, start // page : -(-(start + count) // page)]
@@ -88,7 +96,10 @@ def _changed(
     modification: Modification | None,
     whole: int | None,
 ) -> torch.Tensor:
-    """Apply all features to the scores [heads, tokens] of the tokens from ``start`` on, as ``oracle.score`` does."""
+    """Apply the features of the call to ``scores``, in the same way as ``oracle.score``.
+
+    scores: [heads, tokens] float64, for the tokens from position ``start`` on.
+    """
     count, heads = scores.shape[1], scores.shape[0]
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
@@ -106,7 +117,10 @@ def _changed(
 
 
 def _skipped(call: Call, start: int, count: int, length: int) -> torch.Tensor:
-    """The tokens that the sparse pattern leaves out, [heads, tokens] bool, for ``count`` tokens from ``start`` on."""
+    """Return which tokens the block-sparse pattern leaves out: [heads, tokens] bool.
+
+    The result is for ``count`` tokens from position ``start`` on.
+    """
     assert call.sparse is not None
     page, heads, kv_heads = call.key_cache.shape[3], call.query.shape[1], call.key_cache.shape[1]
     group, pages = heads // kv_heads, range(start, start + count, page)  # blocks of the pattern are whole pages

@@ -1,4 +1,4 @@
-"""Shows a measurement while it runs: each table when it is complete, and the remaining time. Saves the figures."""
+"""Shows and saves the results of a measurement while it runs, and shows the remaining time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pav2gen.console import print_table
 
 
 class Live:
-    """Prints a growing bench document on stdout, and writes it to ``file`` if there is one.
+    """Prints a growing bench document on stdout. If ``file`` is not None, writes the document to it.
 
-    A table is printed once, when the problems of the next table begin. The remaining time is printed on stderr after
-    the first problem and after each table. ``shown`` is the module that makes the tables.
+    A table is printed when it is complete: when the first problem of the next table was measured. The remaining time is
+    printed on stderr after the first problem and after each table. shown: the module that makes the tables.
     """
 
     def __init__(self, file: Path | None, shown: ModuleType = table) -> None:
@@ -26,7 +26,7 @@ class Live:
         self._printed = 0
 
     def keep(self, document: Mapping[str, Any], remaining: float) -> None:
-        """Show and save a document that has one more problem. The others will take ``remaining`` seconds."""
+        """Show and save ``document`` after one more problem was measured. The rest will take ``remaining`` seconds."""
         if self._file:
             measurement_file.write(self._file, document)
         before = self._printed
@@ -35,7 +35,10 @@ class Live:
             click.echo(f"about {duration(remaining)} to come, by the time of the problems so far", err=True)
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """Print and keep the rest of a document that is complete or was interrupted."""
+        """Print everything that was not printed yet, and save ``document``.
+
+        An interrupted measurement ends like this too.
+        """
         self._print(document, whole=True)
         if self._file and document["points"]:
             measurement_file.write(self._file, document)
@@ -43,7 +46,7 @@ class Live:
             click.echo(line)
 
     def _print(self, document: Mapping[str, Any], whole: bool) -> None:
-        """Print the complete tables that were not printed yet. ``whole``: whether the last table is complete, too."""
+        """Print the complete tables that were not printed yet. ``whole`` says whether the last table is complete."""
         tables = list(self._shown.tables(document))
         for each in tables[self._printed : len(tables) if whole else -1]:
             if not self._printed:
@@ -55,7 +58,7 @@ class Live:
 
 
 def duration(seconds: float) -> str:
-    """A duration as text, in seconds, minutes or hours."""
+    """Return a duration as text, in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

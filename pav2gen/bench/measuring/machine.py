@@ -1,4 +1,4 @@
-"""Describes the machine of a measurement, so that a reader can compare figures of different machines."""
+"""Describes the machine on which a measurement runs, so that figures from different machines can be compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ COPY_CACHES, LEAST_COPY, MOST_COPY = 4, 128 << 20, 1 << 30
 
 
 def device_of(name: str) -> torch.device:
-    """The device called ``name``: cpu, cuda or cuda:N. Raises UserError if there is no such device."""
+    """Return the torch device called ``name``: cpu, cuda or cuda:N.
+
+    Raises UserError if this machine has no such device.
+    """
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -39,15 +42,18 @@ def device_of(name: str) -> torch.device:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which ``device``, if it is a GPU, is the current one, so that its stream is timed."""
+    """Return a context that makes ``device`` the current GPU, so that events on its stream time it.
+
+    A CPU needs no change.
+    """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """Describe the device, for the JSON document of a measurement.
+    """Describe ``device`` for the JSON document of a measurement. The result has four fields.
 
-    name: as tuning files spell it. kind: cuda or cpu. about: the model, and the number of multiprocessors or of torch's
-    threads. memory_bytes: a GPU's memory, 0 for a CPU.
+    name: the device's name, as tuning files write it. kind: cuda or cpu. about: a GPU's model and its number of
+    multiprocessors, or a CPU's model and the number of torch's threads. memory_bytes: the memory of a GPU, 0 for a CPU.
     """
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -66,13 +72,13 @@ def describe(device: torch.device) -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the generator, Python, torch, and the CUDA that torch was built for."""
+    """Return the versions of pav2gen, Python, torch, and the CUDA release that torch was built for."""
     found = {"pav2gen": pav2gen.__version__, "python": platform.python_version(), "torch": torch.__version__}
     return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
 
 
 def cache_bytes(device: torch.device) -> int:
-    """The last-level cache of ``device`` in bytes, or a guess that exceeds most caches."""
+    """Return the size of the last-level cache of ``device`` in bytes. If it is unknown, return a large guess."""
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or CACHE_BYTES["cuda"])
     sizes = [
@@ -83,7 +89,11 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def copy(device: torch.device, cache: int) -> tuple[Run, int]:
-    """Make a contestant that copies a buffer far larger than the cache. Also returns the bytes read and written."""
+    """Return a function that copies a buffer far larger than the cache, to measure the memory's bandwidth.
+
+    Also returns the number of bytes that the function reads and writes. cache: the size of the last-level cache in
+    bytes.
+    """
     size = min(MOST_COPY, max(LEAST_COPY, COPY_CACHES * cache))
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     target = torch.zeros_like(source)
@@ -95,7 +105,7 @@ def copy(device: torch.device, cache: int) -> tuple[Run, int]:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """The most bytes that ``run`` allocates at once."""
+    """Call ``run``, and return the most bytes that it has allocated on ``device`` at any time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -109,7 +119,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 
 
 def _processor() -> str:
-    """The processor's name from Linux, else from Python."""
+    """Return the processor's name from Linux's /proc/cpuinfo, or from Python if that file is missing."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""Writes and reads the JSON document of a bench. docs/bench.md describes its fields."""
+"""Writes and reads the JSON document of a measurement. docs/bench.md describes its fields."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ KIND, SCHEMA = "pav2gen bench", 1
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` to ``path`` atomically, in a folder that exists. Raises OSError."""
+    """Write ``document`` to ``path`` atomically. The folder must exist. Raises OSError."""
     beside = path.with_name(f".{path.name}.tmp")
     beside.write_text(rendered(document), encoding="utf-8")
     beside.replace(path)
 
 
 def check_writable(path: Path, kind: str = KIND) -> None:
-    """Raise if ``path`` cannot be written, so that a long measurement is not lost at its end.
+    """Check that ``path`` can be written, so that the results of a long measurement are not lost at its end.
 
-    Raises OSError, or UserError if another kind of file is there.
+    Raises OSError if it cannot be written, and UserError if it is a file of another kind.
     """
     check_replaceable(path, f'{{\n "kind": "{kind}"'.encode(), "a document of pav2gen bench")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def check_writable(path: Path, kind: str = KIND) -> None:
 
 
 def rendered(document: Mapping[str, Any]) -> str:
-    """The JSON of ``document``, with one field or one point on each line."""
+    """Return ``document`` as JSON. Each field and each measured point has its own line."""
     lines = []
     for name, value in document.items():
         if name == "points":
@@ -64,7 +64,10 @@ def rendered(document: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The document at ``path``. Raises UserError for another kind of file or another schema."""
+    """Read and check the document at ``path``.
+
+    Raises UserError for a missing or damaged file, another kind of file, or another schema.
+    """
     try:
         document = parse_json(path.read_bytes())
     except FileNotFoundError:
@@ -84,7 +87,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _axis(axis: Axis) -> Reader:
-    """Reads a value of an axis, with the axis's type."""
+    """Return a function that checks and returns a value of ``axis``.
+
+    It raises ValueError for a value of another type.
+    """
 
     def read(value: Any) -> object:
         if not axis.has_type(value):
@@ -95,7 +101,7 @@ def _axis(axis: Axis) -> Reader:
 
 
 def _contestant(value: Any) -> dict[str, Any]:
-    """Reads a contestant. A timed one has figures; the others have a reason."""
+    """Check the entry of a kernel or baseline. A timed entry must have figures. Any other entry must have a reason."""
     entry = _UNTIMED(value)
     entry = entry if entry["because"] else _TIMED(value)
     if "symbol" in entry or "backend" in entry:

@@ -1,4 +1,4 @@
-"""Renders and loads the package to measure. It is made from the current spec, and not taken from ``generated/``."""
+"""Renders and imports the package to measure. It is rendered from the current spec, not taken from ``generated/``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _numbers = itertools.count()
 
 
 def render(chosen: Selection, folder: Path) -> str:
-    """Write the package of ``chosen`` below ``folder``. Returns a sha256 of all its files.
+    """Write the package of ``chosen`` to ``folder``. Returns a SHA-256 digest of all its files.
 
     Raises UserError for a mistake in a template.
     """
@@ -36,7 +36,7 @@ def render(chosen: Selection, folder: Path) -> str:
 
 
 def load(root: Path) -> ModuleType:
-    """Import the package at ``root`` under a private name."""
+    """Import the package in the folder ``root``, under a name that is unique in this process."""
     name = f"pav2_measured_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, root / "__init__.py")
     assert spec and spec.loader, "a rendered package has an __init__.py"
@@ -47,7 +47,10 @@ def load(root: Path) -> ModuleType:
 
 
 def measured(chosen: Selection) -> tuple[ModuleType, str]:
-    """Render the package of ``chosen`` into a temporary folder and load it. Returns the package and its digest."""
+    """Render the package of ``chosen`` into a temporary folder, and import it.
+
+    Returns the package and a digest of its files.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pav2gen-bench-"))
     atexit.register(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     digest = render(chosen, folder)

@@ -1,7 +1,8 @@
-"""A problem to measure: a key, the heads of a rank, and a batch. Its pages are in random order in a large cache.
+"""A problem to measure: a kernel configuration, the heads of a tensor-parallel rank, and a batch of sequences.
 
-A few blocks of random values are repeated over the blocks of the cache. So a kernel reads a cache of full size, while
-the float64 reference reads a small one with the same values.
+The pages of the sequences are in random order in a large KV cache. A few pages with random values are repeated
+throughout this cache. So a kernel reads a cache of full size, while the float64 reference reads a small cache with the
+same values.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ SPARSE = BlockSparse(local_blocks=4, vert_stride=8, block_size=64, head_sliding_
 
 @dataclass(frozen=True)
 class Problem:
-    """``num_seqs`` sequences of ``seq_len`` tokens, for a rank with ``kv_heads`` KV heads.
+    """A batch of ``num_seqs`` sequences with ``seq_len`` tokens each, for a tensor-parallel rank with ``kv_heads``
+    heads.
 
-    modification: the definition of the modification that ``key`` names.
+    key: the kernel configuration. modification: the definition of the modification that ``key`` names, or None.
     """
 
     key: Key
@@ -45,26 +47,32 @@ class Problem:
 
     @property
     def num_heads(self) -> int:
-        """Query heads of the rank."""
+        """The number of query heads of the rank."""
         return self.kv_heads * self.key.gqa_ratio
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one element of the KV cache."""
+        """The bytes of one element of the KV cache."""
         return ITEM_BYTES[self.key.dtype] if self.key.kv_cache_dtype == "auto" else 1
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V in the batch. Every kernel must read them, except with a window or a sparse pattern."""
+        """The bytes of K and V in the batch.
+
+        Every kernel must read them, unless it has a window or a sparse pattern.
+        """
         return self._kv_bytes_of(self.seq_len)
 
     def _kv_bytes_of(self, tokens: int) -> int:
-        """Bytes of K and V of ``tokens`` tokens of each sequence."""
+        """The bytes of K and V for ``tokens`` tokens of each sequence."""
         return 2 * self.num_seqs * tokens * self.kv_heads * self.key.head_size * self.item_bytes
 
     @property
     def io_bytes(self) -> int:
-        """Bytes of K and V in the sequences' windows (of all tokens without a window), of the query and the output."""
+        """The bytes of the query, of the output, and of K and V within the sequences' windows.
+
+        Without a window, K and V of all tokens count.
+        """
         query = self.num_seqs * self.num_heads * self.key.head_size * ITEM_BYTES[self.key.dtype]
         return self._kv_bytes_of(min(self.seq_len, self.key.sliding_window or self.seq_len)) + 2 * query
 
@@ -80,9 +88,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The calls of a problem, which all have the same values. ``small`` is on the CPU and has few blocks.
+    """Several calls of one problem. They have equal values, but read different pages of one KV cache on the device.
 
-    ``count`` calls are on the device and share a cache. Call i reads its blocks from i·stride to (i + 1)·stride - 1.
+    small: the same call on the CPU, with a small cache. first: the call with number 0. count: the number of calls.
+    stride: the page numbers of each call are those of the call before it, plus ``stride``.
     """
 
     small: Call
@@ -91,14 +100,17 @@ class Inputs:
     count: int
 
     def call(self, number: int) -> Call:
-        """Call ``number``."""
+        """Return the call with this number, from 0 to ``count`` - 1."""
         if not number:
             return self.first
         return self.first._replace(block_tables=self.first.block_tables + number * self.stride)
 
 
 def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0) -> Inputs:
-    """Make the inputs of ``problem``. Together, the calls exceed a processor's cache of ``cache_bytes``."""
+    """Make the inputs of ``problem`` on ``device``. Together, its calls read at least twice ``cache_bytes``.
+
+    cache_bytes: the size of the processor's last-level cache.
+    """
     page = problem.key.block_size
     pages = problem.num_seqs * -(-problem.seq_len // page)
     page_bytes = problem.kv_heads * problem.key.head_size * page * problem.item_bytes
@@ -128,7 +140,10 @@ def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0
 
 
 def _spread(small: Call, table: torch.Tensor, blocks: int, device: torch.device) -> Call:
-    """Copy the call ``small`` to ``device``, with a cache of ``blocks`` blocks that repeat the blocks of ``small``."""
+    """Copy the call ``small`` to ``device``, with a cache of ``blocks`` blocks that repeat the blocks of ``small``.
+
+    table: the block table of the new call, [seqs, pages] int32.
+    """
     moved = cases.to(small, device)
     times = -(-blocks // small.key_cache.shape[0])
     return moved._replace(
@@ -139,7 +154,7 @@ def _spread(small: Call, table: torch.Tensor, blocks: int, device: torch.device)
 
 
 def rotation(inputs: Inputs) -> Iterator[Call]:
-    """The calls of ``inputs``, repeated endlessly."""
+    """Yield the calls of ``inputs``, one after the other, endlessly."""
     while True:
         for number in range(inputs.count):
             yield inputs.call(number)

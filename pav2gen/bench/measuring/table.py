@@ -1,4 +1,7 @@
-"""Prints a bench document: a table for each key, with a line for each contestant of each problem."""
+"""Prints a bench document as tables: one for each kernel configuration (``Key``).
+
+A table has a line for each kernel and baseline in each problem.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ FIRST_COLUMNS, LAST_COLUMNS = ("S", "L", "contestant", "ms", "+-"), ("GB/s", "co
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:
-    """A table for each key and rank of ``document``, in the document's order."""
+    """Yield a table for each configuration (``Key``) and number of KV heads, in the order of the document's points."""
     groups: dict[tuple[Key, int], list[Mapping[str, Any]]] = {}
     for point in document["points"]:
         groups.setdefault((Key(**point["key"]), point["kv_heads"]), []).append(point)
@@ -44,7 +47,7 @@ def _timed(point: Mapping[str, Any], name: str) -> bool:
 
 
 def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The contestants that were not timed, and why. Each is listed once."""
+    """Yield a line for each kernel or baseline that was not timed, with the reason. Equal lines are shown once."""
     for point in points:
         for entry in point["contestants"]:
             if entry["because"]:
@@ -53,12 +56,12 @@ def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def is_chosen(entry: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
-    """Whether a contestant is the kernel that the dispatch table chooses for a point."""
+    """Whether the dispatch table chooses the kernel of ``entry`` for the problem of ``point``."""
     return "symbol" in entry and point["chosen"].get(entry["backend"]) == entry["symbol"]
 
 
 def _cells(entry: Mapping[str, Any], point: Mapping[str, Any], peers: Sequence[str]) -> tuple[str, ...]:
-    """The cells of a contestant, after S and L. ``*`` marks the choice of the dispatch table."""
+    """Return the cells of a kernel or baseline: its name and its figures. ``*`` marks the dispatch table's choice."""
     launches = entry["launches"]
     return (
         entry["name"] + " *" * is_chosen(entry, point),
@@ -73,12 +76,12 @@ def _cells(entry: Mapping[str, Any], point: Mapping[str, Any], peers: Sequence[s
 
 
 def milliseconds(value: float) -> str:
-    """A time with three significant digits."""
+    """Return a time in milliseconds as text, with three significant digits."""
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> float | None:
-    """The median time of ``peer`` divided by that of a contestant. None if one of them has no time."""
+    """Return the median time of the baseline ``peer`` divided by that of ``entry``. None if either was not timed."""
     times = {other["name"]: other.get("median_ms") for other in point["contestants"]}
     return times[peer] / entry["median_ms"] if times.get(peer) and entry.get("median_ms") else None
 
@@ -89,7 +92,7 @@ def _ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> str
 
 
 def head(document: Mapping[str, Any]) -> Iterator[str]:
-    """The lines above the tables: the device, the versions, and the meaning of the columns."""
+    """Yield the lines above the tables: the spec, the device, the versions, and the meaning of the columns."""
     device, versions = document["device"], document["versions"]
     yield f"{document['spec']['file']} on {device['name']}: {device['about']}"
     yield f"{', '.join(f'{name} {version}' for name, version in versions.items())}; {document['date']}"
@@ -101,7 +104,7 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def notes(document: Mapping[str, Any]) -> Iterator[str]:
-    """Notes on omitted problems, and the bandwidth of the copy."""
+    """Yield the notes below the tables: the bandwidth of a memory copy, and the problems that were left out."""
     rates = [point["copy_gbps"] for point in document["points"]]
     if rates:
         yield f"a copy reached {min(rates):.1f} to {max(rates):.1f} GB/s, read and written"

@@ -1,4 +1,4 @@
-"""Computes the positions and sizes in a horizontal bar chart. templates/report/bars.svg.j2 draws it as SVG."""
+"""Computes the positions and sizes in a horizontal bar chart. templates/report/bars.svg.j2 draws the chart as SVG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, ROOM, THICKNESS, GAP, TITLE = 1040, 270, 15, 5, 22
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar, its CSS class, and the text at its end."""
+    """One bar: its CSS class, its position, the text at its end, and the title that the pointer shows."""
 
     style: str
     y: float
@@ -31,7 +31,10 @@ class Title:
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart with groups of bars. ``title`` and ``note`` are shown above it. ``summary`` is for screen readers."""
+    """A bar chart with all positions to draw it.
+
+    title, note: texts above the chart. summary: a description for screen readers. ticks: the marks on the axis.
+    """
 
     id: str
     title: str
@@ -48,7 +51,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class BarGroup:
-    """Bars to compare, each a (label, CSS class, value)."""
+    """Bars to compare. Each bar is a tuple (label, CSS class, value)."""
 
     title: str
     bars: tuple[tuple[str, str, float], ...]
@@ -57,7 +60,10 @@ class BarGroup:
 def bars(
     identity: str, title: str, note: str, groups: Sequence[BarGroup], show: Callable[[float], str], most: float
 ) -> Bars:
-    """Make the chart of ``groups``, which must have at least one bar. The bar of the value ``most`` has full width."""
+    """Compute the chart of ``groups``, which must have at least one bar.
+
+    show: formats a value as text. most: the value whose bar has the full width.
+    """
     scale = (WIDTH - ROOM) / most
     titles, drawn, y = [], [], 0.0
     for group in groups:

@@ -1,6 +1,7 @@
-"""Computes the scales, ticks, paths and labels of a line chart. templates/report/chart.svg.j2 draws it as SVG.
+"""Computes the scales, ticks, paths and labels of a line chart. templates/report/chart.svg.j2 draws the chart as SVG.
 
-Both axes are logarithmic: time, memory and length each span orders of magnitude, and equal ratios look equal.
+Both axes are logarithmic, because times, sizes and lengths span orders of magnitude. Equal ratios then have equal
+distances on the page.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One line: its label, its style (a CSS class), and its points.
+    """The data of one line: its label, its CSS class, and its points (x, y).
 
-    area: whether the area below the line is shaded. bare: whether the line is drawn without marks and name.
+    area: whether to shade the area below the line. bare: whether to draw the line without marks and without its label.
     """
 
     label: str
@@ -34,7 +35,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark on an axis."""
+    """A mark on an axis: its position, and its text."""
 
     at: float
     label: str
@@ -42,7 +43,10 @@ class Tick:
 
 @dataclass(frozen=True)
 class Label:
-    """A line's name at (x, y), moved so that names do not overlap. The line ends at (from_x, from_y)."""
+    """The name of a line, at the position (x, y). The line ends at (from_x, from_y).
+
+    Names may be moved up or down, so that they do not overlap.
+    """
 
     text: str
     style: str
@@ -54,7 +58,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a line, and the text that is shown when the pointer is over it."""
+    """A marked point of a line, and the text that is shown when the pointer is over the point."""
 
     x: float
     y: float
@@ -63,7 +67,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart, with the positions to draw it at."""
+    """A line as it is drawn: its CSS class, its SVG path, the path of its shaded area, and its marks."""
 
     style: str
     path: str
@@ -73,7 +77,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Heading:
-    """The text above a chart: its subject and the conditions."""
+    """The text above a chart: a title, and a note about the conditions."""
 
     title: str
     note: str
@@ -81,7 +85,10 @@ class Heading:
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart, with all positions to draw it. ``summary`` is for screen readers."""
+    """A line chart with all positions to draw it. ``summary`` is a description for screen readers.
+
+    prediction: whether the chart shows predicted figures.
+    """
 
     id: str
     title: str
@@ -104,7 +111,10 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """A logarithmic axis from ``low`` to ``high``, drawn from ``begin`` to ``end``."""
+    """A logarithmic axis.
+
+    It draws the values from ``low`` to ``high`` at the SVG positions from ``begin`` to ``end``.
+    """
 
     low: float
     high: float
@@ -112,14 +122,17 @@ class Axis:
     end: float
 
     def place(self, value: float) -> float:
-        """The position of ``value`` on the axis."""
+        """Return the SVG position of ``value`` on the axis."""
         share = (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return round(self.begin + share * (self.end - self.begin), 2)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """The quantity on the vertical axis: its name, how a value is formatted, and which values are marked."""
+    """The quantity on the vertical axis of a chart.
+
+    name: the axis's title. show: formats a value as text. ticks: returns the values to mark on an axis.
+    """
 
     name: str
     show: Callable[[float], str]
@@ -129,7 +142,10 @@ class Quantity:
 def chart(
     identity: str, heading: Heading, series: Sequence[Series], quantity: Quantity, prediction: bool = False
 ) -> Chart:
-    """A chart of a quantity against length. Series without points are left out. At least one series has points."""
+    """Compute a chart of a quantity over the sequence length. At least one series must have points.
+
+    Series without points are left out.
+    """
     drawn = [each for each in series if each.points]
     xs = [x for each in drawn for x, _ in each.points]
     ys = [y for each in drawn for _, y in each.points]
@@ -161,7 +177,7 @@ def _line(series: Series, x_axis: Axis, y_axis: Axis, y_format: Callable[[float]
 
 
 def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Label]:
-    """Place the names at the ends of the lines, from top to bottom, without overlap and within the chart."""
+    """Yield the labels at the ends of the lines, from top to bottom. They do not overlap, and stay within the chart."""
     named = [each for each in series if not each.bare]
     ends = sorted(((y_axis.place(each.points[-1][1]), each) for each in named), key=lambda end: end[0])
     places: list[float] = []
@@ -177,7 +193,10 @@ def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Lab
 
 
 def thinned(values: Sequence[float], axis: Axis, room: float = 38) -> list[float]:
-    """Those of ``values`` that have room for their labels on the axis. The last value is always kept."""
+    """Return the ``values`` to label on the axis, with a distance of at least ``room`` between two labels.
+
+    The last value is always kept.
+    """
     kept: list[float] = []
     for value in reversed(values):
         if not kept or abs(axis.place(kept[-1]) - axis.place(value)) >= room:
@@ -186,7 +205,11 @@ def thinned(values: Sequence[float], axis: Axis, room: float = 38) -> list[float
 
 
 def decades(axis: Axis) -> list[float]:
-    """Round values on a logarithmic axis: powers of ten, and also 2 and 5 times these if they are few."""
+    """Return round values to mark on a logarithmic axis: powers of ten.
+
+    If the axis has fewer than three of these, return 1 and 3 times the powers of ten. If it still has fewer than three,
+    return 1, 2 and 5 times the powers of ten.
+    """
     exponents = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5)):
         found = [step * 10.0**exponent for exponent in exponents for step in steps]
@@ -197,14 +220,14 @@ def decades(axis: Axis) -> list[float]:
 
 
 def doublings(axis: Axis) -> list[float]:
-    """Powers of two on a logarithmic axis, about six of them."""
+    """Return about six powers of two to mark on a logarithmic axis."""
     low, high = math.ceil(math.log2(axis.low)), math.floor(math.log2(axis.high))
     step = max(1, -(-(high - low + 1) // 6))
     return [2.0**exponent for exponent in range(low, high + 1) if exponent % step == 0]
 
 
 def summary(series: Sequence[Series], y_format: Callable[[float], str]) -> str:
-    """The chart in words: the first and the last point of each line."""
+    """Describe a chart in words: the first and the last point of each line."""
     parts = [
         f"{each.label}: {y_format(each.points[0][1])} at {tokens(each.points[0][0])} tokens, "
         f"{y_format(each.points[-1][1])} at {tokens(each.points[-1][0])}"
@@ -215,7 +238,10 @@ def summary(series: Sequence[Series], y_format: Callable[[float], str]) -> str:
 
 
 def tokens(value: float) -> str:
-    """A length in short form: 512, 8K, 100k. K is 1024 and is used where that is exact."""
+    """Return a number of tokens in short form, such as 512, 8K or 100k. K means 1024, k means 1000.
+
+    K is used for multiples of 1024.
+    """
     number = round(value)
     if number < 1024:
         return str(number)
@@ -225,19 +251,19 @@ def tokens(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """A time as text, in microseconds, milliseconds or seconds."""
+    """Return a time, given in milliseconds, as text in microseconds, milliseconds or seconds."""
     if value >= 1000:
         return f"{value / 1000:.3g} s"
     return f"{value:.3g} ms" if value >= 0.1 else f"{value * 1000:.3g} \N{MICRO SIGN}s"
 
 
 def percent(share: float) -> str:
-    """A share in percent."""
+    """Return a fraction as a percentage."""
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
 
 
 def memory(value: float) -> str:
-    """A number of bytes as text, in a suitable unit."""
+    """Return a number of bytes as text, in a suitable unit."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

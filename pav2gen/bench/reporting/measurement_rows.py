@@ -1,6 +1,7 @@
-"""The measured points of bench documents, with the values that a report needs.
+"""The measured points of bench documents, with the values that a report shows.
 
-The floor of a point is the time to move each byte of its problem once, at the bandwidth of a copy.
+The "floor" of a point is a lower bound of its time. It is the time to move each byte of the input and the output once,
+at the bandwidth of a memory copy.
 """
 
 from __future__ import annotations
@@ -16,54 +17,60 @@ from pav2gen.runtime.select import Key
 
 @dataclass(frozen=True)
 class Measurement:
-    """A point of a bench document, on ``device``."""
+    """A point of a bench document: the results of one problem on ``device``."""
 
     device: str
     point: Mapping[str, Any]
 
     @property
     def seq_len(self) -> int:
-        """Tokens in a sequence."""
+        """The number of tokens in each sequence."""
         return int(self.point["seq_len"])
 
     @property
     def floor_ms(self) -> float:
-        """The time in ms to move each byte of the problem once, at the bandwidth of a copy in the same run."""
+        """The time, in ms, to move each byte of the input and output once, at the bandwidth of a memory copy.
+
+        The copy was timed in the same rounds.
+        """
         return float(self.point["io_bytes"]) / float(self.point["copy_gbps"]) / 1e6
 
     @property
     def batch(self) -> str:
-        """The batch in words, such as ``8 sequences``."""
+        """The number of sequences in words, such as ``8 sequences``."""
         return "1 sequence" if self.point["num_seqs"] == 1 else f"{self.point['num_seqs']} sequences"
 
     @property
     def title(self) -> str:
-        """A short description of the key and the rank's heads."""
+        """A short description of the kernel configuration, and of the numbers of heads."""
         key = Key(**self.point["key"])
         heads = f"{self.point['num_heads']}/{self.point['kv_heads']} heads of {key.head_size}"
         return f"{heads}, {title(key._asdict(), leave_out=HEADS)}"
 
     @property
     def where(self) -> str:
-        """The problem in words."""
+        """A description of the problem: the configuration, the numbers of heads and sequences, and the length."""
         return f"{self.title}, {self.batch}, {tokens(self.seq_len)} tokens"
 
     def entry(self, name: str) -> Mapping[str, Any] | None:
-        """The contestant called ``name``; None if it did not take part."""
+        """Return the entry of the kernel or baseline called ``name``. None if it was not part of the measurement."""
         return next((entry for entry in self.point["contestants"] if entry["name"] == name), None)
 
     def ratio(self, backend: str, peer: str) -> float | None:
-        """The time of ``peer`` divided by that of the chosen kernel. None if one of them has no time."""
+        """Return the time of the baseline ``peer`` divided by that of the chosen kernel.
+
+        None if either was not timed.
+        """
         ours, theirs = (entry.get("median_ms") if entry else None for entry in (self.chosen(backend), self.entry(peer)))
         return theirs / ours if ours and theirs else None
 
     def chosen(self, backend: str) -> Mapping[str, Any] | None:
-        """The kernel that the dispatch table chose; None if its backend was not measured."""
+        """Return the entry of the kernel that the dispatch table chose. None if ``backend`` was not measured."""
         symbol = self.point["chosen"].get(backend)
         entries = (entry for entry in self.point["contestants"] if entry.get("backend") == backend)
         return next((entry for entry in entries if entry.get("symbol") == symbol), None)
 
 
 def measurements(documents: Iterable[Mapping[str, Any]]) -> Sequence[Measurement]:
-    """Every point of ``documents``, in their order."""
+    """Return every point of ``documents``, in their order."""
     return [Measurement(each["device"]["name"], point) for each in documents for point in each["points"]]

@@ -1,4 +1,4 @@
-"""A summary of a spec as a table: which partition sizes are built for each key, and why others are left out."""
+"""Summarizes a spec as a table: which kernel configurations and partition sizes are built, and why others are not."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pav2gen.runtime.select import Key
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the table: a partition size that is built for a key, or left out for the reason ``because``.
+    """A cell of the table: whether a partition size is built for a configuration.
 
-    ``number`` is the number of that reason in the list below the table.
+    because: the reason that the spec gives for leaving it out, or empty. number: the number of this reason in the list
+    below the table.
     """
 
     built: bool
@@ -25,7 +26,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A key and its cells, one for each partition size of the family."""
+    """A row of the table: a kernel configuration, and one cell for each partition size."""
 
     title: str
     cells: tuple[Cell, ...]
@@ -33,7 +34,7 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class SummaryTable:
-    """The table of keys and partition sizes, and the reasons of exclusions."""
+    """The table of configurations (rows) and partition sizes (columns), and the reasons for what is not built."""
 
     sizes: tuple[int, ...]
     rows: tuple[SummaryRow, ...]
@@ -41,7 +42,7 @@ class SummaryTable:
 
 
 def summary_table(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> SummaryTable:
-    """Make the table for ``plans``, with the reasons of the exclusions that it refers to."""
+    """Make the table for ``plans``, which maps each configuration (``Key``) to the plans of its kernels."""
     sizes = tuple(sorted({plan.variant.partition_size for every in plans.values() for plan in every}))
     reasons: dict[str, int] = {}
     rows = tuple(
@@ -60,7 +61,7 @@ def _cell(spec: Spec, every: Sequence[Plan], size: int, reasons: dict[str, int])
 
 
 def short_title(plan: Plan) -> str:
-    """A short description of a kernel: its heads, its head size, and the axes with unusual values."""
+    """Describe a kernel in a few words: its numbers of heads, its head size, and its other axes."""
     v = plan.variant
     heads = f"{plan.rank.num_heads}/{plan.rank.num_kv_heads} heads of {v.head_size}"
     return f"{heads}, {title(v.key._asdict(), leave_out=HEADS)}"

@@ -1,4 +1,4 @@
-"""Predicts times on a target without measurements: the wave model, with the target's bandwidth and launch time."""
+"""Predicts times on a GPU without measurements, from its bandwidth, its multiprocessors and its launch time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from pav2gen.runtime.select import cost
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts times on ``target`` for the heads of ``rank``: those of the fastest of ``plans``, which have one key."""
+    """Predicts the time of a decode call on ``target``, for the numbers of heads of ``rank``.
+
+    plans: the plans of the kernels with one configuration (``Key``). The predicted time is that of the fastest kernel.
+    """
 
     plans: Sequence[Plan]
     rank: RankShape
@@ -21,16 +24,19 @@ class Predictor:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K and V of one token and one KV head."""
+        """The bytes of K and V for one token and one KV head."""
         variant = self.plans[0].variant
         return 2 * variant.head_size * variant.cache_item_bytes
 
     def floor_ms(self, num_seqs: int, seq_len: int) -> float:
-        """The time in which the target can move each byte of K and V once."""
+        """Return the time, in ms, to read each byte of K and V once, at the bandwidth of the target."""
         return num_seqs * seq_len * self.rank.num_kv_heads * self.token_bytes / (self._bandwidth * 1e6)
 
     def ms(self, num_seqs: int, seq_len: int) -> float:
-        """The predicted time in ms: two launches, and waves of thread blocks that share the bandwidth evenly."""
+        """Return the predicted time in ms: the time of two launches, plus the time to read K and V.
+
+        The multiprocessors share the bandwidth evenly. ``select.cost`` estimates how the thread blocks fill them.
+        """
         share = self._bandwidth * 1e6 / self._multiprocessors  # bytes a millisecond for each multiprocessor
         launches = 2 * (self.target.launch_us or 0.0) / 1e3
         tokens = min(cost(plan.row(), num_seqs, seq_len, self.rank.num_kv_heads) for plan in self.plans)
@@ -48,5 +54,5 @@ class Predictor:
 
 
 def predictable(target: Target) -> bool:
-    """Whether all figures of ``target`` that a prediction needs are known."""
+    """Whether the target's bandwidth and its number of multiprocessors are known. A prediction needs both."""
     return target.bandwidth_gbps is not None and target.multiprocessors is not None

@@ -1,4 +1,4 @@
-"""``pav2gen report``: makes one self-contained HTML page about plans and measurements, without scripts."""
+"""Implements ``pav2gen report``: makes one self-contained HTML page about plans and measurements, without scripts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ KERNELS = {"torch": "pav2gen, PyTorch", "cuda": "pav2gen, CUDA"}
 
 
 def report(chosen: Selection, files: Sequence[Path]) -> str:
-    """The HTML page about the kernels of ``chosen``, with the measurements in the bench documents ``files``.
+    """Return the HTML page about the kernels of ``chosen``, with the measurements in the bench documents ``files``.
 
-    Raises UserError for a file that is not a bench document, or belongs to another spec.
+    Raises UserError for a file that is not a bench document, or that belongs to another spec.
     """
     documents = [document.read(path) for path in files]
     for path, each in zip(files, documents):
@@ -68,7 +68,7 @@ def report(chosen: Selection, files: Sequence[Path]) -> str:
 
 
 def plans_by_key(kernels: Iterable[Kernel]) -> dict[Key, list[Plan]]:
-    """The plans of each key, by partition size."""
+    """Return the plans of each configuration (``Key``), sorted by partition size."""
     found: dict[Key, list[Plan]] = {}
     for variant, plan in kernels:
         found.setdefault(variant.key, []).append(plan)
@@ -76,7 +76,10 @@ def plans_by_key(kernels: Iterable[Kernel]) -> dict[Key, list[Plan]]:
 
 
 def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
-    """The charts of time over length: one for each key, rank, batch and device, with the floor."""
+    """Yield the charts of time over length: one for each configuration, rank, batch and device.
+
+    Each chart also shows the floor, the least possible time.
+    """
     for number, (heading, points) in enumerate(grouped(found).items()):
         if len(points) > 1:
             series = [*contestants(points, lambda entry: entry.get("median_ms")), floor(points)]
@@ -84,7 +87,10 @@ def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
 
 
 def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart]:
-    """The charts of workspace over length: one for each batch and device, with the maximum of all keys."""
+    """Yield the charts of workspace over length: one for each batch and device.
+
+    A line shows the largest workspace of all configurations. limit: the bound in the spec, in bytes.
+    """
     batches: dict[Heading, list[Measurement]] = {}
     for each in found:
         batches.setdefault(Heading(each.batch, each.device), []).append(each)
@@ -97,7 +103,11 @@ def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart
 
 
 def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
-    """The lines of a chart: one for each baseline and backend, with the largest ``figure`` at each length."""
+    """Yield the lines of a chart: one for each baseline and each backend.
+
+    figure: returns the value to show for an entry, or None. If several points have the same length, the largest value
+    is shown.
+    """
     for name, label in {**PEERS, **KERNELS}.items():
         values: dict[int, float] = {}
         for point in points:
@@ -110,13 +120,13 @@ def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
 
 
 def floor(points: Sequence[Measurement]) -> Series:
-    """The line of the floor: the time to move each byte once at the bandwidth of a copy in the same run."""
+    """Return the line of the floor: the time to move each byte once, at the bandwidth of a copy in the same run."""
     ordered = sorted(points, key=lambda point: point.seq_len)
     return Series("floor: bytes, once", "floor", tuple((float(p.seq_len), p.floor_ms) for p in ordered), area=True)
 
 
 def grouped(found: Iterable[Measurement]) -> dict[Heading, list[Measurement]]:
-    """Groups of measurements, one for each chart, by the chart's heading."""
+    """Group measurements by the heading of the chart that shows them."""
     groups: dict[Heading, list[Measurement]] = {}
     for each in found:
         groups.setdefault(Heading(each.title, f"{each.batch}, {each.device}"), []).append(each)
@@ -124,7 +134,10 @@ def grouped(found: Iterable[Measurement]) -> dict[Heading, list[Measurement]]:
 
 
 def shares(found: Sequence[Measurement]) -> Bars | None:
-    """The bar chart of the floor divided by each contestant's time, at the greatest length of each group."""
+    """Return the bar chart of the floor (the least possible time) divided by the measured times.
+
+    Each group of measurements is shown at its greatest length. Returns None if nothing was timed.
+    """
     groups = []
     for points in grouped(found).values():
         longest = max(points, key=lambda point: point.seq_len)
@@ -140,9 +153,10 @@ def shares(found: Sequence[Measurement]) -> Bars | None:
 
 
 def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
-    """The bar chart of bytes that a decode of the model's full length loads from the cache.
+    """Return the bar chart of the bytes that a decode of the model's full length loads from the KV cache.
 
-    A bar is for the CUDA kernel of each key. Another is for a kernel with one thread block for each query head.
+    For each configuration, it compares the CUDA kernel with a kernel that has one thread block for each query head.
+    Returns None if the spec builds no CUDA kernels.
     """
     if "cuda" not in spec.backends:
         return None
@@ -159,7 +173,10 @@ def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
 
 
 def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) -> Iterator[Chart]:
-    """The charts of predicted time over length on the spec's target: one for each batch, with a line for each rank."""
+    """Yield the charts of predicted time over length on the spec's target.
+
+    There is one chart for each batch size, with a line for each tensor-parallel rank.
+    """
     if not predictable(chosen.spec.target) or "cuda" not in chosen.spec.backends:
         return
     leads: dict[int, Sequence[Plan]] = {}
@@ -178,7 +195,10 @@ def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) ->
 
 
 def _predicted(predictors: Sequence[Predictor], num_seqs: int) -> Iterator[Series]:
-    """The lines of a chart of predictions: one for each rank, and its floor. Ranks with equal times share a line."""
+    """Yield the lines of a chart of predictions: a predicted time and a floor (a least possible time) for each rank.
+
+    Ranks with equal times share a line.
+    """
     ranks: dict[tuple[tuple[float, float], ...], list[Predictor]] = {}
     for each in predictors:
         longest = each.plans[0].spec.model.max_seq_len
@@ -192,17 +212,17 @@ def _predicted(predictors: Sequence[Predictor], num_seqs: int) -> Iterator[Serie
 
 
 def rank_label(rank: RankShape) -> str:
-    """The name of a rank's line, such as ``TP 2: 12/2``: tensor-parallel size, query heads and KV heads."""
+    """Return the name of a rank's line, such as ``TP 2: 12/2``: tensor-parallel size, query heads and KV heads."""
     return f"TP {rank.tensor_parallel}: {rank.num_heads}/{rank.num_kv_heads}"
 
 
 def batch(num_seqs: int) -> str:
-    """A batch in words, such as ``8 sequences``."""
+    """Return a number of sequences in words, such as ``8 sequences``."""
     return "1 sequence" if num_seqs == 1 else f"{num_seqs} sequences"
 
 
 def highlights(found: Sequence[Measurement]) -> list[tuple[str, str]]:
-    """The figures at the top of the page: the greatest speedup over each baseline, and the problem that had it."""
+    """Return the figures at the top of the page: the greatest speedup over each baseline, and where it was measured."""
     best = {}
     for peer, label in PEERS.items():
         ratios = [(ratio, point, name) for point in found for name in KERNELS if (ratio := point.ratio(name, peer))]

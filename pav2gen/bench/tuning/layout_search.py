@@ -1,8 +1,9 @@
-"""``pav2gen tune --layouts``: finds the fastest layout of the CUDA kernels on a card, and prints a line for the spec.
+"""Implements ``pav2gen tune --layouts``: finds the fastest layout of the CUDA kernels on a GPU.
 
-The candidates are the layouts that the plans rank first. Each one is rendered as a separate spec, so that a kernel has
-a different symbol in each layout, and one library holds all of them. All layouts of a kernel are timed in turn, on the
-same inputs.
+A layout distributes the work over a thread block: the number of threads, the tokens of a step, and the runs of tokens
+that a warp scores together. The candidates are the layouts that the plans rank first. Each candidate is rendered as a
+separate spec, so that the kernels of all layouts have different symbols and fit into one library. All layouts of a
+kernel are timed in turn, on the same inputs. The command prints the line of the spec that selects the fastest layout.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ BEST_OF_A_KERNEL = 6
 
 
 class Layout(NamedTuple):
-    """A layout of CUDA kernels: values for the section ``cuda`` of a spec."""
+    """A layout of CUDA kernels: the values of a spec's section ``cuda``, which docs/cuda.md explains."""
 
     threads: int
     step: int
@@ -47,7 +48,11 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """Options of the search. most: the most layouts to compare."""
+    """Options of the search for the fastest layout.
+
+    num_seqs, seq_lens: the batch sizes and lengths to time. most: compare at most this many layouts. progress: as in
+    ``bench.BenchOptions``.
+    """
 
     device: torch.device
     num_seqs: tuple[int, ...]
@@ -60,7 +65,10 @@ class LayoutOptions:
 
 @dataclass(frozen=True)
 class LayoutTimes:
-    """The results of one kernel in one problem: the median time of each layout in ms, or the reason why it is wrong."""
+    """The results of one kernel for one problem.
+
+    ms: the median time of each layout with right results, in ms. wrong: for every other layout, what is wrong.
+    """
 
     slug: str
     problem: Problem
@@ -69,9 +77,9 @@ class LayoutTimes:
 
 
 def search(chosen: Selection, options: LayoutOptions) -> list[LayoutTimes]:
-    """Time the layouts of the CUDA kernels of ``chosen`` on a GPU (tests use the CPU with the host library).
+    """Time the layouts of the CUDA kernels of ``chosen`` on a GPU. Raises UserError if the spec has no CUDA kernels.
 
-    Raises UserError if the spec has no CUDA kernels.
+    Tests run this function on a CPU, with the CUDA kernels compiled by g++.
     """
     if "cuda" not in chosen.spec.backends:
         raise UserError(f"{chosen.spec.name} has no CUDA kernels: its backends are {', '.join(chosen.spec.backends)}")
@@ -95,7 +103,7 @@ def search(chosen: Selection, options: LayoutOptions) -> list[LayoutTimes]:
 
 
 def candidates(chosen: Selection, most: int) -> list[Layout]:
-    """The layouts that the plans rank first. The layout that is best for the most kernels comes first."""
+    """Return at most ``most`` layouts that the plans rank first. The layout that suits the most kernels comes first."""
     scores: dict[Layout, float] = defaultdict(float)
     for v, p in chosen.kernels:
         ranked = layouts(v, chosen.spec.target, p.cuda.geometry.heads, {})
@@ -108,9 +116,9 @@ def candidates(chosen: Selection, most: int) -> list[Layout]:
 
 
 def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
-    """The CUDA kernels of ``chosen`` in one layout, as a separate spec.
+    """Return the CUDA kernels of ``chosen`` in one layout, as a separate spec.
 
-    A kernel is left out if its query heads need more thread blocks in this layout.
+    A kernel is left out if this layout splits its query heads over more thread blocks than the plan's own layout does.
     """
     name = f"{chosen.spec.name}_layout{number}"
     spec = replace(chosen.spec, name=name, cuda=layout._asdict(), backends=("cuda",))
@@ -127,7 +135,10 @@ def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
 
 
 def ranking(found: Sequence[LayoutTimes]) -> list[tuple[Layout, float]]:
-    """The layouts that are right in every problem, the fastest first, each with its mean time relative to the best."""
+    """Return the layouts with right results in every problem, the fastest first.
+
+    Each layout has its time relative to the fastest layout of a problem, as the geometric mean over all problems.
+    """
     logs: dict[Layout, list[float]] = defaultdict(list)
     for each in found:
         best = min(each.ms.values(), default=0.0)
@@ -139,7 +150,9 @@ def ranking(found: Sequence[LayoutTimes]) -> list[tuple[Layout, float]]:
 
 
 def _problems(chosen: Selection, row: Row, options: LayoutOptions) -> list[Problem]:
-    """The problems of a kernel: one for each batch and length, with the heads of its first rank."""
+    """Return the problems for a kernel: one for each batch size and length, with the heads of the first rank
+    that fits.
+    """
     ranks = [rank for rank in chosen.spec.model.ranks() if rank.gqa_ratio == row.key.gqa_ratio]
     return [
         Problem(row.key, ranks[0].num_kv_heads, num_seqs, seq_len, row.modification)
@@ -156,7 +169,7 @@ def _time(
     layout_of: Mapping[str, Layout],
     options: LayoutOptions,
 ) -> LayoutTimes:
-    """Check every layout of a kernel against float64, and time those that are right."""
+    """Check every layout of a kernel against float64, and time the layouts with right results."""
     inputs = make(problem, options.device, machine.cache_bytes(options.device))
     checker = Checker(problem, inputs)
     step = options.progress(f"{slug} {problem.label}", len(rows) * (1 + options.rounds + options.warmups))
@@ -176,7 +189,7 @@ def _time(
 
 
 def _launcher(compiled: library.Library, row: Row) -> Run:
-    """A function that runs one kernel of the library, without the dispatch table."""
+    """Return a function that runs one kernel of the library directly, without the dispatch table."""
 
     def run(call: Call) -> None:
         op.launch(functools.partial(compiled.launch, row), call, row.partition_size)
@@ -185,7 +198,7 @@ def _launcher(compiled: library.Library, row: Row) -> Run:
 
 
 def lines(found: Sequence[LayoutTimes], path: Path) -> list[str]:
-    """The text that the command prints: the times, the ranking, and the line for the spec."""
+    """Return the lines that the command prints: the times, the ranking, and the line for the spec."""
     told = []
     for each in found:
         told.append(f"{each.slug} {each.problem.label}")

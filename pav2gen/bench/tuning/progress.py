@@ -1,6 +1,6 @@
-"""The journal of a long measurement: a file to which each result is written at once.
+"""The journal of a long measurement: a file to which each result is appended at once.
 
-An interrupted measurement can continue with the results in the journal.
+After an interruption, the measurement continues with the results in the journal.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from pav2gen.json_data import Reader, anything, items, parse_json, prose
 
 
 class Journal:
-    """Measurements by name, in a file of JSON lines. The first line has their conditions: device, sources, rounds.
+    """Measurements by name, in a file of JSON lines.
 
-    Measurements with other conditions are dropped, because they are not comparable. ``entries`` are the measurements.
-    ``found`` is the number of those that an earlier run made.
+    The first line has the conditions of the measurements, such as device, package and rounds. If the file has other
+    conditions, its measurements are dropped, because they are not comparable.
+
+    entries: the measurements by name. found: the number of measurements that an earlier run made.
     """
 
     def __init__(self, path: Path, circumstances: Mapping[str, Any], read: Reader = anything) -> None:
-        """``read`` checks a measurement from the file. If it refuses one, that is measured again."""
+        """Read the journal at ``path``, and write it again without the lines that cannot be used.
+
+        circumstances: the conditions. read: checks a measurement from the file. A measurement that it rejects is made
+        again.
+        """
         self.path = path
         self.entries: dict[str, Any] = {}
         head = json.dumps(circumstances, sort_keys=True)
@@ -33,13 +39,13 @@ class Journal:
         path.write_text("".join(f"{line}\n" for line in [head, *map(_line, self.entries.items())]), encoding="utf-8")
 
     def add(self, name: str, measurement: Mapping[str, Any]) -> None:
-        """Write a measurement to the file at once."""
+        """Append a measurement to the file at once."""
         self.entries[name] = measurement
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{_line((name, measurement))}\n")
 
     def remove(self) -> None:
-        """Remove the journal, after the measurements were written to their final file."""
+        """Remove the journal. Call this after the measurements were written to their final file."""
         self.path.unlink(missing_ok=True)
 
 
@@ -48,7 +54,7 @@ def _line(entry: tuple[str, Any]) -> str:
 
 
 def _entry(line: bytes, read: Reader) -> tuple[str, Any] | None:
-    """Parse a line of the file. None for an incomplete line, or a line that ``add`` did not write."""
+    """Parse a line of the file. Returns None for an incomplete line, or a line that ``add`` cannot have written."""
     try:
         name, measurement = items(anything)(parse_json(line))
         return prose(name), read(measurement)

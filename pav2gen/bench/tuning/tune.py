@@ -1,7 +1,7 @@
-"""``pav2gen tune``: finds the fastest partition sizes on this device, and writes a tuning file for ``pav2gen build``.
+"""Implements ``pav2gen tune``: finds the fastest partition sizes on this device, and writes them to a tuning file.
 
-A row is written only if several runs agree. Noisy measurements and kernels with wrong results are recorded as such, and
-have no effect on the choice.
+``pav2gen build`` reads this file. Each measurement is repeated in several runs. It becomes a row of the file only if
+the runs agree. Noisy measurements and kernels with wrong results are recorded too, but have no effect.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Options of a tuning run. ``seq_lens`` None means the powers of two at which a spec prefers V2.
+    """Options of a tuning run.
 
-    replace: whether to drop rows that this run does not measure. progress: as in ``bench.BenchOptions``.
+    seq_lens: None means the powers of two at which the spec prefers V2. runs: how often each measurement is repeated.
+    rounds: the samples of each kernel in a run. replace: whether to drop the rows of an existing tuning file that are
+    not measured again. progress: as in ``bench.BenchOptions``.
     """
 
     device: torch.device
@@ -61,7 +63,11 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a tuning run: the written file, its number of rows, and notes on the other measurements."""
+    """The result of a tuning run.
+
+    path: the file that was written. rows: its number of rows. noisy: the measurements that were too noisy. wrong: the
+    kernels with wrong results. notes: other notes for the user.
+    """
 
     path: Path
     rows: int
@@ -71,9 +77,10 @@ class Outcome:
 
 
 def tune(chosen: Selection, options: TuneOptions) -> Outcome:
-    """Measure the kernels of ``chosen`` and write the tuning file of this device.
+    """Measure the kernels of ``chosen``, and write the tuning file of this device.
 
-    Raises UserError if no key has two kernels to choose from, or if rows that are not measured again would be lost.
+    Raises UserError if no configuration (``Key``) has several partition sizes to choose from. Also raises it if rows of
+    an existing file would be lost.
     """
     with machine.current(options.device):
         return _tune(chosen, options)
@@ -99,7 +106,10 @@ def _tune(chosen: Selection, options: TuneOptions) -> Outcome:
 
 
 def problems(setup: Setup, options: TuneOptions) -> tuple[list[tuple[Problem, str]], list[str]]:
-    """The problems to measure, each with its backend, and notes on those that are left out."""
+    """Return the problems to measure, each with its backend, and a note on each problem that is left out.
+
+    Raises UserError if there is no problem to measure.
+    """
     found: dict[tuple[Problem, str], None] = {}
     notes = []
     lengths = options.seq_lens or lengths_of(setup.spec)
@@ -121,21 +131,27 @@ def problems(setup: Setup, options: TuneOptions) -> tuple[list[tuple[Problem, st
 
 
 def _has_choice(rows: Sequence[Row], backend: str) -> bool:
-    """Whether a backend has more than one partition size among the rows of a key."""
+    """Whether the table may choose between several partition sizes for a backend.
+
+    All ``rows`` have the same ``Key``.
+    """
     return sum(bool(getattr(row, backend)) for row in rows) > 1 and not rows[0].fixed_partition
 
 
 def lengths_of(spec: Spec) -> tuple[int, ...]:
-    """The powers of two between the length from which V2 is preferred and the model's longest."""
+    """Return the powers of two from the length above which V2 is preferred, up to the longest length of the model.
+
+    If there are none, return the longest length.
+    """
     first = max(spec.dispatch.min_seq_len, 1).bit_length()
     powers = [1 << n for n in range(first, spec.model.max_seq_len.bit_length())]
     return tuple(powers) or (spec.model.max_seq_len,)
 
 
 def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mapping[str, str]) -> Measured:
-    """Choose the fastest partition size from a problem's runs, or say why none is chosen.
+    """Choose the fastest partition size from the runs of one problem, or say why none is chosen.
 
-    times: partition size -> ms of each run. wrong: partition size -> why its result is wrong.
+    times: the ms of each run, by partition size. wrong: for each other partition size, why its result is wrong.
     """
     times = {size: [round(time, DIGITS) for time in runs] for size, runs in times.items()}
     medians = {int(size): statistics.median(runs) for size, runs in times.items()}
@@ -148,7 +164,10 @@ def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mappin
 
 
 def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> str:
-    """Why ``best`` is not certainly the fastest. Empty if it is."""
+    """Return why the partition size ``best`` is not certainly the fastest. The text is empty if it is.
+
+    spread: the range of the times of ``best``, divided by their median.
+    """
     if len(times) < 2:
         return "fewer than two partition sizes gave right results"
     if any(time <= 0 for runs in times.values() for time in runs):
@@ -165,7 +184,7 @@ def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> st
 
 
 def _measure(setup: Setup, problem: Problem, backend: str, options: TuneOptions, journal: Journal) -> dict[str, Any]:
-    """Measure the times of one problem, in ``options.runs`` runs with different inputs, and add them to the journal."""
+    """Time the kernels of one problem in several runs with different inputs, and add the times to the journal."""
     every = [c for c in setup.kernels(problem.key) if c.backend == backend]
     total = len(every) * (1 + options.runs * (options.rounds + options.warmups))
     step = options.progress(f"{backend} {problem.label}", total)
@@ -184,7 +203,7 @@ def _measure(setup: Setup, problem: Problem, backend: str, options: TuneOptions,
 
 
 def _wrong(setup: Setup, problem: Problem, every: Sequence[Contestant], step: Callable[[], object]) -> dict[str, str]:
-    """The partition sizes with wrong results, and their errors."""
+    """Return the partition sizes with wrong results, and for each one what is wrong."""
     inputs = setup.inputs(problem)
     checker, found = Checker(problem, inputs), {}
     for contestant in every:
@@ -206,7 +225,7 @@ def _id(problem: Problem, backend: str) -> str:
 
 
 def _circumstances(setup: Setup, options: TuneOptions) -> dict[str, object]:
-    """The conditions of a measurement. Two measurements are comparable if their conditions are equal."""
+    """Return the conditions of a measurement. Measurements are comparable only under equal conditions."""
     return {
         "package": setup.digest,
         "device": machine.describe(setup.device),
@@ -216,7 +235,7 @@ def _circumstances(setup: Setup, options: TuneOptions) -> dict[str, object]:
 
 
 def _head(setup: Setup, options: TuneOptions) -> dict[str, object]:
-    """The head of a tuning file."""
+    """Return the fields at the head of a tuning file."""
     described = machine.describe(setup.device)
     return {
         "schema": tuning.SCHEMA,
@@ -232,7 +251,10 @@ def _head(setup: Setup, options: TuneOptions) -> dict[str, object]:
 
 
 def _check_replaced(path: Path, spec: Spec, every: Sequence[tuple[Problem, str]], options: TuneOptions) -> None:
-    """Raise UserError if this run would drop rows of the file at ``path``, unless ``replace`` is set."""
+    """Raise UserError if this run would drop rows of the file at ``path``.
+
+    With ``options.replace``, they may be dropped.
+    """
     if not path.exists() or options.replace:
         return
     try:

@@ -1,4 +1,4 @@
-"""Writes a tuning file. Each measurement is one line, so that a diff shows the changed ones."""
+"""Writes tuning files. Each measurement is one line, so that a diff shows exactly the measurements that changed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ FIRST_LINE = "# What pav2gen tune measured, for pav2gen build to read. Measure a
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: the chosen partition size and the figures. The choice is 0 if ``because`` gives a reason.
+    """The measurement of one problem: the times, and the partition size that was chosen.
 
-    ms: partition size -> the median of the runs. spread: the range of the winner's runs, relative to their median.
-    wrong: partition size -> why it was not timed.
+    partition_size: the chosen one; 0 if none is chosen, and ``because`` says why. ms: the median time of the runs, by
+    partition size. spread: the range of the fastest size's runs, divided by their median. wrong: for each partition
+    size with wrong results, what is wrong.
     """
 
     num_seqs: int
@@ -33,7 +34,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Group:
-    """The measurements of one key, backend and number of KV heads."""
+    """The measurements of one configuration (``Key``), one backend and one number of KV heads."""
 
     key: Key
     backend: str
@@ -41,12 +42,12 @@ class Group:
     measured: list[Measured] = field(default_factory=list)
 
     def add(self, each: Measured) -> None:
-        """Add a measurement."""
+        """Append a measurement."""
         self.measured.append(each)
 
 
 def write(path: Path, head: Mapping[str, object], groups: Sequence[Group]) -> None:
-    """Write the tuning file at ``path`` atomically. Raises OSError."""
+    """Write the tuning file at ``path`` atomically. Creates the folder. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".new")
     aside.write_text(text(head, groups), encoding="utf-8")
@@ -54,7 +55,7 @@ def write(path: Path, head: Mapping[str, object], groups: Sequence[Group]) -> No
 
 
 def text(head: Mapping[str, object], groups: Sequence[Group]) -> str:
-    """The YAML of a tuning file."""
+    """Return the YAML text of a tuning file."""
     fields = [f"{name}: {_value(value)}" for name, value in head.items()]
     kernels = [line for group in groups for line in _group(group)]
     return "\n".join([FIRST_LINE, *fields, "kernels:" if kernels else "kernels: []", *kernels]) + "\n"
@@ -101,7 +102,7 @@ def _times(each: Measured) -> str:
 
 
 def _value(value: object) -> str:
-    """A value as YAML: plain numbers, texts in quotes, mappings on one line."""
+    """Return a value as YAML: numbers as they are, texts in quotes, and mappings on one line."""
     if isinstance(value, Mapping):
         return flow_map((name, _value(each)) for name, each in value.items())
     return str(value) if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False)
