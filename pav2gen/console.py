@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def print_table(table: Table) -> None:
-    """Print a table. On a terminal it fits the width; elsewhere each row is one line of any length.
+    """Print a table. On a terminal, the table fits the width. Elsewhere, each row is one line of any length.
 
-    If NO_COLOR is set to any value, the table has no colours and no bold letters.
+    If the environment variable NO_COLOR is not empty, the table has no colours and no bold letters.
     """
     from rich.console import Console
 

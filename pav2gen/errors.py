@@ -1,13 +1,13 @@
-"""The exception for a user's mistake. It has a message and a place."""
+"""The exception for a user's mistake."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """A user's mistake. The message says what is wrong, where, and what would work, in one line.
+    """A user's mistake. The message says in one line what is wrong, and what would work.
 
-    The command line prints the message and exits with 2. ``where`` is ``file:line`` or ``file``, or empty if the
-    mistake is not in a file.
+    The command line prints the place and the message, and exits with 2. where: the place of the mistake, as
+    ``file:line`` or ``file``. It is empty if the mistake is not in a file.
     """
 
     def __init__(self, message: str, where: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Helpers for files: digests, checks of paths, and files that other programs leave in a folder."""
+"""Helpers for files: digests, checks of paths, and a test for caches and compiled files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LEFTOVER_SUFFIXES = frozenset({".pyc", ".pyo", ".so", ".o"})
 
 
 def sha256(content: bytes) -> str:
-    """The sha256 of ``content`` in hexadecimal."""
+    """Return the SHA-256 digest of ``content`` in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def checked_path(path: str) -> str:
-    """Return ``path`` if it is a relative posix path without empty, ``.`` or ``..`` parts.
+    """Return ``path`` if it is a relative POSIX path without empty, ``.`` or ``..`` parts.
 
     Raises ValueError for any other path.
     """
@@ -29,13 +29,17 @@ def checked_path(path: str) -> str:
 
 
 def is_leftover(path: str) -> bool:
-    """Whether ``path`` is a cache or a compiled file that a run left behind."""
+    """Whether ``path`` is a cache or a compiled file. Python, test tools and compilers leave such files behind."""
     pure = PurePosixPath(path)
     return pure.suffix in LEFTOVER_SUFFIXES or not LEFTOVER_FOLDERS.isdisjoint(pure.parts)
 
 
 def check_replaceable(path: Path, begins: bytes, what: str) -> None:
-    """Raise UserError if ``path`` has content that does not start with ``begins``. ``what`` is the expected content."""
+    """Raise UserError if ``path`` is a file with another content than expected, which a command must not replace.
+
+    begins: the bytes with which the expected content begins. An empty file may be replaced too. what: the kind of
+    content that is expected, for the message.
+    """
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -45,7 +49,7 @@ def check_replaceable(path: Path, begins: bytes, what: str) -> None:
 
 
 def check_output(path: Path, *inputs: Path) -> None:
-    """Raise UserError if a command would write ``path`` and also reads it."""
+    """Raise UserError if ``path``, which a command will write, is one of the command's ``inputs``."""
     for given in inputs:
         if os.path.realpath(path) == os.path.realpath(given):
             raise UserError("is read by this command, which would replace it; write to another file", str(path))

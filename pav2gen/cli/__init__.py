@@ -1,6 +1,7 @@
-"""The command line. Its commands parse arguments, call the module that does the work, and print the result.
+"""The command line of pav2gen. Each command parses its arguments, calls the module that does the work, and prints.
 
-``bench`` and ``install`` have the commands of their own packages. May import: every other package.
+``bench.commands`` and ``install.commands`` define the commands of their packages. This package may import every other
+package.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pav2gen.install import commands as install_commands
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """Print the version and exit. With ``-v``, also print Python's version and the platform."""
+    """Print the version and exit. With ``-v``, also print the version of Python and the platform."""
     if value and not ctx.resilient_parsing:
         click.echo(f"pav2gen {pav2gen.__version__}")
         if {"-v", "--verbose"} & set(ctx.meta.get("words", ())):
@@ -36,7 +37,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     "--verbose", "-v", is_flag=True, expose_value=False, help="With --version: also print Python and the platform."
 )
 def main() -> None:
-    """Generate paged-attention decode kernels from a YAML spec.
+    """Generate paged-attention kernels from a YAML spec.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Shows a user's mistakes and system errors as one line, with exit code 2."""
+"""Shows users' mistakes and system errors as one line on stderr, with exit code 2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pav2gen.errors import UserError
 
 
 class Failure(click.ClickException):
-    """A user's mistake. It is shown as one line, and the exit code is 2."""
+    """A user's mistake. It is shown as one line on stderr, and the exit code is 2."""
 
     exit_code = 2
 
@@ -22,7 +22,7 @@ class Failure(click.ClickException):
 
 
 class CompilerFailure(Failure):
-    """A compiler's messages, line by line as the compiler wrote them."""
+    """A failed compilation. The compiler's messages are shown line by line, as the compiler wrote them."""
 
     def show(self, file: Any = None) -> None:
         """Print the lines to stderr."""
@@ -30,7 +30,10 @@ class CompilerFailure(Failure):
 
 
 def usage_failure(error: click.UsageError) -> click.ClickException:
-    """Convert an error in a command's arguments to a Failure. The exception that shows the help is not converted."""
+    """Convert an error in a command's arguments to a Failure.
+
+    click also raises an exception to show the help. That exception is returned as it is.
+    """
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2
         return error
     command = error.ctx.command_path if error.ctx else "pav2gen"
@@ -38,10 +41,13 @@ def usage_failure(error: click.UsageError) -> click.ClickException:
 
 
 class Commands(click.Group):
-    """The group of all commands. It shows mistakes and system errors as one line, and prints text in any locale."""
+    """The group of all commands. It shows mistakes and system errors as one line.
+
+    Characters that the locale cannot encode are printed as escape sequences.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments before the command's name."""
+        """Parse the arguments before the command's name."""
         ctx.meta["words"] = tuple(args)
         try:
             return super().parse_args(ctx, args)
@@ -49,7 +55,7 @@ class Commands(click.Group):
             raise usage_failure(error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
+        """Run the command. Raises Failure for a user's mistake or a system error."""
         for stream in (sys.stdout, sys.stderr):
             if reconfigure := getattr(stream, "reconfigure", None):
                 reconfigure(errors="backslashreplace")

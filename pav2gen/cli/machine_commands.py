@@ -1,6 +1,6 @@
 """The commands that examine this machine, compile CUDA kernels, or run CUDA programs: doctor, compile and simt.
 
-A command imports the module that does its work only when it runs, so that ``--help`` is fast.
+Each command imports the module that does its work only when the command runs. So ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from pav2gen.cli.options import PATH, out_option
 def doctor(tree: Path | None, python: str, out: Path, as_json: bool) -> None:
     """Show what pav2gen finds on this machine, and which command to type next.
 
-    TREE is a vLLM tree, by default the one that the Python imports. Nothing is written. Missing parts are not errors.
+    TREE is a vLLM tree. By default, it is the vLLM that --python imports. Nothing is written. A missing part is
+    reported, but it is not an error.
 
     \b
     Example:
@@ -53,10 +54,10 @@ def doctor(tree: Path | None, python: str, out: Path, as_json: bool) -> None:
 def compile_(
     package: Path, toolchain: str | None, arch: str | None, jobs: int | None, warp_size: str, checked: bool
 ) -> None:
-    """Compile the CUDA kernels of PACKAGE, a generated package, into one library, and print its path.
+    """Compile the CUDA kernels of PACKAGE, a generated package, into one library. Print the library's path.
 
-    The library is kept in the platform's cache folder. Its name is a hash of everything that it is built from. Inside a
-    fork without pav2gen, run: python .../pav2/runtime/library.py
+    The library is kept in the user's cache folder. Its name is a hash of everything that it is built from. In a fork
+    without pav2gen, run instead: python .../pav2/runtime/library.py
 
     \b
     Example:
@@ -76,7 +77,7 @@ def compile_(
 
 @click.group()
 def simt() -> None:
-    """Run CUDA programs on the CPU, at warp size 64 or 32. Check and count every read and write of memory.
+    """Run CUDA programs on the CPU, at warp size 64 or 32. Check and count every access to memory.
 
     \b
     Example:

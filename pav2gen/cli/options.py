@@ -14,17 +14,20 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class NonEmptyPath(click.Path):
-    """A path that must not be empty, so that ``--out "$UNSET"`` is an error and not the current folder."""
+    """A path that must not be empty. So ``--out "$UNSET"`` is an error, and does not mean the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Turn the argument into a path."""
+        """Convert the option's text to a path."""
         if value == "":
             self.fail("the path is empty", param, ctx)
         return super().convert(value, param, ctx)
 
 
 def default_specs(ctx: click.Context, param: click.Parameter, value: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The spec files given, or all of ``specs/*.yaml``."""
+    """Return the spec files that the user named, or else all of ``specs/*.yaml``.
+
+    Raises UserError if there are none.
+    """
     paths = value or tuple(sorted(Path("specs").glob("*.yaml")))
     if not paths and not ctx.resilient_parsing:
         raise UserError("there are no specs/*.yaml here; name the spec files, or change to the folder that has specs/")
@@ -32,7 +35,7 @@ def default_specs(ctx: click.Context, param: click.Parameter, value: tuple[Path,
 
 
 def complete_axis(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The axes that a shell offers for ``AXIS=VALUE``."""
+    """Return the words ``AXIS=`` that a shell offers as completions."""
     from pav2gen.family.axes import AXES
 
     return [f"{name}=" for name in AXES if name.startswith(incomplete)]
@@ -48,6 +51,6 @@ force_option = click.option("--force", is_flag=True, help="Replace or remove eve
 
 
 def verbosity_options(command: Command) -> Command:
-    """The options ``-v`` and ``-q`` of a command that reports what it did."""
+    """Add the options ``-v`` and ``-q`` to a command that reports what it did."""
     quiet = click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
     return click.option("--verbose", "-v", is_flag=True, help="Print a line for each file.")(quiet(command))

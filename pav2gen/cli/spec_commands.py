@@ -1,7 +1,7 @@
 """The commands that work with specs: build, remove, check, list, explain, init and schema.
 
-Each function parses arguments, calls the module of ``pav2gen.commands`` that does the work, and prints the result. It
-imports that module only when it runs, so that ``--help`` is fast.
+Each command parses its arguments, calls a module of ``pav2gen.commands``, and prints the result. The module is imported
+only when the command runs. So ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def build(
 ) -> None:
     """Render kernels, tests and the dispatch table from SPEC files.
 
-    Everything is rendered in memory and compared with the disk. Files that differ are written in one step. A file
-    edited by hand is not overwritten without --force. A file that pav2gen did not write is never removed.
+    Everything is rendered in memory and compared with the files on disk. The files that differ are written in one
+    atomic step. Files that were edited by hand are overwritten only with --force. Files that pav2gen did not write are
+    never removed.
 
     \b
     Example:
@@ -72,7 +73,7 @@ def build(
 @force_option
 @verbosity_options
 def remove(spec: str, out: Path, dry_run: bool, force: bool, verbose: bool, quiet: bool) -> None:
-    """Remove the files and the dispatch rows of SPEC, a spec's name or its file.
+    """Remove the files and the dispatch rows of SPEC, which is the name of a spec or its file.
 
     \b
     Example:
@@ -90,9 +91,9 @@ def remove(spec: str, out: Path, dry_run: bool, force: bool, verbose: bool, quie
 @verbosity_options
 @click.pass_context
 def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool, quiet: bool) -> None:
-    """Compare the generated package with a new rendering of its SPEC files, by default specs/*.yaml.
+    """Compare the generated package with a new rendering of the SPEC files, by default specs/*.yaml.
 
-    Exits with 1 if anything differs, and prints the commands that repair it. A file that differs is "hand-edited",
+    If anything differs, the command prints how to repair it, and exits with 1. A file that differs is "hand-edited",
     "changed" (its spec now renders to another text), "missing", or an "orphan" (it belongs to no spec). An interrupted
     build is "incomplete".
 
@@ -115,7 +116,7 @@ def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool,
 @click.option("--filter", "-f", "filters", multiple=True, help="A glob of names, or axis=value. Repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(specs: tuple[Path, ...], filters: tuple[str, ...], as_json: bool) -> None:
-    """List the variants of SPEC files, by default specs/*.yaml, and the costs of each.
+    """List the kernels of SPEC files, by default specs/*.yaml, and the costs of each kernel.
 
     \b
     Example:
@@ -138,7 +139,7 @@ def list_(specs: tuple[Path, ...], filters: tuple[str, ...], as_json: bool) -> N
     "--spec", "specs", multiple=True, type=PATH, callback=default_specs, help="A spec file; default specs/*.yaml."
 )
 def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
-    """Say which kernel serves a key. If none does, say why, and what to add to a spec.
+    """Say which kernels have the given axis values. If there is none, say why, and what to add to a spec.
 
     Without arguments, list the axes and their possible values.
 
@@ -161,7 +162,7 @@ def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
 @click.option("--force", is_flag=True, help="Replace the spec if it exists.")
 @click.option("--schema", metavar="PATH", help="Name this JSON Schema in the first line, for editors.")
 def init(config: Path, out: Path | None, force: bool, schema: str | None) -> None:
-    """Write a first spec for a model, with comments. Say which features of its attention no kernel covers.
+    """Write a first spec for a model, with comments. Name the features of the model's attention that no kernel covers.
 
     \b
     Example:
@@ -205,7 +206,10 @@ def _say_waiting(holder: str) -> None:
 
 
 def _print_outcome(outcome: Outcome, options: BuildOptions, verbose: bool, quiet: bool) -> None:
-    """Print what a build did, in a line or two. For a dry run, print what it would do, file by file."""
+    """Print what a build did, in a few lines.
+
+    For a dry run, print what the build would do, with a line for each file.
+    """
     if quiet and outcome.refusal:
         raise outcome.refusal
     if quiet:
@@ -234,7 +238,10 @@ def _files(number: int) -> str:
 
 
 def _print_report(report: DriftReport, most: int) -> None:
-    """Print the differences, at most ``most`` lines of each kind, then the commands that repair them."""
+    """Print the differences, then the commands that repair them.
+
+    Each kind of difference gets at most ``most`` lines.
+    """
     if not report.drifts:
         click.echo(f"{report.shown}: all {report.files} files are current")
         return

@@ -1,4 +1,4 @@
-"""The work of each command, one module each. ``cli`` parses the arguments and prints the results.
+"""The work of each command, one module for each. ``pav2gen.cli`` parses the arguments and prints the results.
 
-May import: every other package except ``cli``.
+This package may import every package except ``cli``.
 """

@@ -1,4 +1,4 @@
-"""``pav2gen build`` and ``remove``: make a generated package from spec files, and write it in one atomic step."""
+"""Implements ``pav2gen build`` and ``remove``: renders a package from spec files, and writes it in one atomic step."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ from pav2gen.wording import did_you_mean, quoted
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build. ``on_wait`` is called if another command holds the tree.
+    """Options of a build.
 
-    ``templates`` default to the generator's own.
+    out: the folder of the package. filters: as in ``selection.select``. force: whether to replace files that were
+    edited by hand. templates: None means the templates of pav2gen. on_wait: a function to call if another command has
+    locked the package.
     """
 
     out: Path = DEFAULT_FOLDER
@@ -41,7 +43,11 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a build or a dry run. ``refusal`` is the error that would stop the build after a dry run."""
+    """The result of a build or of a dry run.
+
+    shown: the folder of the package, as text. kernels: the number of kernels of each spec. changes: the files that were
+    written or removed. refusal: the error with which a build would stop, after a dry run; else None.
+    """
 
     shown: str
     kernels: Mapping[str, int]
@@ -51,15 +57,15 @@ class Outcome:
     refusal: UserError | None
 
     def count(self, kind: str) -> int:
-        """The number of files that are ``new``, ``changed`` or ``removed``."""
+        """Return the number of files with a change of this kind: ``new``, ``changed`` or ``removed``."""
         return sum(change.kind == kind for change in self.changes)
 
 
 def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
-    """Build the specs at ``paths`` into ``options.out``. Specs that were built there before stay.
+    """Build the specs at ``paths`` into the package ``options.out``. Other specs in the package stay as they are.
 
-    Raises UserError, with nothing written, for a bad spec, a filter that selects nothing, files edited by hand that the
-    build would replace, and a tree that cannot be read or written.
+    Raises UserError for a bad spec, a filter that selects no kernel, and a package that cannot be read or written. Also
+    raises it if the build would replace files that were edited by hand. Nothing is written then.
     """
     _check_name(options.out)
     selections = load(paths, options.filters)
@@ -71,14 +77,14 @@ def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
 
 
 def _lock(options: BuildOptions, create: bool = False) -> AbstractContextManager[None]:
-    """Lock the package. A dry run takes a shared lock, because it only reads."""
+    """Return a context that locks the package. A dry run takes a shared lock, because it only reads."""
     if options.dry_run:
         return shared(options.out, options.on_wait)
     return locked(options.out, options.on_wait, create)
 
 
 def _check_name(out: Path) -> None:
-    """Raise UserError if Python cannot import the package by the name of its folder."""
+    """Raise UserError if the name of the folder ``out`` is not a valid name for a Python package."""
     name = Path(os.path.realpath(out)).name
     if not _importable(name):
         fit = re.sub(r"\W", "_", name)
@@ -91,9 +97,10 @@ def _importable(name: str) -> bool:
 
 
 def remove(name: str, options: BuildOptions) -> Outcome:
-    """Remove a spec's files and its rows in the dispatch table. ``name`` is the spec's, or its file's path.
+    """Remove the files of a spec, and its rows in the dispatch table.
 
-    Raises UserError as ``build`` does, and if the package has no such spec.
+    name: the name of the spec, or the path of its file. Raises UserError as ``build`` does, and if the package has no
+    such spec.
     """
     with _lock(options):
         found = tree.read_tree(options.out)
@@ -103,7 +110,10 @@ def remove(name: str, options: BuildOptions) -> Outcome:
 
 
 def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions) -> None:
-    """Raise UserError if the build would mix parts of specs (built with ``--filter``) with whole specs."""
+    """Raise UserError if the package would have both whole specs and specs that were built with ``--filter``.
+
+    A build with ``--filter`` may not write to the default folder either.
+    """
     shown = found.disk.shown
     whole = [owner for owner, entry in found.manifests.items() if owner != SHARED and not entry.filter]
     if options.filters and (whole or options.out == DEFAULT_FOLDER):
@@ -122,7 +132,7 @@ def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions)
 def _carry_out(
     found: Tree, selections: Sequence[Selection], others: Sequence[Manifest], options: BuildOptions, removed: str = ""
 ) -> Outcome:
-    """Render, compare, and, unless it is a dry run, write."""
+    """Render the specs, and compare them with the disk. Then write the differences, unless this is a dry run."""
     package = render_package(selections, others, options.templates or Templates())
     files = {removed: FileSet(), **package.files} if removed else package.files
     comparison = found.compare(files)
@@ -143,7 +153,10 @@ def _carry_out(
 
 
 def _owner(name: str, found: Tree) -> str:
-    """The spec's name. ``name`` is that name, or a path that ends in the name of the spec's file."""
+    """Return the name of the spec that the user means. Raises UserError if the package has no such spec.
+
+    name: the name of the spec, or a path that ends in the name of its file.
+    """
     built = sorted({*found.specs, *found.journal} - {SHARED})
     files = {entry.spec.get("file"): owner for owner, entry in found.manifests.items() if owner != SHARED}
     owner = name if name in built else files.get(Path(name).name, Path(name).stem)

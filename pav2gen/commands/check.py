@@ -1,4 +1,4 @@
-"""``pav2gen check``: finds how a generated package differs from a rendering of its specs, and how to repair it.
+"""Implements ``pav2gen check``: finds how a generated package differs from its specs, and how to repair it.
 
 A difference is called "drift".
 """
@@ -26,10 +26,10 @@ KINDS = ("incomplete", "hand-edited", "changed", "missing", "orphan")
 
 @dataclass(frozen=True)
 class Drift:
-    """One difference between the package and its specs: its kind, its path, and a note.
+    """One difference between a package and its specs: its kind (one of ``KINDS``), its path, and a note.
 
-    ``owner`` is the spec (or ``SHARED``) that must be built for the repair, or None if a build does not repair it.
-    ``blocked``: whether the path is a link or a folder, which a build does not remove.
+    owner: the spec to build for the repair. It is ``SHARED`` for a file of all specs, and None if a build does not
+    repair the difference. blocked: whether the path is a link or a folder. A build does not remove such a thing.
     """
 
     kind: str
@@ -41,7 +41,10 @@ class Drift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """All differences of a package, sorted by kind and path, and the commands that repair them."""
+    """All differences of a package, sorted by kind and path, and the commands that repair them.
+
+    shown: the folder of the package, as text. files: the number of files that a build would render.
+    """
 
     shown: str
     files: int
@@ -50,10 +53,10 @@ class DriftReport:
 
 
 def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftReport:
-    """Compare ``options.out`` with what the specs at ``paths`` render to, byte by byte.
+    """Compare the package ``options.out`` with a new rendering of the specs at ``paths``, byte by byte.
 
-    whole: whether ``paths`` are all existing specs. If so, any other spec in the package is an orphan. Raises UserError
-    for a bad spec and for a tree that cannot be read.
+    whole: whether ``paths`` are all specs of the project. If so, every other spec in the package is an orphan. Raises
+    UserError for a bad spec, and for a package that cannot be read.
     """
     selections = load(paths)
     names = {chosen.spec.name for chosen in selections}
@@ -87,17 +90,17 @@ def _drifts(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _cut_short(found: Tree) -> list[str]:
-    """The owners with an interrupted build, or ``SHARED`` if they are not known."""
+    """Return the specs with an interrupted build. If it is unknown which ones, return ``SHARED``."""
     return sorted(found.journal.keys() - {SHARED}) or ([SHARED] if found.incomplete else [])
 
 
 def _all_new(owner: str, changes: Iterable[FileChange]) -> int:
-    """The number of an owner's missing files."""
+    """Return the number of missing files of ``owner``, which is a spec or ``SHARED``."""
     return sum(change.owner == owner and change.kind == "new" for change in changes)
 
 
 def _drift(change: FileChange, found: Tree) -> Drift:
-    """The difference that a build would repair by ``change``."""
+    """Describe the difference that a build would repair with ``change``."""
     if change.old is None:
         if change.is_manifest:
             return Drift("incomplete", change.path, "without it the build is not complete", change.owner)
@@ -113,7 +116,7 @@ def _drift(change: FileChange, found: Tree) -> Drift:
 
 
 def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
-    """Files on the disk that belong to none of the owners in ``package``."""
+    """Yield the files and folders on disk that belong to no spec in ``package``."""
     strangers = set(found.specs) - package.files.keys()
     if whole:
         yield from (Drift("orphan", f"{name}/", "there is no such spec") for name in strangers)
@@ -125,12 +128,14 @@ def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _is_nobody_s(path: str) -> bool:
-    """Whether ``check`` ignores a file: a leftover of a run, a hidden file, or one in a hidden folder such as .git."""
+    """Whether ``check`` ignores a file: a cache, a compiled file, a hidden file, or a file in a hidden folder such as
+    .git.
+    """
     return is_leftover(path) or any(part.startswith(".") for part in path.split("/"))
 
 
 def _repairs(drifts: Sequence[Drift], selections: Sequence[Selection], shown: str, whole: bool) -> Iterator[str]:
-    """The commands that repair ``drifts``."""
+    """Yield the shell commands that repair ``drifts``."""
     out = [] if Path(shown) == DEFAULT_FOLDER else ["--out", shown]
     paths = {chosen.spec.name: str(chosen.path) for chosen in selections}
     owners = sorted({drift.owner for drift in drifts if drift.owner is not None})

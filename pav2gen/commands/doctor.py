@@ -1,6 +1,6 @@
-"""``pav2gen doctor``: shows on one screen what pav2gen finds on this machine, and which command to type next.
+"""Implements ``pav2gen doctor``: shows what pav2gen finds on this machine, and which command to type next.
 
-It writes nothing. A missing part is a finding, never an error.
+The command writes nothing. It reports a missing part, and never fails because of it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ COMPARED = ("multiprocessors", "warp_size", "max_threads_per_block", "shared_mem
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """The places to examine.
+    """What to examine.
 
-    python: the interpreter that runs vLLM. tree: a vLLM tree; None means the vLLM of that interpreter. generated: the
-    folder of the generated package. specs: the folder of the specs.
+    python: the path of the interpreter that runs vLLM. tree: a vLLM tree; None means the vLLM that this interpreter
+    imports. generated: the folder of the generated package. specs: the folder of the specs.
     """
 
     python: str = sys.executable
@@ -47,10 +47,10 @@ class DoctorOptions:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one part of the machine.
+    """What was found out about one part of the machine, such as torch or a compiler.
 
-    found: whether the part exists and is usable. text: its line on the screen. figures: the same result for --json.
-    more: further lines on the screen.
+    found: whether the part exists and is usable. text: the line to print. figures: the same information for --json.
+    more: further lines to print.
     """
 
     name: str
@@ -62,14 +62,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings, the command to type next, and the reason for it."""
+    """What was found out about all parts, the command to type next, and the reason to type it."""
 
     findings: tuple[Finding, ...]
     next: str
     because: str
 
     def lines(self) -> Iterator[str]:
-        """The lines of the screen: each finding, its further lines indented, then the next command."""
+        """Yield the lines to print: each finding, then its further lines, indented.
+
+        The last line is the next command.
+        """
         width = max(len(finding.name) for finding in self.findings)
         for finding in self.findings:
             yield f"{finding.name:{width}}  {finding.text}"
@@ -77,7 +80,7 @@ class Diagnosis:
         yield f"{'next':{width}}  {self.next}  ({self.because})"
 
     def document(self) -> dict[str, Any]:
-        """The diagnosis as a JSON document."""
+        """Return the diagnosis as a JSON document."""
         findings = {
             finding.name: {k: v for k, v in asdict(finding).items() if k != "name"} for finding in self.findings
         }
@@ -113,7 +116,7 @@ def _python(options: DoctorOptions) -> Finding:
 
 
 def _torch(options: DoctorOptions) -> Finding:
-    """Examine the torch that the interpreter of vLLM imports."""
+    """Examine the torch that vLLM's interpreter imports."""
     try:
         answer = ask(options.python, TORCH)
     except NoAnswer as reason:
@@ -125,7 +128,10 @@ def _torch(options: DoctorOptions) -> Finding:
 
 
 def _card(options: DoctorOptions) -> Finding:
-    """Examine the cards that the driver reports, and compare the first one with its target."""
+    """Examine the GPUs that the driver reports.
+
+    Compare the first GPU with its target, the figures that plans assume for it.
+    """
     try:
         answer = ask(options.python, DRIVER)
     except NoAnswer as reason:
@@ -139,13 +145,13 @@ def _card(options: DoctorOptions) -> Finding:
 
 
 def _driver(version: object) -> str:
-    """The CUDA release of a driver in words. The number 12040 means release 12.4."""
+    """Return the CUDA release of a driver in words. The number 12040 means release 12.4."""
     known = isinstance(version, int) and version > 0
     return f"driver for CUDA {version // 1000}.{version % 1000 // 10}" if known else "a driver of an unknown release"  # type: ignore[operator]
 
 
 def _against_target(card: Mapping[str, Any]) -> Iterator[str]:
-    """The figures of a card, compared with those of its target."""
+    """Yield a line that compares the figures of a GPU with those of its target, or says that there is no target."""
     target = target_of(card)
     if target is None:
         yield f"no target for it: in the spec, take the nearest of {', '.join(TARGETS)}, and override its figures"
@@ -158,7 +164,10 @@ def _against_target(card: Mapping[str, Any]) -> Iterator[str]:
 
 
 def target_of(card: Mapping[str, Any]) -> Target | None:
-    """The target of a card: by name for an Iluvatar card, by compute capability for others. None if it has none."""
+    """Return the target of a GPU: by name for an Iluvatar GPU, by compute capability for any other.
+
+    None if there is none.
+    """
     name = str(card.get("name", "")).lower().replace(" ", "-").replace("_", "-")
     for target in TARGETS.values():
         if target.warp_size == 64 and target.name in name:
@@ -169,7 +178,7 @@ def target_of(card: Mapping[str, Any]) -> Target | None:
 
 
 def _compilers() -> Iterator[Finding]:
-    """Find the compilers for CUDA sources: CoreX for Iluvatar cards, nvcc for NVIDIA cards, g++ for the CPU."""
+    """Look for the compilers of CUDA sources: CoreX for Iluvatar GPUs, nvcc for NVIDIA GPUs, g++ for the CPU."""
     ways: Sequence[tuple[str, Callable[[], tuple[str, str]]]] = (
         ("CoreX", lambda: _toolchain(toolchain.corex())),
         ("nvcc", lambda: _toolchain(toolchain.nvcc("sm_75"))),
@@ -198,7 +207,10 @@ def _host() -> tuple[str, str]:
 
 
 def _package(generated: Path) -> tuple[Finding, Tree | None]:
-    """Examine the generated package: its specs, and the shapes that its kernels serve."""
+    """Examine the generated package: its specs, and the shapes that its kernels serve.
+
+    Returns the files of the package too, or None if there is no usable package.
+    """
     try:
         tree = read_tree(generated)
         manifests = tree.sound_manifests()
@@ -218,14 +230,14 @@ def _package(generated: Path) -> tuple[Finding, Tree | None]:
 
 
 def _served(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The operators of a spec's kernels, if it has others than decode, and the shapes that the kernels serve."""
+    """Describe the shapes that a spec's kernels serve. Name the operators too, unless decode is the only one."""
     operators = list(dict.fromkeys(row.get("operator", "decode") for row in rows))
     keys = shapes([row["key"] for row in rows])
     return keys if operators == ["decode"] else f"operators {flow_list(operators)}, {keys}"
 
 
 def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
-    """The values of each axis in ``keys``, as text. Features that no key has are left out."""
+    """Describe the values of each axis in ``keys``. Leave out a feature that none of ``keys`` has."""
     parts = []
     for name in KEY_AXES:
         values = list(dict.fromkeys(key[name] for key in keys if name in key))
@@ -235,7 +247,7 @@ def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, ...]]:
-    """Examine the vLLM tree: its version family, and the kernels that are installed in it."""
+    """Examine the vLLM trees at ``place``: their versions, and the kernels that are installed in them."""
     if place is None:
         return Finding("vLLM", False, "not found by that Python; name a tree: pav2gen doctor TREE"), ()
     try:
@@ -256,7 +268,7 @@ def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, .
 
 
 def _installed(state: Status) -> str:
-    """One line about the kernels that are installed in a tree."""
+    """Return a line about the kernels that are installed in a tree."""
     if state.record is None:
         return "nothing of pav2gen is installed in it"
     specs = ", ".join(f"{name} ({entry['kernels']} kernels)" for name, entry in state.record.specs.items())
@@ -267,7 +279,7 @@ def _installed(state: Status) -> str:
 
 
 def _next(options: DoctorOptions, tree: Tree | None, place: Path | None, states: Sequence[Status]) -> tuple[str, str]:
-    """The next command, and the reason for it."""
+    """Return the command to type next, and the reason to type it."""
     out = [] if options.generated == DEFAULT_FOLDER else ["--out", str(options.generated)]
     if tree is None:
         specs = sorted(options.specs.glob("*.yaml"))

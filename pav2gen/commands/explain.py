@@ -1,6 +1,7 @@
-"""``pav2gen explain``: finds the kernels for some axis values, or says what prevents one and how to add it.
+"""Implements ``pav2gen explain``: finds the kernels with given axis values, or says why there are none.
 
-A query is a choice of values for some axes. A kernel serves a query if it has these values.
+A query gives values for some axes. A kernel serves a query if it has these values. If no kernel does, ``explain`` finds
+the edits of a spec that would add one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Refusal:
-    """A rule that every kernel with the query's values breaks, and the message."""
+    """A rule that forbids every kernel with the query's values, and the message about it."""
 
     rule: AxisRule
     sentence: str
@@ -33,14 +34,18 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a spec has no kernel for a query: axes without the query's value, or exclusions that cover it."""
+    """Why a spec has no kernel for a query.
+
+    lacking: the axes on which the spec lacks the query's value. exclusions: the exclusions that remove the kernels with
+    the query's values.
+    """
 
     spec: Spec
     lacking: tuple[str, ...]
     exclusions: tuple[Exclusion, ...]
 
     def sentence(self, query: Mapping[str, object]) -> str:
-        """The obstacle to ``query`` and its place, as a message."""
+        """Return a message about the obstacle to ``query``, with the file and the lines of the spec."""
         if self.lacking:
             axes = (f"{axis} {flow_list(self.spec.axes[axis])} lacks {spelled(query[axis])}" for axis in self.lacking)
             return f"{_file(self.spec)}: {', '.join(axes)}"
@@ -52,10 +57,10 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class AxisEdit:
-    """An edit of a spec: put ``line`` at ``where`` (``file:line`` in the present file), to give axes new ``values``.
+    """An edit of a spec that gives some axes new ``values``: write the text ``line`` at the place ``where``.
 
-    under: the section at ``where`` that ``line`` is added to; empty if ``line`` replaces the lines at ``where``, or if
-    it is added at the end of the file.
+    where: ``file:line`` in the file before the edit. under: the section to which ``line`` is added. It is empty if
+    ``line`` replaces the lines at ``where``, or is added at the end of the file.
     """
 
     values: Mapping[str, tuple[object, ...]]
@@ -66,12 +71,14 @@ class AxisEdit:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer to a query: the kernels that serve it, or the obstacles and the edits that would add it.
+    """The answer to a query: the kernels that serve it, or what prevents them and how to add one.
 
-    ``served`` are decode kernels. ``others`` are the kernels of other operators that go with them.
-    ``obstacles`` has one entry for each spec. The first one needs the smallest change. ``nearest`` is the variant that
-    differs from the query on the fewest axes, and least on those. ``edits`` change one spec, and ``command`` builds it.
-    Both are empty if a rule forbids the query, or if no spec can be changed to serve it.
+    served: decode kernels. others: kernels of the other operators with the query's values. refusals: the rules that
+    forbid the query. obstacles: one for each spec; the first one needs the smallest change. nearest: the decode kernel
+    that differs from the query on the fewest axes.
+
+    edits: changes of one spec. command: the command that builds this spec. A command without edits means that the
+    spec's exclusions must change. Both are empty if a rule forbids the query, or if no spec can be changed to serve it.
     """
 
     query: Mapping[str, object]
@@ -84,7 +91,7 @@ class Explanation:
     command: str = ""
 
     def lines(self) -> tuple[str, ...]:
-        """The answer as a few lines of text."""
+        """Return the answer as lines of text."""
         asked = _pairs(self.query) or "any key"
         if self.served:
             served = (f"  {variant.spec}  {variant.slug}" for variant in self.served)
@@ -122,10 +129,10 @@ class Explanation:
 
 
 def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
-    """Find the variants of ``specs`` that serve ``query``, or the obstacles and the edits that would add it.
+    """Find the kernels of ``specs`` that serve ``query``, or the obstacles and the edits that would add a kernel.
 
-    ``query`` has values for some of ``AXES``, as text or typed. The other axes are free. Raises UserError for an
-    unknown axis, and for a value of the wrong type.
+    query: values of some axes of ``AXES``, as text or in the axis's type. Raises UserError for an unknown axis, and for
+    a value of the wrong type.
     """
     asked = {axis: read_value(axis, value) for axis, value in query.items()}
     family = [variant for spec in specs if "decode" in spec.operators for variant in variants(spec)]
@@ -153,7 +160,7 @@ def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
 
 
 def read_query(words: Iterable[str]) -> dict[str, object]:
-    """Parse words ``axis=value``. Raises UserError for a word of another form, or an axis given twice."""
+    """Parse arguments of the form ``axis=value``. Raises UserError for any other form, and for an axis given twice."""
     query: dict[str, object] = {}
     for word in words:
         axis, equals, value = word.partition("=")
@@ -176,17 +183,17 @@ def read_value(axis: str, value: object) -> object:
 
 
 def differing_axes(query: Mapping[str, object], variant: Variant) -> tuple[str, ...]:
-    """The axes on which ``variant`` differs from ``query``."""
+    """Return the axes on which ``variant`` has another value than ``query``."""
     return tuple(axis for axis, value in query.items() if getattr(variant, axis) != value)
 
 
 def _goes_with(query: Mapping[str, object], point: Point) -> bool:
-    """Whether ``point`` has the values of ``query`` on the axes that it has."""
+    """Whether the kernel ``point`` has the values of ``query``. Axes that the kernel's operator lacks are ignored."""
     return all(point.axes.get(axis, value) == value for axis, value in query.items())
 
 
 def _refusals(query: Mapping[str, object]) -> Iterator[Refusal]:
-    """The rules that ``query`` breaks whatever the values of the other axes are."""
+    """Yield the rules that ``query`` breaks, whatever the values of the other axes are."""
     for rule in RULES:
         if isinstance(rule, AxisRule) and query.keys() >= set(rule.axes):
             sentence = rule.complaint(*(query[axis] for axis in rule.axes))
@@ -205,23 +212,26 @@ def _obstacle(query: Mapping[str, object], spec: Spec) -> Obstacle:
 
 
 def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float]:
-    """A sort key for obstacles, the size of the change: the number of axes to extend, then how far."""
+    """Return a sort key that orders obstacles by the size of the necessary change.
+
+    The key is the number of axes to extend, then the relative distance of the query's values from the spec's values.
+    """
     axes = obstacle.spec.axes
     nearest = (min(relative_difference(query[axis], has) for has in axes[axis]) for axis in obstacle.lacking)
     return len(obstacle.lacking), sum(nearest)
 
 
 def _with_decode(spec: Spec) -> AxisEdit:
-    """The edit that adds decode to the operators of ``spec``."""
+    """Return the edit that adds decode to the operators of ``spec``."""
     last = spec.where(f"operators[{len(spec.operators) - 1}]", "operators")
     line = f"operators: {flow_list(('decode', *spec.operators))}"
     return AxisEdit({}, line, _range(spec.where("operators"), last))
 
 
 def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit]:
-    """The edits that add the asked values to the axes that lack them.
+    """Yield the edits that add the query's values to the axes that lack them.
 
-    A section that is missing, or written in braces, is given as a whole.
+    If a section is missing in the file, or written in braces, the edit gives the whole section.
     """
     spec, whole = obstacle.spec, dict[str, dict[str, tuple[object, ...]]]()
     for axis in obstacle.lacking:
@@ -245,33 +255,33 @@ def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit
 
 
 def _keys(spec: Spec, section: str) -> list[str]:
-    """The keys of a section, in the file's order."""
+    """Return the keys of a section of the spec, in the order of the file."""
     return [path.removeprefix(f"{section}.") for path in spec.places if re.fullmatch(rf"{section}\.\w+", path)]
 
 
 def _values(spec: Spec, key: str) -> str:
-    """The values of an axis in a spec, as text."""
+    """Return the values of the axis ``key`` in a spec, as YAML."""
     values = spec.axes[key]
     return flow_list(values) if len(values) > 1 else spelled(values[0])
 
 
 def _in_braces(spec: Spec, section: str) -> bool:
-    """Whether a section is written in braces: its first value is then on the same line as the section's key."""
+    """Whether the file writes a section in braces. Its first value is then on the line of the section's name."""
     return any(spec.places[f"{section}.{key}"] == spec.places[section] for key in _keys(spec, section))
 
 
 def _line(place: str) -> int:
-    """The line number of ``file:line``."""
+    """Return the line number in ``place``, which has the form ``file:line``."""
     return int(place.rpartition(":")[2])
 
 
 def _range(first: str, last: str) -> str:
-    """``file:line``, or ``file:first-last`` for lines that are replaced together."""
+    """Return ``file:line``, or ``file:first-last`` for several lines that one edit replaces."""
     return first if _line(first) == _line(last) else f"{first}-{_line(last)}"
 
 
 def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[AxisEdit]) -> bool:
-    """Whether ``spec`` keeps every rule and serves ``query`` after ``edits``."""
+    """Whether ``spec``, after ``edits``, keeps every rule and has a kernel for ``query``."""
     axes = dict(spec.axes)
     for edit in edits:
         axes.update(edit.values)
@@ -284,17 +294,17 @@ def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[AxisEd
 
 
 def _file(spec: Spec) -> str:
-    """The path that a spec was loaded from."""
+    """Return the path from which a spec was loaded."""
     return spec.where("").rpartition(":")[0] or spec.file_name
 
 
 def _pairs(values: Mapping[str, object]) -> str:
-    """Axes and values as text: ``head_size=80 gqa_ratio=6``."""
+    """Return axes and their values as text, such as ``head_size=80 gqa_ratio=6``."""
     return " ".join(f"{axis}={spelled(value)}" for axis, value in values.items())
 
 
 def _named(lines: Iterable[str]) -> Iterator[str]:
-    """The first ``MOST_NAMED`` lines, and the number of the others."""
+    """Yield the first ``MOST_NAMED`` lines, then a line with the number of the others."""
     every = list(lines)
     yield from every[:MOST_NAMED]
     if len(every) > MOST_NAMED:
@@ -302,7 +312,7 @@ def _named(lines: Iterable[str]) -> Iterator[str]:
 
 
 def axis_lines(specs: Sequence[Spec]) -> Iterator[str]:
-    """The axes that a query may have, a line each: its meaning, the possible values, and the values in ``specs``."""
+    """Yield a line for each axis: its meaning, its possible values, and its values in ``specs``."""
     yield "pav2gen explain AXIS=VALUE...  takes the axes below; those that are left out are free"
     width = max(map(len, AXES))
     for name, axis in AXES.items():

@@ -1,4 +1,4 @@
-"""``pav2gen init``: writes a first spec for a model."""
+"""Implements ``pav2gen init``: writes a first spec for a model."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SPECS = Path("specs")
 
 @dataclass(frozen=True)
 class Draft:
-    """The spec that was written, and the attention features of the model that no kernel covers."""
+    """The path of the spec that was written, and the features of the model's attention that no kernel covers."""
 
     path: Path
     uncovered: tuple[str, ...]
 
 
 def init(config: Path, out: Path | None = None, force: bool = False, schema: str | None = None) -> Draft:
-    """Write a spec to ``out`` (default ``specs/NAME.yaml``) for the model with the config.json at ``config``.
+    """Write a spec for a model. ``config`` is the model's config.json, as on the Hugging Face Hub.
 
-    The spec is named after ``out``, or after the model. ``schema`` is the path of a JSON Schema. The first line of the
-    spec names it, relative to the spec's folder, as editors expect.
+    out: the path of the spec, by default ``specs/NAME.yaml``. The spec is named after ``out``, or else after the model.
+    schema: the path of a JSON Schema. The first line of the spec then names the schema, so that editors find it.
 
-    Raises UserError if no kernel can serve the config, if the file exists (unless ``force``), or if it cannot be
+    Raises UserError if no kernel can serve the model, if the spec exists (unless ``force``), or if it cannot be
     written.
     """
     draft = draft_spec(config, family_name(out.stem) if out else "")
@@ -48,7 +48,10 @@ def init(config: Path, out: Path | None = None, force: bool = False, schema: str
 
 
 def _schema_line(schema: str | None, folder: Path) -> str:
-    """The comment that tells the YAML language server the schema of the file. Empty without a schema."""
+    """Return the comment that tells the YAML language server which schema the file has. It is empty without a schema.
+
+    The comment gives the schema's path relative to ``folder``, the folder of the spec.
+    """
     if schema is None:
         return ""
     if not schema.strip() or not schema.isprintable():

@@ -1,4 +1,4 @@
-"""``pav2gen list``: lists the kernels of some specs, and the costs of each."""
+"""Implements ``pav2gen list``: lists the kernels of specs, and the costs of each kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def entries(selections: Iterable[Selection]) -> list[dict[str, Any]]:
-    """An entry for each kernel: its names, the axes of its key, and the figures of its plan."""
+    """Return an entry for each kernel: its names, the values of its axes, and the figures of its plan."""
     return [
         {
             "spec": v.spec,
@@ -29,7 +29,7 @@ def entries(selections: Iterable[Selection]) -> list[dict[str, Any]]:
 
 
 def table(listed: Sequence[dict[str, Any]]) -> Table:
-    """The entries as a table: spec, kernel, and a column for each figure that any entry has."""
+    """Return the entries as a table. It has a column for each figure that any entry has."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -43,5 +43,5 @@ def table(listed: Sequence[dict[str, Any]]) -> Table:
 
 
 def _cell(figure: object) -> str:
-    """A figure as text. Empty if the figure is not known or the kernel does not have it."""
+    """Return a figure as text. The text is empty if the figure is unknown, or if the kernel does not have it."""
     return "" if figure is None else spelled(figure)

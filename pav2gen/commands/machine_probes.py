@@ -1,7 +1,7 @@
-"""Probes for ``doctor``: short Python programs that examine an interpreter, its torch, or the driver of a card.
+"""Probes for ``doctor``: short Python programs that examine an interpreter, its torch, or the driver of a GPU.
 
-Each probe runs in a separate process, because a broken torch or a driver may crash or hang. A probe prints its result
-as JSON. If it fails, the last line of its stderr is the reason.
+Each probe runs in a separate process, because a broken torch or a broken driver may crash or hang. A probe prints its
+result as JSON. If a probe fails, the last line of its stderr is the reason.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ print(json.dumps({"library": name, "version": version.value, "cards": cards}))
 
 
 class NoAnswer(Exception):
-    """A probe failed. The message is the reason, in one line."""
+    """Raised if a probe fails. The message is the reason, in one line."""
 
 
 def ask(python: str, probe: str) -> Mapping[str, Any]:
-    """Run ``probe`` with the interpreter ``python`` and return its result. Raises NoAnswer if it fails."""
+    """Run ``probe`` with the interpreter ``python``, and return its result. Raises NoAnswer if the probe fails."""
     try:
         done = subprocess.run(
             [python, "-c", probe], capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS

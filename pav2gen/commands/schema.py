@@ -1,4 +1,4 @@
-"""``pav2gen schema``: prints the JSON Schema of a spec, or writes it to a file."""
+"""Implements ``pav2gen schema``: prints the JSON Schema of a spec, or writes it to a file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from pav2gen.reading.json_schema import DIALECT, spec_schema
 
 
 def schema_text() -> str:
-    """The schema as indented JSON, with a newline at its end."""
+    """Return the JSON Schema of a spec as indented JSON, with a newline at its end."""
     return json.dumps(spec_schema(), indent=2) + "\n"
 
 
 def write_schema(path: Path) -> None:
-    """Write the schema to ``path``. Raises UserError if another kind of file is there, or it cannot be written."""
+    """Write the JSON Schema of a spec to ``path``.
+
+    Raises UserError if another kind of file is there, or if the file cannot be written.
+    """
     check_replaceable(path, f'{{\n  "$schema": "{DIALECT}"'.encode(), "a JSON Schema of pav2gen")
     try:
         path.write_text(schema_text(), encoding="utf-8")
