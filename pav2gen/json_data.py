@@ -1,8 +1,8 @@
 """Reads JSON that someone may have edited: parses it, then checks each field.
 
-A reader is a function that checks one value and returns it. It raises ValueError with a message if the value has
-another form. Readers of objects and lists are built from the readers of their items. Their messages name the place:
-``rows[3].test: '5' is not one line of text``.
+A reader is a function that checks a value and returns it. If the value has the wrong form, the reader raises
+ValueError. Readers of objects and lists are made from the readers of their items. Their messages begin with the place,
+as in ``rows[3].test: '5' is not one line of text``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _WORD = re.compile(r"[A-Za-z0-9_./-]{0,256}")
 
 
 def parse_json(content: bytes) -> Any:
-    """The value in ``content``. Raises ValueError if it is not UTF-8, not JSON, or nested too deep."""
+    """Return the value that the JSON text ``content`` describes.
+
+    Raises ValueError if ``content`` is not UTF-8, not JSON, or nested too deep.
+    """
     try:
         return json.loads(content.decode(), parse_constant=_no_number)
     except RecursionError:
@@ -38,19 +41,19 @@ def _no_number(name: str) -> None:
 
 
 def seen(value: Any) -> str:
-    """``value`` in quotes, for messages."""
+    """Return ``value`` in quotes, for messages. A list or an object is only named as such."""
     return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else quoted(value)
 
 
 def text(value: Any) -> str:
-    """One line of printable text."""
+    """Read one line of printable text."""
     if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST_TEXT:
         raise ValueError(f"{seen(value)} is not one line of text")
     return value
 
 
 def prose(value: Any) -> str:
-    """A text of any number of lines that UTF-8 can encode."""
+    """Read a text of any number of lines that UTF-8 can encode."""
     if (
         not isinstance(value, str)
         or len(value) > LONGEST_PROSE
@@ -61,78 +64,78 @@ def prose(value: Any) -> str:
 
 
 def word(value: Any) -> str:
-    """A name or a path of ASCII letters, digits and ``_ . / -``; it may be empty."""
+    """Read a name or a path of ASCII letters, digits and ``_ . / -``. It may be empty."""
     if not isinstance(value, str) or not _WORD.fullmatch(value):
         raise ValueError(f"{seen(value)} is not a name")
     return value
 
 
 def digest(value: Any) -> str:
-    """A sha256 in hexadecimal."""
+    """Read a SHA-256 digest in hexadecimal."""
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         raise ValueError(f"{seen(value)} is not a sha256")
     return value
 
 
 def path(value: Any) -> str:
-    """A path that stays below the folder that it is relative to, on one line."""
+    """Read a relative path, on one line, that does not lead out of its folder."""
     return checked_path(text(value))
 
 
 def boolean(value: Any) -> bool:
-    """``true`` or ``false``."""
+    """Read ``true`` or ``false``."""
     if not isinstance(value, bool):
         raise ValueError(f"{seen(value)} is not true or false")
     return value
 
 
 def whole(value: Any) -> int:
-    """A whole number from 0."""
+    """Read a whole number of at least 0."""
     if type(value) is not int or not 0 <= value <= LARGEST:
         raise ValueError(f"{seen(value)} is not a whole number")
     return value
 
 
 def number(value: Any) -> float:
-    """A finite number."""
+    """Read a finite number."""
     if type(value) not in (int, float) or abs(value) > LARGEST or not math.isfinite(value):
         raise ValueError(f"{seen(value)} is not a number")
     return value  # type: ignore[no-any-return]
 
 
 def positive(value: Any) -> float:
-    """A finite number of at least 1e-9."""
+    """Read a finite number of at least 1e-9."""
     if number(value) < 1e-9:
         raise ValueError(f"{seen(value)} is not a number above 0")
     return value  # type: ignore[no-any-return]
 
 
 def not_negative(value: Any) -> float:
-    """A finite number from 0."""
+    """Read a finite number of at least 0."""
     if number(value) < 0:
         raise ValueError(f"{seen(value)} is below 0")
     return value  # type: ignore[no-any-return]
 
 
 def positive_whole(value: Any) -> int:
-    """A whole number from 1."""
+    """Read a whole number of at least 1."""
     return whole(positive(value))
 
 
 def anything(value: Any) -> Any:
-    """A value of any form. Used for fields that pav2gen ignores."""
+    """Read a value of any form. Fields that pav2gen ignores have this reader."""
     return value
 
 
 def scalar(value: Any) -> object:
-    """A text, a number, true, false or null."""
+    """Read a text, a number, true, false or null."""
     return (
         value if value is None or isinstance(value, bool) else text(value) if isinstance(value, str) else number(value)
     )
 
 
 def optional(read: Reader) -> Reader:
-    """Make a reader of null or a value that ``read`` accepts."""
+    """Make a reader of null, or of a value that ``read`` accepts."""
     return lambda value: None if value is None else read(value)
 
 
@@ -148,7 +151,7 @@ def constant(expected: object) -> Reader:
 
 
 def items(read: Reader) -> Reader:
-    """Make a reader of a list. It returns a tuple. ``read`` checks each item."""
+    """Make a reader of a list, with the reader ``read`` for each item. It returns a tuple."""
 
     def read_all(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -159,7 +162,7 @@ def items(read: Reader) -> Reader:
 
 
 def pair(first: Reader, second: Reader) -> Reader:
-    """Make a reader of a list of two. It returns a tuple."""
+    """Make a reader of a list of two items. It returns a tuple."""
 
     def read(value: Any) -> tuple[Any, Any]:
         if not isinstance(value, list) or len(value) != 2:
@@ -170,7 +173,7 @@ def pair(first: Reader, second: Reader) -> Reader:
 
 
 def mapping(key: Reader, read: Reader) -> Reader:
-    """Make a reader of an object with any keys that ``key`` accepts."""
+    """Make a reader of an object with any number of fields. ``key`` reads their names, and ``read`` their values."""
 
     def read_all(value: Any) -> dict[Any, Any]:
         _check_object(value)
@@ -180,7 +183,10 @@ def mapping(key: Reader, read: Reader) -> Reader:
 
 
 def fields(readers: Mapping[str, Reader], extra: Reader | None = None) -> Reader:
-    """Make a reader of an object with all fields of ``readers``. ``extra`` reads other fields, if given."""
+    """Make a reader of an object that has all fields of ``readers``, which maps names to readers.
+
+    extra: the reader of all other fields. None means that the object must not have other fields.
+    """
 
     def read_all(value: Any) -> dict[str, Any]:
         _check_object(value)
@@ -200,7 +206,7 @@ def _check_object(value: Any) -> None:
 
 
 def _placed(place: str, read: Reader | None, value: Any) -> Any:
-    """Call ``read`` with a value. The place is put in front of an error message."""
+    """Call ``read`` with ``value``. If it raises ValueError, put ``place`` in front of the message."""
     assert read is not None
     try:
         return read(value)
@@ -211,7 +217,7 @@ def _placed(place: str, read: Reader | None, value: Any) -> Any:
 
 
 class _Placed(ValueError):
-    """A message, and its place relative to the value that was read."""
+    """An error message, and its place relative to the value that was read."""
 
     def __init__(self, place: str, reason: str) -> None:
         self.place, self.reason = place, reason

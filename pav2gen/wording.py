@@ -1,4 +1,4 @@
-"""Helpers for messages: quote a value, list the choices, suggest the nearest word for a typo."""
+"""Helpers for messages: they quote a value, list choices, or suggest the nearest word for a typo."""
 
 from __future__ import annotations
 
@@ -10,39 +10,42 @@ LONGEST_QUOTE = 40
 
 
 def quoted(value: object) -> str:
-    """``value`` in single quotes, on one line, shortened to ``LONGEST_QUOTE`` characters."""
+    """Return ``value`` in single quotes, on one line, shortened to ``LONGEST_QUOTE`` characters."""
     text = str(value)
     return repr(text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 3]}...")
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line. Characters that are not printable are escaped."""
+    """Return ``text`` on one line. Characters that are not printable are escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def spelled(value: object) -> str:
-    """``value`` as YAML text: ``true``, ``512``, ``float16``, ``null``."""
+    """Return ``value`` as YAML text, such as ``true``, ``512``, ``float16`` or ``null``."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def flow_list(values: Iterable[object]) -> str:
-    """A YAML list on one line: ``[16, 32]``."""
+    """Return a YAML list on one line, such as ``[16, 32]``."""
     return f"[{', '.join(map(spelled, values))}]"
 
 
 def flow_map(fields: Iterable[tuple[str, object]]) -> str:
-    """A YAML mapping on one line: ``{block_size: 32, dtype: float16}``."""
+    """Return a YAML mapping on one line, such as ``{block_size: 32, dtype: float16}``."""
     return f"{{{', '.join(f'{name}: {spelled(value)}' for name, value in fields)}}}"
 
 
 def one_of(choices: Iterable[object]) -> str:
-    """The choices in words: ``8, 16 or 32``."""
+    """Return the choices in words, such as ``8, 16 or 32``."""
     *rest, last = map(spelled, choices)
     return f"{', '.join(rest)} or {last}" if rest else last
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A clause that names the choice nearest to ``word``, or all choices if none is near. ``choices`` is not empty."""
+    """Return a clause that names the choice most similar to ``word``, or all choices if none is similar.
+
+    ``choices`` must not be empty.
+    """
     known = list(choices)
     near = difflib.get_close_matches(word[:LONGEST_QUOTE].lower(), known, n=1)
     return f"did you mean {near[0]}?" if near else f"write {one_of(known)}"

@@ -128,8 +128,8 @@ def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _is_nobody_s(path: str) -> bool:
-    """Whether ``check`` ignores a file: a cache, a compiled file, a hidden file, or a file in a hidden folder such as
-    .git.
+    """Whether ``check`` ignores a file: a cache, a compiled file, or a file that is hidden or in a hidden folder
+    (.git).
     """
     return is_leftover(path) or any(part.startswith(".") for part in path.split("/"))
 

@@ -1,4 +1,4 @@
-"""``pav2gen install``: puts a generated package into vLLM trees, all of it or nothing."""
+"""Implements ``pav2gen install``: puts a generated package into vLLM trees, completely or not at all."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ MODULES = ("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "layer_featu
 
 @dataclass(frozen=True)
 class InstallOptions:
-    """The options of an install.
+    """Options of an install.
 
-    generated: the folder of the generated package. python: the interpreter that will run the tree. It imports the
-    package before the install; an empty string skips this trial. writer: "auto" calls the generated writer of the cache
-    if the tree's own cannot write every cache, "always" in every tree. on_wait is called if another command holds the
-    tree.
+    generated: the folder of the generated package. choice: the part of the package to install. commit: whether to
+    commit the install in git. force: whether edits by hand may be lost. python: the interpreter that will run the tree.
+    It imports the package before the install; an empty string skips this test.
+
+    writer: when the tree calls the generated writer of the KV cache. "auto" means only if the tree's own writer cannot
+    write every cache dtype. "always" means always. on_wait: a function to call if another command has locked the tree.
     """
 
     generated: Path = DEFAULT_FOLDER
@@ -65,7 +67,10 @@ class PlannedInstall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of an install, or of its --dry-run. ``imported`` is False if the import was not tried."""
+    """The result of an install, or of its dry run.
+
+    imported: whether the package was imported as a test. commit: the hash of the commit, or empty.
+    """
 
     contents: PackageContents
     trees: tuple[PlannedInstall, ...]
@@ -74,15 +79,15 @@ class Outcome:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was written, or would be."""
+        """Whether the install wrote anything, or a dry run would have."""
         return any(planned.changes for planned in self.trees)
 
 
 def install(path: Path, options: InstallOptions) -> Outcome:
     """Put the chosen specs of ``options.generated`` into the vLLM trees at ``path``. An earlier install is replaced.
 
-    Everything is computed and tried before the first write. Raises UserError and changes nothing if a tree differs from
-    every known vLLM, the package is not sound, files would be lost, or a file cannot be written.
+    Everything is computed and tested before the first write. Raises UserError if a tree differs from every known vLLM,
+    the package is damaged, files would be lost, or a file cannot be written. Nothing is changed then.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -106,7 +111,7 @@ def install(path: Path, options: InstallOptions) -> Outcome:
 
 
 def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) -> PlannedInstall:
-    """The plan for one tree."""
+    """Plan the install into one tree. Raises UserError as ``install`` does."""
     check_ours(found, options.force, chosen.files)
     tree = found.tree
     originals = {path: source.original for path, source in found.sources.items()}
@@ -124,9 +129,9 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
 
 
 def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
-    """Raise UserError if no install made ``pav2/``. Without ``force``, also if edits in it would be lost.
+    """Raise UserError if ``pav2/`` in the tree is not from an install, or if edits by hand in it would be lost.
 
-    files: the files to install, by path below ``pav2/``.
+    force: whether edits may be lost. files: the files to install, by path below ``pav2/``.
     """
     shown = found.tree.where(PAV2)
     if found.record is None and found.files:
@@ -167,11 +172,13 @@ def _edit(before: bytes, after: bytes) -> RecordedEdit:
 def _changes(
     found: TreeState, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
 ) -> Iterator[Change]:
-    """The changes, in order, that install ``files`` and the edited ``sources``. Empty if they are installed already.
+    """Yield the changes that install ``files`` and the edited ``sources``, in order.
 
-    The first change writes the record of both states. Then the package is written, with the dispatch table after its
-    kernels. Then vLLM's sources are edited, so that they never call a missing file. Then the files of the earlier
-    package are removed. The last change writes the record of this install alone.
+    Nothing is yielded if nothing differs.
+
+    1. Write a record that covers both the old and the new install. 2. Write the new files of the package, the dispatch
+    table last. 3. Edit vLLM's sources, so that they never call a missing file. 4. Remove the files that only the old
+    install has. 5. Write the record of the new install alone.
     """
     tree, there = found.tree, found.record
     place = tree.pav2 / NAME
@@ -198,7 +205,7 @@ def _changes(
 
 
 def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
-    """Notes for the user on one tree: edits, foreign files, and callers that do not reach the kernels."""
+    """Yield notes for the user about one tree: its edits, foreign files, and decodes that do not reach the kernels."""
     yield from edited.notes
     yield from foreign_overrides(found.tree)
     for path, source in found.sources.items():
@@ -215,7 +222,10 @@ def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
 
 
 def _together(planned: Sequence[PlannedInstall]) -> list[Change]:
-    """Merge the changes of all trees. Raises UserError if two trees share a file by a link but need different edits."""
+    """Return the changes of all trees.
+
+    Raises UserError if two trees share a file by a link but need different edits of it.
+    """
     changes = [change for plan in planned for change in plan.changes]
     last = {change.path: change for change in changes}
     for change in changes:
@@ -229,7 +239,7 @@ def _paths(changes: Sequence[Change]) -> list[Path]:
 
 
 def _message(chosen: PackageContents) -> str:
-    """The message of the commit: the specs and the hashes of what was installed."""
+    """Return the message of the commit: the specs and the hashes of what was installed."""
     names = ", ".join(chosen.specs)
     thresholds = " or ".join(map(str, chosen.thresholds()))
     lines = [f"  {name}: {len(m.rows)} kernels, spec sha256:{m.spec['sha256']}" for name, m in chosen.specs.items()]

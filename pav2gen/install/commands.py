@@ -1,6 +1,7 @@
-"""The commands ``install``, ``status``, ``uninstall`` and ``wheel``: arguments and printed results.
+"""Defines the commands ``install``, ``status``, ``uninstall`` and ``wheel``: their arguments, and how they print
+results.
 
-``cli`` registers them.
+``pav2gen.cli`` adds these commands to the command line.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ prebuilt_option = click.option(
 
 
 def choice_options(command: Command) -> Command:
-    """The options that choose the wanted part of the package."""
+    """Add the options that choose a part of the generated package."""
     for option in (prebuilt_option, min_seq_len_option, spec_option):
         command = option(command)
     return command
@@ -71,11 +72,11 @@ def install(
     tree: Path, specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool, writer: str,
     dry_run: bool, commit: bool, force: bool, python: str, out: Path,
 ) -> None:  # fmt: skip
-    """Put the generated kernels into the vLLM at TREE. They serve paged_attention_v2; V2 is chosen where it is faster.
+    """Put the generated kernels into the vLLM at TREE. vLLM then calls them where they are faster than its own.
 
-    TREE is a source checkout, an installed vllm folder, or a prefix that holds one. The package is copied to
-    vllm/attention/ops/pav2. Calls of it are inserted into vLLM's files. An earlier install is replaced. Everything is
-    checked before the first write. If an error occurs later, every change is undone.
+    TREE is a source checkout, an installed vllm folder, or a prefix that contains one. The package is copied to
+    vllm/attention/ops/pav2, and calls of its functions are inserted into vLLM's files. An earlier install is replaced.
+    Everything is checked before the first write. If an error occurs later, every change is undone.
 
     \b
     Example:
@@ -98,7 +99,7 @@ def install(
 def status(ctx: click.Context, tree: Path, out: Path) -> None:
     """Show what is installed in the vLLM at TREE, whether it matches the generated package, and what was edited.
 
-    Exits with 1 unless it is installed, current and unedited.
+    Exits with 0 if the kernels are installed, current and unedited, else with 1.
 
     \b
     Example:
@@ -139,9 +140,10 @@ def wheel(
     specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool, name: str, dest: Path,
     out: Path,
 ) -> None:  # fmt: skip
-    """Pack the generated kernels as a wheel with a vLLM plugin, for a vLLM that must stay unpatched.
+    """Pack the generated kernels as a wheel with a vLLM plugin, for a vLLM whose files must not change.
 
-    The plugin acts only if PAV2_PLUGIN=1. It then makes the same choice as a patched vLLM, at run time.
+    The plugin does nothing unless the environment variable PAV2_PLUGIN is 1. It then changes vLLM in memory, in the
+    same way as an install changes vLLM's files.
 
     \b
     Example:

@@ -1,4 +1,6 @@
-"""Collects the files for a vLLM tree or a wheel: the chosen specs of a package, with a dispatch table of only these."""
+"""Collects the files for a vLLM tree or a wheel: the chosen specs of a package, and a dispatch table for these specs
+alone.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,10 @@ TEST_FOLDERS = ("runtime/testing/", "runtime/simt/include/")
 
 @dataclass(frozen=True)
 class Choice:
-    """The wanted part of a generated package.
+    """The part of a generated package to install or to pack.
 
-    specs: names; an empty tuple means every spec. min_seq_len: overrides that of the specs. tests: whether to add the
-    kernels' tests. prebuilt: a compiled library of the CUDA kernels.
+    specs: the names of specs; an empty tuple means every spec. min_seq_len: overrides the specs' ``min_seq_len``.
+    tests: whether to add the kernels' tests. prebuilt: a compiled library of the CUDA kernels, or None.
     """
 
     specs: tuple[str, ...] = ()
@@ -47,7 +49,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class PackageContents:
-    """The files of the package, and the manifests of its specs. machine: the processor of a prebuilt library."""
+    """The files to install or to pack, and the manifests of their specs.
+
+    machine: the processor architecture of a prebuilt library, or empty.
+    """
 
     files: FileSet
     specs: Mapping[str, Manifest]
@@ -55,24 +60,24 @@ class PackageContents:
 
     @property
     def digest(self) -> str:
-        """A sha256 over all paths and contents."""
+        """The SHA-256 over all paths and contents."""
         return sha256("".join(f"{sha256(content)} {path}\n" for path, content in self.files.items()).encode())
 
     def operators(self) -> dict[str, int]:
-        """The number of kernels of each operator, by its name in a spec."""
+        """Return the number of kernels of each operator, by the operator's name in a spec."""
         names = [row.get("operator", "decode") for entry in self.specs.values() for row in entry.rows]
         return {name: names.count(name) for name in sorted(set(names))}
 
     def thresholds(self) -> list[int]:
-        """The lengths above which V2 is preferred, each once, sorted."""
+        """Return the lengths above which V2 is preferred, sorted and without duplicates."""
         return sorted({row["min_seq_len"] for entry in self.specs.values() for row in entry.rows})
 
 
 def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) -> PackageContents:
-    """The chosen part of the package at ``generated``, with our own ``modules`` (names in ``payload``) added.
+    """Return the chosen part of the package at ``generated``, together with our own ``modules``.
 
-    Raises UserError if ``generated`` does not hold a sound package, a file differs from its manifest, or a chosen spec
-    is missing.
+    modules: names of files in ``payload``, without ``.py``. Raises UserError if there is no complete package, if a file
+    differs from its manifest, or if a chosen spec is missing.
     """
     found = _sound(generated)
     specs = {name: _with_threshold(found.manifests[name], choice.min_seq_len) for name in _names(found, choice.specs)}
@@ -89,7 +94,7 @@ def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) ->
 
 
 def _sound(generated: Path) -> tree.Tree:
-    """The package at ``generated``. Raises UserError if there is none, or its build was cut short."""
+    """Read the package at ``generated``. Raises UserError if there is none, or if its build was interrupted."""
     found = tree.read_tree(generated)
     if SHARED not in found.manifests and not found.broken:
         raise UserError("holds no generated package; run: pav2gen build specs/NAME.yaml", found.disk.shown)
@@ -103,7 +108,7 @@ def _sound(generated: Path) -> tree.Tree:
 
 
 def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
-    """The names of the wanted specs, sorted. Raises UserError for one that the package lacks."""
+    """Return the names of the wanted specs, sorted. Raises UserError for a spec that the package lacks."""
     for name in wanted:
         if name not in found.specs:
             raise UserError(
@@ -113,14 +118,17 @@ def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
 
 
 def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
-    """A copy of a manifest in which all rows have ``min_seq_len``, if that is given."""
+    """Return a manifest with ``min_seq_len`` in all rows. If ``min_seq_len`` is None, return the manifest as it is."""
     if min_seq_len is None:
         return entry
     return replace(entry, rows=tuple({**row, "min_seq_len": min_seq_len} for row in entry.rows))
 
 
 def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
-    """The files of an owner, its manifest included. Raises UserError if a file differs from the manifest."""
+    """Return the files of a spec, or of ``SHARED``, with their manifest.
+
+    Raises UserError if a file differs from the manifest.
+    """
     entry = found.manifests[owner]
     files = {}
     for path, digest in {**entry.owned(), entry.path: entry.digest}.items():
@@ -133,7 +141,7 @@ def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
 
 
 def _wanted(path: str, choice: Choice) -> bool:
-    """Whether a file is copied. The shared manifest is not copied, because it describes the whole package."""
+    """Whether to copy a file. The shared manifest is not copied, because it describes the whole package."""
     if path == manifest.path_of(SHARED):
         return False
     return choice.tests or not (
@@ -145,9 +153,10 @@ def _wanted(path: str, choice: Choice) -> bool:
 
 
 def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents:
-    """Add a compiled library of the CUDA kernels to ``found``.
+    """Add the compiled library at ``path`` to ``found``. If ``path`` is None, return ``found`` as it is.
 
-    Raises UserError for a file that is not such a library, a library for the CPU, and one compiled from other sources.
+    Raises UserError for a file that is not a library of CUDA kernels, for a library for the CPU, and for a library that
+    was compiled from other sources.
     """
     if path is None:
         return found
@@ -170,13 +179,16 @@ def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents
 
 
 def cuda_sources(found: PackageContents) -> dict[str, str]:
-    """The digest of the sources of each CUDA kernel of a package, by the name of its entry function."""
+    """Return a digest of the source files of each CUDA kernel, by the name of the kernel's entry function."""
     paths = {row["symbol"]: row["cuda"] for entry in found.specs.values() for row in entry.rows if row["cuda"]}
     return {symbol: source_digest(path, found.files.__getitem__) for symbol, path in paths.items()}
 
 
 def read_library(path: Path) -> LibraryRecord:
-    """Read the record in a compiled library, without running its code. Raises UserError for any other file."""
+    """Read the record in a compiled library, without running the library's code.
+
+    Raises UserError for any other file.
+    """
     try:
         return read_record(path)
     except RecordError as reason:
@@ -186,7 +198,10 @@ def read_library(path: Path) -> LibraryRecord:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a library that ``read_library`` has read. Raises UserError if the file is gone by now."""
+    """Return the bytes of a library that ``read_library`` has read.
+
+    Raises UserError if the file cannot be read any more.
+    """
     try:
         with open(open_regular(path), "rb") as file:
             return file.read()

@@ -1,4 +1,7 @@
-"""Records the lines that an install changed in a file (hunks). They can be undone even if the file was edited later."""
+"""Records the lines that an install changed in a file, as hunks.
+
+They can be undone even if the file is edited later.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,24 @@ TEST_CHANGE = re.compile(r"(\s*(?:el)?if)\b[^\n]*:[^\n]*\n\0\1 use_v1:[^\n]*\n")
 
 
 class Hunk(NamedTuple):
-    """Lines that an edit removed, and the lines that it put in their place."""
+    """The lines that an edit removed, and the lines that it put in their place."""
 
     old: str
     new: str
 
 
 def is_ours(hunk: Hunk) -> bool:
-    """Whether an install can have made the hunk: the hunk adds marked lines, or changes one test to ``use_v1``."""
+    """Whether an install can have made this hunk.
+
+    An install either adds lines with our marker, or changes the condition of an ``if`` to ``use_v1``.
+    """
     return MARKER in hunk.new or bool(TEST_CHANGE.fullmatch(f"{hunk.old}\0{hunk.new}"))
 
 
 def hunks(before: str, after: str) -> tuple[Hunk, ...]:
-    """The hunks that turn ``before`` into ``after``. ``after`` is ``before`` as edited by an install.
+    """Return the hunks that turn ``before`` into ``after``. An install must have made ``after`` from ``before``.
 
-    The new lines of each hunk occur exactly once in ``after``, and each hunk ``is_ours``.
+    The new lines of each hunk occur exactly once in ``after``. For each hunk, ``is_ours`` is true.
     """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     found = []
@@ -45,7 +51,11 @@ def hunks(before: str, after: str) -> tuple[Hunk, ...]:
 
 
 def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """The ranges that differ. The common head and tail are left out first: the matcher is slow on long texts."""
+    """Yield the ranges of lines that differ, as (old start, old end, new start, new end).
+
+    The lines that both texts have at the start and at the end are skipped first, because the matcher is slow on long
+    texts.
+    """
     shorter = min(len(old), len(new))
     head = next((i for i in range(shorter) if old[i] != new[i]), shorter)
     tail = next((i for i in range(shorter - head) if old[-1 - i] != new[-1 - i]), shorter - head)
@@ -56,7 +66,7 @@ def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def reverse(text: str, applied: Sequence[Hunk]) -> str | None:
-    """Undo the hunks in ``text``. None if the new lines of a hunk do not occur in it exactly once."""
+    """Undo the hunks in ``text``. Returns None if the new lines of some hunk do not occur exactly once."""
     for hunk in applied:
         if text.count(hunk.new) != 1:
             return None

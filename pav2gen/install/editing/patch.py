@@ -1,6 +1,7 @@
-"""The edits of a vLLM tree: the call of our kernels, the choice between V1 and V2, and the check at model load.
+"""Computes the edits of a vLLM tree: calls of the generated kernels, the choice of V1 or V2, and a check at model load.
 
-Edits only add lines. The tree's own code stays, as the fallback; it also runs with PAV2_DISABLE=1.
+The edits only add lines and change conditions. vLLM's own code stays as the fallback. It also runs if the environment
+variable PAV2_DISABLE is 1.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ PREFIX_KINDS = ("works", "hangs", "none")
 
 @dataclass(frozen=True)
 class Fork:
-    """The kind of a tree.
+    """The kind of a vLLM tree: what its own attention code can do.
 
-    scales: the family of its operator, a key of ``FAMILIES``. v1: what its V1 can do, a key of ``V1_KINDS``. v2_works:
-    whether its own V2 works. writer: what its ``reshape_and_cache`` can do, one of ``WRITER_KINDS``. prefix: what its
-    ``forward_prefix`` does, one of ``PREFIX_KINDS``. Both are empty if the tree has no place for our call.
-    refuses_softcap: whether its XFormers backend raises for a softcap. Our call then runs before the refusal.
+    scales: how its operator takes the scales of K and V, a key of ``FAMILIES``. v1: what its V1 can do, a key of
+    ``V1_KINDS``. v2_works: whether its own V2 works. refuses_softcap: whether its XFormers backend raises an error for
+    a softcap. An install then puts a call before this error.
+
+    writer: what its ``reshape_and_cache`` can do, one of ``WRITER_KINDS``. prefix: what its ``forward_prefix`` does,
+    one of ``PREFIX_KINDS``. Each is empty if the function does not have the expected form.
     """
 
     scales: str
@@ -80,7 +83,9 @@ class Fork:
 
 @dataclass(frozen=True)
 class PatchedSources:
-    """The sources of a tree after the edits, by path below vLLM's folder; the tree's kind; and notes on the tree."""
+    """The source files of a tree after the edits, by path below vLLM's folder, the kind of the tree, and notes on the
+    tree.
+    """
 
     fork: Fork
     sources: Mapping[str, bytes]
@@ -88,11 +93,10 @@ class PatchedSources:
 
 
 def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto") -> PatchedSources:
-    """Put the calls into ``sources``, the tree's files by path. LAYER and BACKEND may be absent.
+    """Insert the calls of the generated kernels into ``sources``, which maps paths in the tree to the files' bytes.
 
-    shown: the tree's name in messages. writer: "auto" calls the generated writer if the tree's own cannot write every
-    cache, "always" in every tree. Raises UserError for a file that differs from every known vLLM, or that has the calls
-    already.
+    LAYER and BACKEND may be absent. shown: the tree's name in messages. writer: as in ``InstallOptions``. Raises
+    UserError for a file that differs from every known vLLM, or that already has such calls.
     """
     parsed = {path: SourceFile.parse(content, f"{shown}/{path}") for path, content in sources.items()}
     for source in parsed.values():
@@ -129,7 +133,10 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
 
 
 def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[Prefix], list[str]]:
-    """The functions that get a call of the writer or of the extend operator, and a note for each that is missing."""
+    """Find the functions that write the KV cache, and those that attend to a cached prefix.
+
+    Returns both lists, and a note for each kind of function that is missing or has an unexpected form.
+    """
     writers: list[Writer] = []
     prefixes: list[Prefix] = []
     missing = []
@@ -145,18 +152,27 @@ def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[P
 
 
 def least(kinds: Sequence[str], found: Iterable[str]) -> str:
-    """The last of ``kinds`` (ordered from the most able to the least) that occurs in ``found``. Empty if none does."""
+    """Return the last of ``kinds`` that occurs in ``found``, or an empty string.
+
+    ``kinds`` begins with the most able kind.
+    """
     there = set(found)
     return next((kind for kind in reversed(kinds) if kind in there), "")
 
 
 def v1_kind(works: bool, plain: bool) -> str:
-    """The argument ``v1`` of ``choose_v1``: a key of ``V1_KINDS``."""
+    """Return the argument ``v1`` for ``choose_v1``, which is a key of ``V1_KINDS``.
+
+    works: whether the tree's V1 works. plain: whether it is called without kv_cache_dtype and the block-sparse pattern.
+    """
     return "none" if not works else "plain" if plain else "whole"
 
 
 def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
-    """Call ``find`` with the syntax tree of a source. Raises UserError if ``find`` does not know the source's form."""
+    """Call ``find`` with the syntax tree of a source file.
+
+    Raises UserError if the file does not have a form known to ``find``.
+    """
     try:
         return find(source.tree)
     except Unfit as reason:
@@ -164,21 +180,26 @@ def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
 
 
 def _v2_call(operator: Operator) -> Insertion:
-    """The call of the kernels at the start of ``paged_attention_v2``; the tree's own body follows it."""
+    """Make the call of the generated kernels at the start of ``paged_attention_v2``. vLLM's own body follows
+    the call.
+    """
     lines = _served("hooks", "serve_v2", operator, [f"fallback={operator.works}"])
     comment = "pav2gen: the generated kernels first; PAV2_DISABLE=1 skips them."
     return Insertion(operator.function.lineno, "start", comment, lines)
 
 
 def _write_call(writer: Writer, always: bool) -> Insertion:
-    """The call of the generated writer at the start of ``reshape_and_cache``."""
+    """Make the call of the generated writer at the start of ``reshape_and_cache``."""
     lines = _served("cache_hooks", "serve_write", writer, [f'writer="{writer.kind}"', f"always={always}"])
     comment = "pav2gen: the generated writer, for what the code below cannot write."
     return Insertion(writer.function.lineno, "start", comment, lines)
 
 
 def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[str]) -> str:
-    """The lines that call a hook with the parameters of an operator, and return if it served the call."""
+    """Return lines that call a hook with the parameters of an operator.
+
+    They return from the operator if the hook served it.
+    """
     at_default = [f"{name} {'is' if default == 'None' else '=='} {default}" for name, default in found.extras.items()]
     arguments = [*first, *(f"{ours}={theirs}" for ours, theirs in found.arguments.items())]
     test = " and ".join([*at_default, _call(hook, arguments).rstrip("\n")])
@@ -186,7 +207,7 @@ def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[st
 
 
 def _prefix_call(prefix: Prefix) -> Insertion:
-    """The call of the extend kernels at the start of ``forward_prefix``."""
+    """Make the call of the extend kernels at the start of ``forward_prefix``."""
     arguments = [f'own="{prefix.own}"', *(f"{ours}={theirs}" for ours, theirs in prefix.arguments.items())]
     lines = (
         f"{_import('serve_prefix', 'prefix_hooks')}served = {_call('serve_prefix', arguments)}"
@@ -197,7 +218,10 @@ def _prefix_call(prefix: Prefix) -> Insertion:
 
 
 def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
-    """The call of ``choose_v1``. Its arguments say what the tree would choose, and what its V1 and V2 can do."""
+    """Make the call of ``choose_v1``, which chooses between V1 and V2.
+
+    The arguments of the call say what vLLM itself would choose, and what its V1 and V2 can do.
+    """
     v1, v2 = v1_kind(v1_runs, decode.plain), "works" if v2_runs or decode.detours else "stub"
     told = (f"{ours}={theirs}" for ours, theirs in decode.arguments.items())
     call = _call("choose_v1", ("TEST", f'v1="{v1}"', f'v2="{v2}"', *told))
@@ -206,14 +230,14 @@ def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
 
 
 def _softcap(function: ast.FunctionDef) -> Insertion:
-    """The call of ``take_softcap`` at the start of a backend's constructor that refuses a softcap."""
+    """Make the call of ``take_softcap`` at the start of a constructor that raises an error for a softcap."""
     lines = f"{_import('take_softcap', 'softcap_hooks')}{SOFTCAP} = take_softcap(self, {SOFTCAP})\n"
     comment = "pav2gen: a softcap that the generated kernels serve is not refused."
     return Insertion(function.lineno, "start", comment, lines)
 
 
 def _layer_check(layer: Layer, fork: Fork) -> Insertion:
-    """The call of ``check_layer`` at the end of an attention layer's constructor."""
+    """Make the call of ``check_layer`` at the end of an attention layer's constructor."""
     told = [f'writer="{fork.writer}"', f'prefix="{fork.prefix}"']
     arguments = [f"{ours}={theirs}" for ours, theirs in layer.arguments.items()]
     lines = _call("check_layer", ("self.impl", *told, *arguments))
@@ -222,7 +246,7 @@ def _layer_check(layer: Layer, fork: Fork) -> Insertion:
 
 
 def _notes(decodes: Decodes) -> Iterator[str]:
-    """A note for each ``if`` in a module that gives some decodes to a kernel of the tree's own."""
+    """Yield a note for each condition that sends some decodes to another kernel of the tree, past V1 and V2."""
     for decode in decodes.choices:
         for test in (*decode.others, *decode.detours):
             yield (
@@ -234,10 +258,10 @@ def _notes(decodes: Decodes) -> Iterator[str]:
 
 
 def _import(name: str, module: str = "hooks") -> str:
-    """The import of a hook inside the function, so that our modules are loaded only when they are needed."""
+    """Return the import of a hook inside a function. So our modules are loaded only when they are needed."""
     return f"from {HOOKS}.{module} import {name}\n"
 
 
 def _call(name: str, arguments: Iterable[str]) -> str:
-    """A call with one argument per line, as black and yapf format it."""
+    """Return a call with one argument on each line, as black and yapf format it."""
     return f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")\n"

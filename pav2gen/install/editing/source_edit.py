@@ -1,6 +1,7 @@
-"""Inserts lines into a source file of vLLM, with libcst. An install makes no other kind of change.
+"""Inserts lines into Python source files of vLLM, with libcst.
 
-Everything else stays the same to the byte: BOM, line ends, indentation, comments.
+The rest of a file stays the same to the byte: its BOM, line ends, indentation and comments. Only the condition of an
+``if`` can also change.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pav2gen.errors import UserError
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file's text without its BOM, and its syntax tree. ``where`` names it in messages."""
+    """The text of a file without its BOM, and the file's syntax tree. ``where`` is the file's name in messages."""
 
     where: str
     text: str
@@ -29,7 +30,7 @@ class SourceFile:
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> SourceFile:
-        """The source in ``content``. Raises UserError if it is not UTF-8 or not valid Python."""
+        """Parse the source in ``content``. Raises UserError if it is not UTF-8 or not valid Python."""
         bom = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
         try:
             text = content[len(bom) :].decode()
@@ -41,7 +42,11 @@ class SourceFile:
 
 
 class Insertion(NamedTuple):
-    """Lines to insert. ``place``: ``start`` or ``end`` of the function at a line, or ``before`` the ``if`` there."""
+    """Lines to insert into a file, with a comment before them.
+
+    at: a line of the file. place: "start" or "end" of the function that begins at this line, or "before" the ``if``
+    there.
+    """
 
     at: int
     place: str
@@ -50,11 +55,11 @@ class Insertion(NamedTuple):
 
 
 def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Mapping[int, str] = {}) -> bytes:
-    """The bytes of ``source`` with ``insertions`` made. A comment precedes each of them.
+    """Return the bytes of ``source`` after the ``insertions``. Each insertion begins with its comment.
 
-    tests: line of an ``if`` or ``elif`` -> the name that becomes its test. In an insertion, the name ``TEST`` is
-    replaced by the old test. Only the statements that contain these lines are parsed by libcst. Raises UserError if
-    libcst cannot reproduce a statement exactly, or if an insertion's place is not found.
+    tests: maps the line of an ``if`` or ``elif`` to the name that becomes its condition. In an insertion, the name
+    ``TEST`` stands for the old condition. libcst parses only the statements that contain these lines. Raises UserError
+    if libcst cannot reproduce a statement exactly, or if the place of an insertion is not found.
     """
     lines = list(io.StringIO(source.text, newline=""))
     for statement in reversed(source.tree.body):
@@ -71,13 +76,13 @@ def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Map
 
 
 def _lines_of(statement: ast.stmt) -> tuple[int, int]:
-    """The first and the last line of a statement, its decorators included."""
+    """Return the first and the last line of a statement. Decorators belong to the statement."""
     decorators = getattr(statement, "decorator_list", ())
     return min(node.lineno for node in (statement, *decorators)), statement.end_lineno or statement.lineno
 
 
 def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str], where: str) -> str:
-    """Make ``insertions`` in one statement of a module. Lines are counted from the statement's first line."""
+    """Make ``insertions`` in ``text``, which is one statement of a module. Line 1 is the statement's first line."""
     try:
         module = cst.parse_module(text)
     except cst.ParserSyntaxError as error:
@@ -90,7 +95,10 @@ def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str]
 
 
 class _Editor(cst.CSTTransformer):
-    """A libcst transformer that makes the insertions. ``pending`` has those that are not made yet."""
+    """A libcst transformer that makes the insertions.
+
+    ``pending`` contains the lines of insertions that are not made yet.
+    """
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
@@ -144,7 +152,10 @@ class _Editor(cst.CSTTransformer):
         return int(self.get_metadata(PositionProvider, node).start.line)
 
     def _take(self, line: int, place: str) -> list[cst.SimpleStatementLine | cst.BaseCompoundStatement]:
-        """The statements to insert at a place. The comment precedes the first. Empty if nothing goes there."""
+        """Return the statements to insert at a place, with the comment before the first one. The list may be empty.
+
+        The insertion then counts as made.
+        """
         insertion = self._insertions.pop((line, place), None)
         if insertion is None:
             return []
@@ -167,7 +178,7 @@ class _Test(cst.CSTTransformer):
 
 
 def _block(suite: cst.BaseSuite) -> cst.IndentedBlock:
-    """A body as an indented block, even if it was on the line of the ``def``."""
+    """Return the body of a function as an indented block, even if the body was on the line of the ``def``."""
     if isinstance(suite, cst.IndentedBlock):
         return suite
     assert isinstance(suite, cst.SimpleStatementSuite)

@@ -1,4 +1,4 @@
-"""Makes the changes of a vLLM tree in order, each by a rename. If a step fails, all changes are undone."""
+"""Changes files of a vLLM tree, one after the other. If a step fails, all changes are undone."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ REMEDY = "not all could be put back as it was; restore it from version control"
 
 @dataclass(frozen=True)
 class Change:
-    """A file and its new bytes. None removes the file.
+    """A file, and its new bytes. None means that the file is removed.
 
-    ``expected`` is the sha256 of the old file, as the command read it. Empty: no file may be there. None: anything may.
+    expected: the SHA-256 of the file's old content, as the command read it. If it is empty, no file may exist. If it is
+    None, the old content is not checked.
     """
 
     path: Path
@@ -33,10 +34,12 @@ class Change:
 
 @contextmanager
 def transaction(changes: Iterable[Change], shown: str) -> Iterator[None]:
-    """Make the changes, then run the ``with`` block. If it ends in an exception, undo them, the last one first.
+    """Make the changes, then run the ``with`` block.
 
-    Files keep their mode and owner. ``shown`` names the tree in messages. Raises UserError and restores everything if a
-    file cannot be written, or was changed since the command read it.
+    If the block raises an exception, undo the changes, the last one first.
+
+    Files keep their mode and owner. shown: the tree's name in messages. Raises UserError and restores everything if a
+    file cannot be written, or if it was changed since the command read it.
     """
     changes = list(dict.fromkeys(changes))  # two trees may share a file
     _check_writable(changes, shown)
@@ -47,7 +50,7 @@ def transaction(changes: Iterable[Change], shown: str) -> Iterator[None]:
 
 
 def _make(steps: Transaction, change: Change) -> None:
-    """Make one change."""
+    """Make one change, as a step of the transaction."""
     file = os.fspath(change.path)
     aside = os.path.join(os.path.dirname(file), f"{ASIDE}{secrets.token_hex(8)}")
     if change.content is None:
@@ -59,7 +62,7 @@ def _make(steps: Transaction, change: Change) -> None:
 
 
 def _check_writable(changes: Iterable[Change], shown: str) -> None:
-    """Raise UserError if a folder cannot be written. Runs before the first write."""
+    """Raise UserError if a folder cannot be written. This check comes before the first write."""
     for folder in sorted({change.path.parent for change in changes}):
         there = next(above for above in (folder, *folder.parents) if above.exists())
         if not os.access(there, os.W_OK | os.X_OK):

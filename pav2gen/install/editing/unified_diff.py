@@ -6,7 +6,7 @@ import difflib
 
 
 def unified(name: str, before: bytes, after: bytes) -> str:
-    """The diff from ``before`` to ``after`` with the header of ``git diff``. Empty if they are the same."""
+    """Return the diff from ``before`` to ``after``, with the header of ``git diff``. It is empty if they are equal."""
     old, new = (content.decode(errors="backslashreplace").splitlines(keepends=True) for content in (before, after))
     return "".join(_ended(line) for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
 

@@ -1,4 +1,4 @@
-"""The hook that a patched vLLM calls to fill the cache. The generated writer serves dtypes that vLLM's own cannot."""
+"""The hook that a patched vLLM calls to fill the KV cache. The generated writer fills caches that vLLM's own cannot."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from .serving import disabled, foreign_codes, how_to_build, log_once, stored, st
 
 
 def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
-    """Run the generated ``reshape_and_cache``. ``call`` holds its arguments by name. False leaves the call to vLLM.
+    """Run the generated ``reshape_and_cache`` with the arguments ``call``.
 
-    writer: what the tree's own writer can do. "whole" takes every argument; "plain" ignores kv_cache_dtype, or refuses
-    all but "auto"; "none" only raises. The tree's writer keeps the calls that it can do, unless ``always`` is set
-    (``pav2gen install --writer always``): then the generated writer is tried first. The generated writer serves all
-    other calls. If no kernel takes such a call, the operator's error says why.
+    Returns False if vLLM must run its own instead.
+
+    writer: what vLLM's own writer can do. "whole": it takes every argument. "plain": it ignores kv_cache_dtype, or
+    raises an error for values other than "auto". "none": it only raises an error.
+
+    always: whether to prefer the generated writer (``pav2gen install --writer always``). Otherwise, vLLM's writer gets
+    all calls that it can serve. The generated writer gets the rest. If no kernel takes such a call, the operator's
+    error says why.
     """
     if disabled():
         return False
@@ -46,7 +50,7 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
 
 
 def check_writer(kv_cache_dtype: str) -> None:
-    """Raise ValueError if vLLM's own writer would fill a cache with codes that vLLM does not know."""
+    """Raise ValueError if vLLM's own writer would have to write codes that vLLM does not know, such as int8."""
     write = getattr(sys.modules.get("vllm._custom_ops"), "reshape_and_cache", None)
     if not foreign_codes(kv_cache_dtype) or write is None or hasattr(write, "__pav2__"):
         return

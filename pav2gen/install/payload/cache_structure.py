@@ -1,4 +1,4 @@
-"""Finds the functions of a vLLM tree that fill its cache, and those that attend from several query tokens to it."""
+"""Finds the functions of a vLLM tree that write its KV cache, and those that attend to a cached prefix."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ VENDOR, HANGING = "ixformer", "context_attention_fwd"
 
 
 class Writer(NamedTuple):
-    """A ``reshape_and_cache`` of a tree.
+    """A definition of ``reshape_and_cache`` in a vLLM tree.
 
-    arguments: our name of each parameter -> the tree's. extras: further parameters -> the source of their defaults.
-    kind: "whole" if it takes every cache dtype; "plain" if it ignores kv_cache_dtype or refuses some of its values;
-    "none" if it only raises.
+    arguments: maps our name of each parameter to its name in the tree. extras: maps each further parameter to the
+    source text of its default. kind: "whole" if it takes every cache dtype; "plain" if it ignores kv_cache_dtype or
+    raises an error for some values; "none" if it only raises an error.
     """
 
     function: ast.FunctionDef
@@ -53,10 +53,10 @@ class Writer(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """A ``PagedAttention.forward_prefix``.
+    """A definition of ``PagedAttention.forward_prefix`` in a vLLM tree.
 
-    arguments: our name of each argument of ``serve_prefix`` -> the tree's. own: "works" if the tree's own path works,
-    "hangs" if its Triton kernel hangs the card, "none" if it only raises.
+    arguments: maps our name of each argument of ``serve_prefix`` to its name in the tree. own: "works" if the function
+    works; "hangs" if it runs a Triton kernel that hangs the GPU; "none" if it only raises an error.
     """
 
     function: ast.FunctionDef
@@ -65,9 +65,9 @@ class Prefix(NamedTuple):
 
 
 def find_writers(tree: ast.Module) -> list[Writer]:
-    """Every ``reshape_and_cache`` of a module.
+    """Return every definition of ``reshape_and_cache`` in a module.
 
-    Raises Unfit if the module has none, if one has unknown parameters, or if the name is also bound to something else.
+    Raises Unfit if there is none, if one has unknown parameters, or if the module also gives the name another value.
     """
     found = [_writer(function) for function in functions(tree.body, WRITER)]
     if not found:
@@ -77,9 +77,10 @@ def find_writers(tree: ast.Module) -> list[Writer]:
 
 
 def find_prefixes(decode: ast.Module, ops: ast.Module) -> list[Prefix]:
-    """Every ``PagedAttention.forward_prefix`` of a module. ``ops`` is the module of the tree's operators.
+    """Return every definition of ``PagedAttention.forward_prefix`` in the module ``decode``.
 
-    Raises Unfit if the module has none, if one lacks a parameter, or if the method is also bound to something else.
+    ops: the module of the tree's operators. Raises Unfit if there is none, if one lacks a parameter, or if the module
+    also gives the method another value.
     """
     vendor = imports(ops, VENDOR)
     found = [_prefix(method.function, vendor) for method in methods(decode, "PagedAttention", "forward_prefix")]
@@ -100,7 +101,7 @@ def _writer(function: ast.FunctionDef) -> Writer:
 
 
 def _kind(function: ast.FunctionDef, dtype: str) -> str:
-    """The kind of a writer: see ``Writer``. ``dtype`` is the writer's name for kv_cache_dtype."""
+    """Return the kind of a writer (see ``Writer``). ``dtype`` is the writer's name of the parameter kv_cache_dtype."""
     if only_raises(function):
         return "none"
     nodes = [node for statement in function.body for node in ast.walk(statement)]
@@ -109,7 +110,7 @@ def _kind(function: ast.FunctionDef, dtype: str) -> str:
 
 
 def _refuses(node: ast.AST, dtype: str) -> bool:
-    """Whether a statement raises for some values of the cache dtype."""
+    """Whether a statement raises an error for some values of the cache dtype."""
     if not isinstance(node, ast.If):
         return False
     tested = any(isinstance(each, ast.Name) and each.id == dtype for each in ast.walk(node.test))

@@ -1,6 +1,6 @@
-"""The entry point of a wheel of kernels for vLLM. It imports the kernels only if PAV2_PLUGIN=1.
+"""The entry point of a wheel of kernels for vLLM. It imports the kernels only if PAV2_PLUGIN is 1.
 
-A wheel of the package ``NAME`` contains this file as the module ``NAME_plugin``, beside the package.
+In a wheel of the package ``NAME``, this file is the module ``NAME_plugin``, beside the package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from importlib.util import find_spec
 
 
 def register() -> None:
-    """Apply the kernels to the vLLM of this process if PAV2_PLUGIN=1. vLLM calls this in each of its processes."""
+    """Apply the kernels to the vLLM of this process, if PAV2_PLUGIN is 1. vLLM calls this function in each of its
+    processes.
+    """
     if os.environ.get("PAV2_PLUGIN", "") != "1":
         return
     if find_spec("torch") is None:

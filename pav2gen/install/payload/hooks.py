@@ -1,7 +1,7 @@
-"""The hooks that a patched vLLM calls to decode: the choice of V1 or V2, the kernels behind V2, a report at model load.
+"""The hooks that a patched vLLM calls to decode: they choose V1 or V2, run the kernels, and report at model load.
 
-``pav2gen install`` puts this file beside the kernels, and puts calls of its functions into vLLM. ``pav2gen wheel``
-packs it with a plugin that makes the same calls at run time. PAV2_DISABLE=1 switches off all of these calls.
+``pav2gen install`` puts this file beside the kernels, and puts calls of its functions into vLLM's files. ``pav2gen
+wheel`` packs it with a plugin that makes the same calls without a change of files. PAV2_DISABLE=1 disables all hooks.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ def choose_v1(
     alibi_slopes: torch.Tensor | None,
     blocksparse_vert_stride: int | None = 0,
 ) -> bool:
-    """Whether a decode takes V1. ``use_v1`` is vLLM's own choice. It holds if none of our kernels takes the call.
+    """Return whether a decode call runs V1. If the answer is False, vLLM calls V2, where the generated kernels run.
 
-    v1: what the tree's V1 can do. "whole" takes every argument; "plain" is called without kv_cache_dtype and the
-    block-sparse pattern, and would ignore them; "none" only raises. v2: "works" if the tree's own V2, or another kernel
-    in V2's branch, works; "stub" if it only raises. query: [seqs, heads, head size]. key_cache: [blocks, kv heads, head
-    size / x, block size, x]. The answer depends on host values alone.
+    use_v1: vLLM's own choice. It is the answer if none of the generated kernels takes the call. v1: what vLLM's V1 can
+    do. "whole": it takes every argument. "plain": it is called without kv_cache_dtype and the block-sparse pattern, and
+    so ignores them. "none": it only raises an error. v2: "works" if vLLM's own V2, or another kernel that vLLM calls in
+    its place, works; "stub" if it only raises an error. query: [seqs, heads, head size]. key_cache: [blocks, kv heads,
+    head size / x, block size, x]. No tensor's values are read, so that a captured CUDA graph stays valid.
 
-    If a kernel takes the call, V2 is chosen when ``prefer_v2`` says so. Up to the kernel's min_seq_len the tree's own
-    choice holds, with one exception: V1 replaces a V2 that only raises. V1 is never chosen if it would ignore something
-    that the call or its layer asks for.
+    If a kernel takes the call, the answer is False where ``prefer_v2`` prefers V2. For shorter calls, vLLM's own choice
+    holds. However, if vLLM's V2 only raises an error, calls of up to 8192 tokens run V1. The answer is never V1 if V1
+    would ignore something that the call or its layer needs.
     """
     if disabled():
         return use_v1
@@ -79,17 +80,19 @@ def choose_v1(
 
 
 def v1_ignores(v1: str, kv_cache_dtype: str, blocksparse: bool, features: Features) -> bool:
-    """Whether the tree's V1 cannot run, or would ignore something that the call or its layer asks for."""
+    """Whether vLLM's V1 cannot run, or would ignore something that the call or its layer needs."""
     plain = v1 == "plain" and (kv_cache_dtype != "auto" or blocksparse)
     return v1 == "none" or plain or features.required or foreign_codes(kv_cache_dtype)
 
 
 def serve_v2(*, fallback: bool, **call: Any) -> bool:
-    """Run the generated ``paged_attention_v2``. ``call`` holds its arguments by name. False leaves the call to vLLM.
+    """Run the generated ``paged_attention_v2`` with the arguments ``call``.
 
-    fallback: whether vLLM's own V2 works. If so, vLLM's V2 serves the calls that our kernels do not take, and the calls
-    up to their min_seq_len. The operator raises its own error if there is no fallback, or if vLLM's V2 would leave out
-    something that the layer asks for.
+    Returns False if vLLM must run its own V2 instead.
+
+    fallback: whether vLLM's own V2 works. If it does, it serves the calls that no generated kernel takes, and the calls
+    of at most min_seq_len tokens. Without a fallback, or if vLLM's V2 would ignore something that the layer needs, the
+    generated operator takes every call. It raises its own error for a call that it cannot serve.
     """
     if disabled():
         return False
@@ -133,14 +136,16 @@ def check_layer(
     writer: str = "",
     prefix: str = "",
 ) -> None:
-    """Report which operators serve an attention layer, and load the CUDA kernels if one does. Runs when it is made.
+    """Report which generated operators serve an attention layer, and raise ValueError for a layer that nothing can
+    serve.
 
-    impl: the layer's backend. A backend that does not decode by ``PagedAttention`` is skipped. writer and prefix: see
-    ``report``. The other arguments are those of vLLM's ``Attention``, with the heads of one rank. The dtype is torch's
-    default dtype, which is the model's while a model loads.
+    A patched vLLM calls this function at the end of the layer's constructor. impl: the layer's backend. Backends that
+    do not decode with ``PagedAttention`` are skipped. writer, prefix: see ``report``. The other arguments are those of
+    vLLM's ``Attention``, with the heads of one tensor-parallel rank. The layer's dtype is taken from torch's default
+    dtype, because vLLM sets this to the model's dtype while it loads a model.
 
-    The layer may ask for features that the operators' arguments do not carry. They become active during each call of
-    its backend. Raises ValueError for a layer that vLLM would have refused and that no kernels serve.
+    A layer may use features that vLLM does not pass to its operators, such as a softcap. ``impl.forward`` is wrapped so
+    that the hooks know these features. The ValueError is for a layer that vLLM itself would have refused.
     """
     if disabled() or not hasattr(sys.modules.get(type(impl).__module__), "PagedAttention"):
         return
@@ -167,7 +172,10 @@ def check_layer(
 
 
 def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any) -> Features:
-    """The features of a layer that the operators' arguments do not carry. A window that is not an int becomes a str."""
+    """Return the features of a layer that vLLM does not pass to its operators.
+
+    window: the layer's sliding window. A value that is neither an int nor false is converted to text.
+    """
     scale = getattr(impl, "scale", None)
     usual = not isinstance(scale, float) or abs(scale - head_size**-0.5) <= 1e-6 * abs(scale)
     return Features(
@@ -179,10 +187,11 @@ def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any
 
 
 def report(shape: dict[str, Any], writer: str, prefix: str) -> None:
-    """Log, once for each shape, which operators serve a layer and which kernels it lacks.
+    """Log once for each shape which operators serve a layer, and which kernels are missing.
 
-    writer: what the tree's own writer of the cache can do, as in ``serve_write``. prefix: what the tree's own path for
-    a cached prefix does, as ``own`` in ``serve_prefix``. Each is empty if the tree does not have that hook.
+    shape: the arguments of ``supports``. writer: what vLLM's own writer of the KV cache can do, as in ``serve_write``.
+    prefix: what vLLM's own function for a cached prefix does, as ``own`` in ``serve_prefix``. Each is empty if the tree
+    does not call that hook.
     """
     text = " ".join(f"{name}={shape[name]}" for name in shape)
     if without := miss(**shape):

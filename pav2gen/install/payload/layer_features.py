@@ -1,7 +1,7 @@
-"""The features of an attention layer that vLLM's operators have no arguments for: softcap, window, sinks, scale.
+"""The features of an attention layer that vLLM does not pass to its operators: softcap, window, sinks and scale.
 
-The layer's backend object knows these features. When the layer is made, the backend's ``forward`` is wrapped. The hooks
-that run inside ``forward`` read the features here.
+The constructor of a layer calls ``check_layer``, which reads these features from the layer's backend object. It then
+wraps the backend's ``forward``. While ``forward`` runs, the hooks get the features from ``active``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 class Features(NamedTuple):
     """The features of a layer. A feature that the layer does not use is None.
 
-    sliding_window: tokens, the current one included. A value that is not a number is passed on, and no kernel serves
-    it. sinks: [heads] float32. scale: the scale of the scores; None means head_size ** -0.5. required: vLLM's own
-    kernels would ignore these features, so they must not run. If it is False, vLLM's own kernels compute the features.
+    sliding_window: the number of tokens, including the current one. Another type than int is passed on, but no kernel
+    serves it. sinks: [heads] float32. scale: the factor of the scores; None means head_size ** -0.5. required: whether
+    vLLM's own kernels would ignore these features, so that they must not run.
     """
 
     softcap: float | None = None
@@ -29,12 +29,15 @@ class Features(NamedTuple):
     required: bool = False
 
     def key(self) -> dict[str, Any]:
-        """The keyword arguments of ``supports`` and ``check_model`` for these features. Unused features are absent."""
+        """Return the keyword arguments of ``supports`` and ``check_model`` for these features.
+
+        Unused features are absent.
+        """
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks is not None}
         return {name: value for name, value in given.items() if value not in (None, False)}
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of the operators for these features. Unused features are absent."""
+        """Return the keyword arguments of the operators for these features. Unused features are absent."""
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -45,12 +48,12 @@ _active: ContextVar[Features] = ContextVar("pav2_features", default=NONE)
 
 
 def active() -> Features:
-    """The features of the layer that is running its ``forward``. NONE outside of such a layer."""
+    """Return the features of the layer that is now running its ``forward``. Outside of such a layer, return NONE."""
     return _active.get()
 
 
 def wrap_forward(impl: Any, features: Features) -> None:
-    """Make ``features`` the active ones while ``impl.forward`` runs."""
+    """Wrap ``impl.forward``, so that ``active`` returns ``features`` while it runs."""
     impl.forward = _with_features(impl.forward, features)
 
 

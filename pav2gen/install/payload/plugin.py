@@ -1,7 +1,7 @@
-"""The vLLM plugin of a wheel. It puts the calls of ``hooks`` into vLLM in memory, when vLLM starts; no file changes.
+"""The vLLM plugin of a wheel. When vLLM starts, it puts the calls of ``hooks`` into vLLM in memory. No file changes.
 
 vLLM calls the entry point (group ``vllm.general_plugins``) in every process. The entry point is a small module. It
-imports this one and calls ``register`` only if PAV2_PLUGIN=1.
+imports this module and calls ``register`` only if PAV2_PLUGIN is 1.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ Definition = TypeVar("Definition", Operator, Decode, Layer, Writer, Prefix, "Ref
 
 
 def register() -> None:
-    """Apply the choice between V1 and V2, the operators and the check at model load to the vLLM of this process.
+    """Put the calls of ``hooks`` into the vLLM of this process.
 
-    Raises Unfit and applies nothing if ``structure`` does not know this vLLM. vLLM logs the error and goes on.
+    Raises Unfit and changes nothing if ``structure`` does not know this version of vLLM. vLLM logs the error and goes
+    on.
     """
     if find_spec("vllm.attention.ops.pav2") is not None:
         log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin leaves it alone")
@@ -44,7 +45,7 @@ def register() -> None:
 
 
 def apply_softcap(backend: ModuleType) -> None:
-    """Make a backend that refuses a softcap ask ``take_softcap`` first. A second call changes nothing."""
+    """Make a backend that raises an error for a softcap call ``take_softcap`` first. A second call changes nothing."""
     impl = getattr(backend, IMPL, None)
     if impl is None or hasattr(impl.__init__, MARK):
         return
@@ -54,13 +55,13 @@ def apply_softcap(backend: ModuleType) -> None:
 
 
 class Refusal(NamedTuple):
-    """A constructor that raises for a softcap."""
+    """A constructor that raises an error for a softcap."""
 
     function: ast.FunctionDef
 
 
 def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
-    """A backend's constructor that calls ``take_softcap`` and passes its result on as the softcap."""
+    """Return a constructor that calls ``take_softcap``, and passes its result to ``original`` as the softcap."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -75,12 +76,12 @@ def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
-    """Replace the functions of these modules that ``pav2gen install`` would edit.
+    """Replace the functions of these modules that ``pav2gen install`` would edit in the files.
 
-    Always replaced: ``paged_attention_v2``, and ``forward_decode`` of ``PagedAttention`` and of its subclasses in that
-    module. Replaced if they have the expected form: ``reshape_and_cache``, ``forward_prefix`` and
-    ``Attention.__init__``. A second call changes nothing. Raises Unfit and replaces nothing if the definition of
-    ``paged_attention_v2`` or of ``forward_decode`` is not found.
+    Two functions are always replaced: ``paged_attention_v2``, and ``forward_decode`` of ``PagedAttention`` and of its
+    subclasses in that module. Three are replaced if they have the expected form: ``reshape_and_cache``,
+    ``forward_prefix`` and ``Attention.__init__``. A second call changes nothing. Raises Unfit and replaces nothing if
+    the source of ``paged_attention_v2`` or of ``forward_decode`` is not found.
     """
     if hasattr(ops.paged_attention_v2, MARK):
         return
@@ -109,20 +110,24 @@ def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
 
 
 def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
-    """The writer to replace, if any: one that cannot write every cache. With PAV2_WRITER=always, every writer."""
+    """Return vLLM's ``reshape_and_cache`` if it is to be replaced: if it cannot write every cache dtype, or if
+    ``always()``.
+
+    Otherwise the list is empty.
+    """
     found: list[Writer] = optional(find_writers, tree, live_one=getattr(ops, "reshape_and_cache", None))
     return [writer for writer in found if writer.kind != "whole" or always()]
 
 
 def always() -> bool:
-    """Whether PAV2_WRITER=always asks for the generated writer even if the tree's own works."""
+    """Whether the user set PAV2_WRITER=always, to use the generated writer even if vLLM's own works."""
     return os.environ.get("PAV2_WRITER", "") == "always"
 
 
 def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) -> list[Any]:
-    """The definition, among those that ``find`` finds, of the function ``live_one``. Empty if there is none.
+    """Return the definition of the function ``live_one`` among those that ``find`` finds in ``trees``.
 
-    If ``find`` raises Unfit, the result is empty and the log says why.
+    The list is empty if there is none. It is also empty if ``find`` raises Unfit; the log then says why.
     """
     try:
         return matching(find(*trees), live_one) if live_one else []
@@ -132,7 +137,7 @@ def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) 
 
 
 def overriding(base: type) -> list[Any]:
-    """The subclasses of ``base`` in the same module that define a ``forward_decode``."""
+    """Return the subclasses of ``base`` in the same module that define ``forward_decode`` themselves."""
     found: list[Any] = [*base.__subclasses__()]
     for each in found:
         found += each.__subclasses__()
@@ -140,19 +145,19 @@ def overriding(base: type) -> list[Any]:
 
 
 def matching(definitions: Sequence[Definition], function: Callable[..., Any]) -> list[Definition]:
-    """The definition in a module's source that made ``function``. Empty if the function was made elsewhere."""
+    """Return the definition in a module's source that made ``function``. The list is empty if none of them did."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     line = code.co_firstlineno if code else 0
     return [each for each in definitions if first_line(each.function) == line]
 
 
 def first_line(function: ast.FunctionDef) -> int:
-    """The line of a function's first decorator, or of its ``def``."""
+    """Return the line of a function's first decorator, or of its ``def``."""
     return min([function.lineno, *(node.lineno for node in function.decorator_list)])
 
 
 def live(definitions: Sequence[Definition], function: Callable[..., Any]) -> Definition:
-    """The definition in a module's source that made ``function``. Raises Unfit if none of them did."""
+    """Return the definition in a module's source that made ``function``. Raises Unfit if none of them did."""
     found = matching(definitions, function)
     if not found:
         raise Unfit(f"{function.__module__}: {function.__qualname__} is not one of the definitions in the file")
@@ -160,7 +165,7 @@ def live(definitions: Sequence[Definition], function: Callable[..., Any]) -> Def
 
 
 def parsed(module: ModuleType) -> ast.Module:
-    """The syntax tree of a module's source. Raises Unfit if the source cannot be read."""
+    """Parse the source of a module. Raises Unfit if the source cannot be read."""
     try:
         return ast.parse(inspect.getsource(module))
     except (OSError, SyntaxError) as error:
@@ -168,12 +173,12 @@ def parsed(module: ModuleType) -> ast.Module:
 
 
 def replaced_v2(found: Operator, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``paged_attention_v2`` that tries the generated kernels before ``original``."""
+    """Return a ``paged_attention_v2`` that tries the generated kernels before ``original``."""
     return replaced_operator(found, original, functools.partial(hooks.serve_v2, fallback=found.works))
 
 
 def replaced_writer(found: Writer, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``reshape_and_cache`` that tries the generated writer before ``original``."""
+    """Return a ``reshape_and_cache`` that tries the generated writer before ``original``."""
     serve = functools.partial(cache_hooks.serve_write, writer=found.kind, always=always())
     return replaced_operator(found, original, serve)
 
@@ -181,7 +186,10 @@ def replaced_writer(found: Writer, original: Callable[..., Any]) -> Callable[...
 def replaced_operator(
     found: Operator | Writer, original: Callable[..., Any], serve: Callable[..., bool]
 ) -> Callable[..., Any]:
-    """An operator that tries ``serve`` before ``original``. Calls that use a fork's own parameters skip ``serve``."""
+    """Return an operator that calls ``serve``, and then ``original`` unless ``serve`` returned True.
+
+    A call that gives a value to a parameter unknown to the kernels goes to ``original`` at once.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -199,7 +207,7 @@ def replaced_operator(
 
 
 def replaced_prefix(found: Prefix, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``forward_prefix`` that tries the generated extend kernels before ``original``."""
+    """Return a ``forward_prefix`` that tries the generated extend kernels before ``original``."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -214,12 +222,15 @@ def replaced_prefix(found: Prefix, original: Callable[..., Any]) -> Callable[...
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Whether a parameter has its default. The kernels do not know this parameter."""
+    """Whether the argument of a parameter that the kernels do not know is equal to the parameter's default."""
     return value is default or (isinstance(value, (int, float, str)) and bool(value == default))
 
 
 def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: Operator) -> Callable[..., Any]:
-    """A ``forward_decode`` that calls ``choose_v1`` first. vLLM's source of the method is edited, then compiled."""
+    """Return a ``forward_decode`` that calls ``choose_v1`` first.
+
+    It is compiled from vLLM's source of the method with an edit.
+    """
     told = ", ".join(f"{ours}={theirs}" for ours, theirs in found.arguments.items())
     v1 = "none" if not v1_runs else "plain" if found.plain else "whole"
     v2 = "works" if operator.works or found.detours else "stub"
@@ -245,7 +256,7 @@ def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: 
 
 
 def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
-    """The block of a function that contains ``statement``."""
+    """Return the list of statements in a function that contains ``statement``."""
     return next(
         block
         for node in ast.walk(function)
@@ -255,7 +266,7 @@ def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
 
 
 def replaced_init(found: Layer, original: Callable[..., None], told: dict[str, Any]) -> Callable[..., None]:
-    """An ``Attention.__init__`` that reports which operators serve the layer."""
+    """Return an ``Attention.__init__`` that calls ``check_layer`` after ``original``."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
