@@ -1,4 +1,7 @@
-"""Harnesses that test CUDA extend kernels: on a GPU if there is one, else on the CPU, which counts memory accesses."""
+"""Test harnesses for CUDA extend kernels. They run a kernel on a GPU, or on the CPU with ``runtime.simt``.
+
+On the CPU, a checked build also checks and counts the kernel's memory accesses.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,11 @@ from .launch import launch
 
 
 class CudaExtend(ExtendHarness):
-    """A CUDA extend kernel that is tested on one machine."""
+    """Runs and checks one CUDA extend kernel.
+
+    machine: where the kernel runs. "gpu", or "warp64" or "warp32" for the CPU at this warp size. rows: the dispatch
+    rows of the kernels to compile.
+    """
 
     backend = "cuda"
     checked = False
@@ -33,7 +40,7 @@ class CudaExtend(ExtendHarness):
         self.library = loaded(package, rows, machine, checked=self.checked)
 
     def launch(self, call: ExtendCall) -> None:
-        """Run the kernel on a checked call. On the CPU, lanes and blocks run in a random order."""
+        """Run the kernel on a checked call. On the CPU, the threads of a warp and the blocks run in random order."""
         if self.library.program is None:
             self.launch_on_gpu(call)
             return
@@ -41,7 +48,7 @@ class CudaExtend(ExtendHarness):
             launch(self.library.function(self.row), call, self.row, self.library.explain)
 
     def launch_on_gpu(self, call: ExtendCall) -> None:
-        """Run the kernel on a copy of the call on the GPU, and bring its outputs back."""
+        """Run the kernel on a GPU copy of the call, and copy the outputs back into ``call``."""
         moved = cases.to(call, torch.device("cuda"))
         launch(self.library.function(self.row), moved, self.row, self.library.explain)
         call.out.copy_(moved.out)
@@ -49,11 +56,11 @@ class CudaExtend(ExtendHarness):
             call.lse.copy_(moved.lse)
 
     def decoder(self, row: Row) -> Harness:
-        """The harness of a row's decode kernel: in PyTorch if possible, because that needs no compiler."""
+        """The test harness of a row's decode kernel. A PyTorch kernel is preferred, because it needs no compiler."""
         return super().decoder(row) if row.torch else CudaKernel(self.package, row, self.machine, [*self.rows, row])
 
     def check_table(self, case: ExtendCase) -> None:
-        """Check that the package's operator runs this kernel after its library is loaded."""
+        """Check that the package's operator gives the same bits as this kernel. Does nothing on a GPU."""
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU
         self.package.kernels.libraries[False] = self.library
@@ -61,16 +68,17 @@ class CudaExtend(ExtendHarness):
 
 
 class CheckedExtend(CudaExtend):
-    """A CUDA kernel in a checked build. A launch raises if it has findings, and stores its counters in ``report``.
+    """A CUDA kernel in a checked build on the CPU, which checks and counts each memory access of the kernel.
 
-    Only ``__syncthreads`` counts as a fence, because ``__syncwarp`` is not a fence on the BI-V100.
+    A launch stores the counters in ``report``, and raises FindingsError if an access was wrong. Warps are ordered only
+    by ``__syncthreads``, because ``__syncwarp`` does not order memory accesses on the BI-V100.
     """
 
     checked = True
     report: Report
 
     def launch(self, call: ExtendCall) -> None:
-        """Run the kernel with all its buffers registered. Raises FindingsError for a finding."""
+        """Run the kernel after registering all tensors that it may access. Raises FindingsError for a wrong access."""
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
 
@@ -85,18 +93,19 @@ class CheckedExtend(CudaExtend):
                     session.buffer(name + indices, address, size, writable=writable, initialised=True)
             try:
                 launch(self.library.function(self.row), call, self.row, self.library.explain, workspace)
-            finally:  # a finding can stop the launch; report the finding rather than the failed launch
+            finally:  # a wrong access can stop the launch; report the access rather than the failed launch
                 self.report = session.report
                 self.report.raise_for_findings()
 
     def check_counters(
         self, case: ExtendCase, *, page_bytes: int, shared_bytes: int, blocks_per_group: int, reads: int = 1
     ) -> None:
-        """The loads of a call and the shared memory of its partial kernel match the plan.
+        """Check that the kernel loads exactly as much memory, and uses as much shared memory, as its plan says.
 
-        page_bytes: bytes of K and V in a page of one KV head. shared_bytes: of a thread block. blocks_per_group: thread
-        blocks that share the query heads of a KV head; each loads the cache. reads: how often each byte of the cache is
-        read for such a block. It is 1 if no query has more tokens than a tile.
+        page_bytes: the size of one page of one KV head, keys and values together, in bytes. shared_bytes: the shared
+        memory of one thread block, in bytes. blocks_per_group: the number of thread blocks that divide the query heads
+        of one KV head among themselves. Each of them loads the keys and values. reads: how often one such thread block
+        reads each byte of the cache. It is 1 unless a sequence has more query tokens than a tile.
         """
         call = cases.make(case)
         self.run(call)
@@ -117,10 +126,11 @@ class CheckedExtend(CudaExtend):
         assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
 
     def check_empty_work(self, case: ExtendCase, max_seq_len: int) -> None:
-        """A call with room for ``max_seq_len`` tokens does no more than one with room for few more than there are.
+        """Check that a larger max_seq_len does not make the kernel access more memory.
 
-        ``case`` has sequences with as many tiles each. Then each warp loads one length and two entries of
-        query_start_loc to find its tile. All other loads, and the stores, are the same in both calls.
+        The case runs twice: with the smallest max_seq_len that needs a reduction, and with ``max_seq_len``. Every
+        sequence of the case must have the same number of tiles. To find its tile, each warp then loads one sequence
+        length and two entries of query_start_loc. All other loads, and all stores, must be the same in both runs.
         """
         least = max(*case.seq_lens, self.row.partition_size + 1)  # both calls have a reduction
         tight, roomy = (self._traffic(replace(case, max_seq_len=room)) for room in (least, max_seq_len))
@@ -133,13 +143,13 @@ class CheckedExtend(CudaExtend):
         assert roomy["query_start_loc"][0].accesses == 2 * warps, "each warp loads where its sequence begins and ends"
 
     def _traffic(self, case: ExtendCase) -> dict[str, tuple[Traffic, Traffic]]:
-        """Buffer -> (loads, stores) of a call."""
+        """Run a case. Return the traffic of each buffer as (loads, stores), by the buffer's name."""
         self.run(cases.make(case))
         return {name: (buffer.loads, buffer.stores) for name, buffer in self.report.buffers.items()}
 
 
 def pages_of_tiles(call: ExtendCall, tile_tokens: int) -> int:
-    """Pages that a KV head's thread blocks must load: for each tile, the pages with a key that some token attends."""
+    """The number of pages that must be loaded for one KV head: the pages that each tile attends to, over all tiles."""
     page, count = call.key_cache.shape[3], 0
     starts = call.query_start_loc.tolist()
     for s, length in enumerate(call.seq_lens.tolist()):
@@ -151,6 +161,6 @@ def pages_of_tiles(call: ExtendCall, tile_tokens: int) -> int:
 
 
 def buffers(call: ExtendCall) -> list[tuple[str, torch.Tensor, bool]]:
-    """All tensors of a call: (name, tensor, whether a kernel writes it)."""
+    """All tensors of a call, each as (name, tensor, whether the kernel writes the tensor)."""
     named = {**call._asdict(), **{f"tensors[{place}]": tensor for place, tensor in enumerate(call.tensors)}}
     return [(name, value, name in ("out", "lse")) for name, value in named.items() if isinstance(value, torch.Tensor)]

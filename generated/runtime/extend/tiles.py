@@ -1,16 +1,17 @@
 """Splits the query rows of an extend call into query tiles, so that the workspace stays within a bound.
 
-A *query tile* is a run of rows of one sequence. The kernel reads the keys and values of a query tile once for all its
-rows and heads. ``runtime.tiling`` is applied to query tiles as to the sequences of a decode: the tokens up to the last
-row are split into partitions, and a tile of scores has several query tiles and several partitions.
+A row is one query token. A *query tile* is a set of consecutive rows of one sequence. The kernel reads the keys and
+values of a query tile once for all its rows and heads. ``runtime.tiling`` then treats each query tile like a sequence
+of a decode call: it splits the tokens up to the tile's last row into partitions, and processes a rectangle of query
+tiles and partitions at a time.
 
-A *group* is a set of query tiles that are padded to the same width (number of rows). The split depends on host values
-alone. There are two cases:
+A *group* is a set of query tiles that are padded to the same width (number of rows). The split depends only on values
+that the host knows. There are two cases:
 
-* The host knows the lengths. Query tiles of similar width form a group, which has the width of its widest query tile.
-  Padding is used only where it costs less than another group. Each query tile has only the tokens up to its last row.
-* The host knows only upper bounds. All query tiles form one group, and each may be as long as the longest sequence. The
-  number of query tiles is an upper bound too.
+* The host knows the lengths. Query tiles of similar width form a group, and the group has the width of its widest query
+  tile. Padding is used only where it costs less than another group. A query tile has the tokens up to its last row.
+* The host knows only upper bounds. All query tiles form one group, and each is treated as if it belonged to a sequence
+  of the maximum length. The number of query tiles is an upper bound too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from ..tiling import Budget, Tiling, partitions_reached
 class Shape(NamedTuple):
     """The sizes on which the split into query tiles depends.
 
-    keys: tokens of a partition. page: tokens of a page. window: tokens of the sliding window, or None."""
+    kv_heads: the number of KV heads. keys: tokens of a partition. page: tokens of a page. window: tokens of the sliding
+    window, or None.
+    """
 
     kv_heads: int
     keys: int
@@ -35,9 +38,10 @@ class Shape(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """A run of rows of a sequence. first: the index of its first row in the query. position: that row's position.
+    """A set of consecutive query rows of one sequence.
 
-    A position is negative if a sequence has more rows than tokens.
+    sequence: the number of the sequence. first: the index of the first row in the query. rows: the number of rows.
+    position: the first row's position in the sequence. It is negative if a sequence has more rows than tokens.
     """
 
     sequence: int
@@ -46,7 +50,7 @@ class QueryTile(NamedTuple):
     position: int
 
     def begin(self, shape: Shape) -> int:
-        """The first position of the partition in which the window of the first row begins; 0 without a window."""
+        """The start position of the partition in which the first row's sliding window begins; 0 without a window."""
         if shape.window is None:
             return 0
         return max(0, self.position + 1 - shape.window) // shape.keys * shape.keys
@@ -56,15 +60,16 @@ class QueryTile(NamedTuple):
         return max(0, self.position + self.rows - self.begin(shape))
 
     def attended_by_all(self, shape: Shape) -> int:
-        """How many tokens from ``begin`` on are attended to by all rows. With a window, the result is always 0."""
+        """How many tokens from ``begin`` on need no mask, because all rows attend to them. With a window, always 0."""
         return max(0, self.position + 1) if shape.window is None else 0
 
 
 class Group(NamedTuple):
-    """The query tiles of one width.
+    """Query tiles that are processed together, padded to the same width.
 
-    width: rows of a query tile. One with fewer rows repeats its last row. tiles: the query tiles in the order of
-    ``tiling``; None if they are computed on the device. number: the number of query tiles, or an upper bound.
+    width: the number of rows of each query tile. A query tile with fewer rows repeats its last row. tiles: the query
+    tiles in the order of ``tiling``. None if the device computes them. number: the number of query tiles, or an upper
+    bound of it.
     """
 
     width: int
@@ -74,18 +79,19 @@ class Group(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Whether each query tile is known to have ``width`` rows."""
+        """Whether every query tile is known to have exactly ``width`` rows."""
         return self.tiles is not None and all(tile.rows == self.width for tile in self.tiles)
 
 
 class ExtendBudget(NamedTuple):
-    """The bounds of the workspace on one kind of device, and the bytes that its parts need, as in ``tiling.Budget``.
+    """The bounds of the workspace on one type of device, and the memory that a tile needs, in bytes.
 
-    width: the most rows of a query tile. chunk, segment, padding: as in ``tiling.Budget``.
-    row_padding: processing this much padding, in query rows × pages × KV heads, takes as long as one more tile.
-    chunk_page: bytes of a page in a chunk, for each KV head. page: bytes of a page in a tile, for all heads together.
-    The others are bytes for one query row. row_page: of a page, for all heads. segment_page, segment_item, row: for
-    each KV head, as in ``tiling.Budget``.
+    width: the largest number of rows in a query tile. chunk, segment, padding, chunk_page, page: as in
+    ``tiling.Budget``.
+    segment_page, segment_item, row: as in ``tiling.Budget``, for a query tile with a single row.
+    row_page: further size of a page in a tile's buffers, for each row and all heads together.
+    row_padding: processing this much padding takes as long as one more tile. It is a number of query rows × pages × KV
+    heads, not of bytes.
     """
 
     width: int
@@ -101,7 +107,10 @@ class ExtendBudget(NamedTuple):
     row: int
 
     def of(self, width: int) -> Budget:
-        """The budget for query tiles of ``width`` rows. The wider they are, the more time a page of padding takes."""
+        """The budget of ``runtime.tiling`` for query tiles of ``width`` rows.
+
+        A page of padding takes more time in wider query tiles, so the wider they are, the less padding is accepted.
+        """
         return Budget(
             chunk=self.chunk,
             segment=self.segment,
@@ -114,7 +123,10 @@ class ExtendBudget(NamedTuple):
         )
 
     def widest(self, shape: Shape, max_query_len: int) -> int:
-        """The rows of a query tile: as many as fit the workspace with one partition, but at most ``max_query_len``."""
+        """The largest number of rows of a query tile of which one partition fits the workspace.
+
+        The result is at least 1, and at most ``width`` and ``max_query_len``.
+        """
         pages, heads = shape.keys // shape.page, shape.kv_heads
         each = pages * self.row_page + heads * (pages * self.segment_page + self.segment_item + self.row)
         return max(1, min(self.width, max_query_len, (self.segment - pages * self.page) // each))
@@ -122,19 +134,22 @@ class ExtendBudget(NamedTuple):
     def fit(
         self, starts: Sequence[int], seq_lens: Sequence[int], shape: Shape, max_query_len: int
     ) -> tuple[Group, ...]:
-        """The groups of a call whose lengths the host knows.
+        """The groups of query tiles of a call, if the host knows the lengths.
 
-        starts: the first row of each sequence, and the end of the last one. A sequence owns no rows if the next one
-        starts before it. Only its first ``max_query_len`` rows are computed. seq_lens: the lengths with
-        the new tokens, at least 0.
+        starts: the first row of each sequence, then the end of the last sequence. A sequence owns no rows if the next
+        sequence starts before it. Only the first ``max_query_len`` rows of a sequence are computed. seq_lens: the
+        length of each sequence in tokens, new tokens included, at least 0.
         """
         return _fit(self, tuple(starts), tuple(seq_lens), shape, max_query_len)
 
     def bound(self, tokens: int, num_seqs: int, longest: int, shape: Shape, max_query_len: int) -> Group:
-        """The group of a call of ``tokens`` rows if the host knows only that lengths are at most ``longest``."""
+        """The single group of a call if the host knows only upper bounds.
+
+        tokens: the number of rows of the query. longest: the upper bound of the sequence lengths, in tokens.
+        """
         width = self.widest(shape, max_query_len)
         count = min((tokens + num_seqs * (width - 1)) // width, num_seqs * _ceil(max_query_len, width))
-        window = shape.window and shape.window + width - 1  # of all rows of a tile
+        window = shape.window and shape.window + width - 1  # the windows of all rows of a query tile together
         reached = shape.keys * partitions_reached(longest, shape.keys, window)
         lengths = (min(longest, reached),) * count
         tiling = self.of(width).fit(lengths, shape.kv_heads, shape.keys, shape.page, known=False)
@@ -160,7 +175,7 @@ def _fit(
 def _query_tiles(sequence: int, start: int, count: int, position: int, width: int) -> Iterator[QueryTile]:
     """Split ``count`` rows of a sequence evenly into query tiles of at most ``width`` rows.
 
-    start, position: the index of the first row in the query, and its position in the sequence.
+    start: the index of the first row in the query. position: the first row's position in the sequence.
     """
     if count:
         step = _ceil(count, _ceil(count, width))
@@ -169,7 +184,10 @@ def _query_tiles(sequence: int, start: int, count: int, position: int, width: in
 
 
 def _of_similar_width(tiles: Sequence[QueryTile], shape: Shape, spare: int) -> Iterator[list[QueryTile]]:
-    """Split query tiles into groups, the widest first. The padding of a group is at most ``spare`` rows × pages."""
+    """Split query tiles into groups of similar width, starting with the widest query tiles.
+
+    spare: the largest allowed padding in a group, in rows × pages.
+    """
     group: list[QueryTile] = []
     wasted = 0
     for tile in sorted(tiles, key=lambda tile: -tile.rows):
@@ -183,7 +201,7 @@ def _of_similar_width(tiles: Sequence[QueryTile], shape: Shape, spare: int) -> I
 
 
 def _group(budget: ExtendBudget, tiles: Sequence[QueryTile], shape: Shape) -> Group:
-    """Make a group of ``tiles``. It has them in order of length, the longest first."""
+    """Make a group of the query tiles, sorted by their number of tokens, the largest first."""
     ordered = sorted(tiles, key=lambda tile: -tile.tokens(shape))
     width = max(tile.rows for tile in tiles)
     tiling = budget.of(width).fit(

@@ -1,9 +1,9 @@
 """Runs unmodified CUDA kernels on the CPU, at warp size 64 or 32, and checks and counts their memory accesses.
 
-A *fast* build computes results at full speed. A *checked* build is slower. It finds races, wild and misaligned
-accesses, and reads of memory that was never written. It also counts bytes, sectors and bank conflicts, for each buffer
-and each source line. Both kinds of build find barriers and shuffles that some threads do not reach, and both survive a
-kernel that crashes.
+There are two types of build. A *fast* build computes results at full speed. A *checked* build is slower. It detects
+races, accesses outside all buffers, misaligned accesses, and reads of memory that was never written. It also counts
+bytes, sectors and bank conflicts, for each buffer and each source line. Both builds detect barriers and shuffles that
+some threads do not reach, and both survive a kernel that crashes. A fault that a build detects is called a *finding*.
 
     from pav2gen.runtime import simt
 

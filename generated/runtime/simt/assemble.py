@@ -1,10 +1,10 @@
-"""Compiles one source of a checked build, with a gap after every shared array. Runs as a script, before a compiler:
+"""Compiles one CUDA source of a checked build, and adds unused bytes after every shared array. It runs as a script:
 
     python assemble.py g++ -O1 … -c kernel.cu -o kernel.o
 
-Shared arrays lie side by side in the library's TLS segment. A pointer past the end of one array would point into the
-next array. This step adds unused bytes after each array. The symbol table names no array for these bytes, so the
-checks report an access to them.
+The words after the script's name are the compiler's command line. The runtime implements `__shared__` arrays as
+thread-local variables, which lie side by side in the library's TLS segment. An access past the end of one array would
+hit the next array. The added bytes belong to no array, so the checks report an access to them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ZEROS = re.compile(r"\s*\.(zero|space)\s+\d+\s*$")
 
 
 def with_gaps(lines: Iterable[str]) -> Iterator[str]:
-    """Add `GAP` unused bytes to an assembly file after each zero-initialized array in a TLS section."""
+    """Add `GAP` unused bytes after each zero-initialized array in a TLS section. lines: those of an assembly file."""
     shared = False
     for line in lines:
         section = _SECTION.match(line)
@@ -34,7 +34,10 @@ def with_gaps(lines: Iterable[str]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile to assembly, add the gaps, assemble. Returns the exit code of the first failed step, or 0."""
+    """Compile to assembly, add the unused bytes, and assemble the result.
+
+    Returns the exit code of the first step that failed, or 0.
+    """
     words = list(argv)
     out = words[words.index("-o") + 1]
     with tempfile.TemporaryDirectory() as folder:

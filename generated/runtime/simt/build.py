@@ -1,4 +1,4 @@
-"""Builds a library from CUDA sources, with a cache addressed by content."""
+"""Compiles CUDA sources into a library for the CPU. Compiled files are cached under a hash of all their inputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _HEADER_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
 class CompileError(Exception):
-    """A compiler failed. The message has the compiler's output and the command line."""
+    """A source could not be compiled. The message has the compiler's output and the command line."""
 
     def __init__(self, command: Command | None, output: str) -> None:
         self.command = command
@@ -61,7 +61,7 @@ class CompileError(Exception):
 
 
 def default_cache() -> Path:
-    """The folder that the variable SIMT_CACHE names, else the folder `simt` in the user's cache folder.
+    """The default folder for compiled files: $SIMT_CACHE, else the folder `simt` in the user's cache folder.
 
     :raises ToolchainError: this user has no home folder
     """
@@ -75,19 +75,19 @@ def build(
 ) -> Program:  # fmt: skip
     """Compile CUDA sources for the CPU and load the library.
 
-    :param sources: `.cu` files, linked into one library
-    :param warp_size: 32 or 64; kernels see it as `warpSize` and as the macro PAV2_WARP_SIZE
-    :param checked: count and check every access, many times slower
-    :param include: folders searched for headers
-    :param defines: macros; a value of None defines the bare name
+    :param sources: `.cu` files, which are linked into one library
+    :param warp_size: 32 or 64. Kernels see this number as `warpSize` and as the macro PAV2_WARP_SIZE.
+    :param checked: check and count every memory access. Kernels then run many times slower.
+    :param include: folders that are searched for headers
+    :param defines: macros by name. A value of None defines the macro without a value.
     :param flags: further compiler flags for the sources
-    :param cache_dir: folder for objects and libraries; each is named by the hash of all its inputs
-    :param compiler: by default the first that is found (SIMT_CXX, g++, c++, clang++)
-    :param native: use the half precision instructions of this machine, where it has them
-    :param runtime_flags: further flags for the runtime, such as -DSIMT_UCONTEXT
-    :param jobs: how many compilers run at once
-    :raises CompileError: a source does not compile; the message has the compiler's output and the command
-    :raises ToolchainError: no compiler is found, or the cache is not safe to use
+    :param cache_dir: folder for compiled files. Each file's name contains a hash of all its inputs.
+    :param compiler: the C++ compiler. The default is SIMT_CXX, else the first found of g++, c++ and clang++.
+    :param native: use this machine's instructions for half precision, if it has them
+    :param runtime_flags: further compiler flags for the simulator's own source, such as -DSIMT_UCONTEXT
+    :param jobs: the number of compilers that run in parallel
+    :raises CompileError: a source does not compile. The message has the compiler's output and the command.
+    :raises ToolchainError: no compiler is found, or the cache folder is not safe to use
     """
     plan = compile_commands(
         sources, None, warp_size=warp_size, checked=checked, include=include, defines=defines, flags=flags,
@@ -102,12 +102,14 @@ def compile_commands(
     cache_dir: StrPath | None = None, compiler: str | None = None, native: bool = True,
     runtime_flags: Iterable[str] = (), program: bool = False,
 ) -> Plan:  # fmt: skip
-    """The commands that `build` would run, for use in another build system.
+    """The commands that `build` would run, for use in another build system. The parameters are those of `build`.
 
-    An object is named by a hash of all its inputs, so an existing object need not be made again. If `out` is None, the
-    library is named in the same way. If a source or one of its headers has a `kernel<<<…>>>`, the rewritten source is
-    written into the cache here.
+    The name of each object file contains a hash of all its inputs, so an existing object file need not be compiled
+    again. This function itself writes one type of file: if a source or its headers contain launches `kernel<<<…>>>`,
+    the rewritten source is stored in the cache.
 
+    :param out: the path of the library. None names the library by a hash too, in the cache folder.
+    :param program: link an executable program instead of a library
     :raises CompileError: a source can't be read, or a file that it includes is not found
     """
     cache = Path(cache_dir) if cache_dir else default_cache()
@@ -130,8 +132,9 @@ def compile_commands(
 
 
 def run_plan(plan: Plan, jobs: int = 2) -> Path:
-    """Run a plan's commands and return the path of the library. Skip a command if its output exists and is up to date.
+    """Run the commands of a plan and return the path of the library. Commands with an up-to-date output are skipped.
 
+    :param jobs: the number of commands that run in parallel
     :raises CompileError: a command failed
     """
     plan.out.parent.mkdir(parents=True, exist_ok=True)
@@ -149,14 +152,16 @@ def run_plan(plan: Plan, jobs: int = 2) -> Path:
 
 
 def note_library(library: Path, objects: Iterable[Path], digests: Digests) -> None:
-    """Record the sources of a library: all files that its objects were made from."""
+    """Record the inputs of a library in a file beside it: all files from which its object files were compiled."""
     note(library, sorted({path for made in objects for path in inputs_of(made)}), digests)
 
 
 def run_command(command: Command, digests: Digests | None = None) -> None:
-    """Run one command into a temporary file, rename the file when it is complete, and note its inputs.
+    """Run one command, and record the files from which its output was compiled.
 
-    :param digests: digests of the files seen so far
+    The output is written to a temporary file, which is renamed when it is complete.
+
+    :param digests: the digests of the files that were read so far
     :raises CompileError: the command failed
     """
     digests = Digests() if digests is None else digests
@@ -184,7 +189,10 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _included(source: Path) -> list[str]:
-    """The source and the headers that it includes, found by `_closure`. Empty if a file can't be read."""
+    """The paths of a source and of the headers that it includes, as `_closure` finds them.
+
+    The list is empty if a file can't be read.
+    """
     try:
         return [str(path) for path in _closure(source.resolve(), [])]
     except OSError:
@@ -193,18 +201,22 @@ def _included(source: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class _CompileSettings:
-    """How all sources of a library are compiled."""
+    """The settings with which all sources of a library are compiled."""
 
     tool: Compiler
     words: tuple[str, ...]  # the compiler's flags
     checked: bool
     folders: list[Path]  # the folders that `_closure` searches for headers
     cache: Path
-    ours: str  # the digest of the runtime itself
-    hidden: bool  # whether the compiler may find headers in other folders than `folders`
+    ours: str  # the digest of the simulator's own files
+    hidden: bool  # whether the compiler may find headers in folders that are not in `folders`
 
     def command(self, source: Path) -> Command:
-        """The command that compiles one source. If the source or a header has a `<<<>>>`, it is rewritten first."""
+        """The command that compiles one source.
+
+        If the source or one of its headers has launches `<<<…>>>`, the source is rewritten now, and the command
+        compiles the rewritten source.
+        """
         try:
             texts = _closure(source, self.folders)
         except OSError as error:
@@ -222,10 +234,10 @@ class _CompileSettings:
         return Command((*front, self.tool.path, *words, "-c", str(compiled), "-o", str(out)), out)
 
     def _rewritten(self, source: Path, texts: Mapping[Path, str]) -> tuple[str | None, tuple[str, ...]]:
-        """Rewrite the launches `<<<>>>` of a source and its headers.
+        """Rewrite the launches `<<<…>>>` of a source and its headers.
 
-        Returns the new text and the flags to compile it with. The text is None if the source has no launches: then
-        the compiler reads the source itself.
+        Returns the new text and the flags with which to compile it. The text is None if there are no launches; the
+        source file is then compiled unchanged.
         """
         launches = any("<<<" in text for text in texts.values())
         unseen = self.hidden or any(_COMPUTED_INCLUDE.search(text) for text in texts.values())
@@ -245,7 +257,7 @@ class _CompileSettings:
         return rewritten, (*self.words[:at], *self.words[at + 2 :], "-fpreprocessed", "-fdirectives-only")
 
     def _unfolded(self, source: Path) -> str:
-        """The source after the compiler has expanded `#include` and `#if`, but not the macros."""
+        """The text of a source after the compiler has expanded `#include` and `#if`. Macros are not expanded."""
         argv = (self.tool.path, *self.words, "-E", "-fdirectives-only", str(source))
         done = subprocess.run(argv, capture_output=True, encoding="utf-8", errors="surrogateescape",
                               env=for_compilers())  # fmt: skip
@@ -255,7 +267,10 @@ class _CompileSettings:
 
 
 def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
-    """The texts of a source and of the project's headers that it includes, directly or not. `#if` is ignored."""
+    """The texts of a source and of all headers that it includes directly or indirectly, by path.
+
+    Headers are searched in the source's folder and in `folders`. `#if` is ignored, and so are the simulator's headers.
+    """
     texts: dict[Path, str] = {}
     queue = [source]
     while queue:
@@ -273,7 +288,7 @@ def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
 def _read(path: Path) -> str:
     """The text of a regular file.
 
-    :raises OSError: it can't be read, or is not a regular file (reading a FIFO would wait)
+    :raises OSError: the file can't be read, or is not a regular file. Reading a FIFO, for instance, would block.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file")
@@ -281,7 +296,7 @@ def _read(path: Path) -> str:
 
 
 def _own_digest() -> str:
-    """The digest of this package's own inputs of a build: the headers, the runtime and the assembly step."""
+    """The digest of the simulator's own files that are part of each build: headers, runtime and assembly script."""
     files = [ASSEMBLE, *sorted(p for p in INCLUDE.rglob("*") if p.is_file())]
     return _digest([(p.name, digest(p)) for p in files])
 

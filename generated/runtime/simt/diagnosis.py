@@ -1,10 +1,10 @@
-"""Explains a compiler's error message where the program uses a part of CUDA that this runtime does not have."""
+"""Makes a compiler's error message clearer if the program uses a part of CUDA that this runtime does not support."""
 
 from __future__ import annotations
 
 import re
 
-#: Replaces the compiler's suggestion of another name.
+#: Replaces the compiler's text "was not declared", and its suggestion of another name.
 UNSUPPORTED = "is not supported by this runtime (docs/simt.md, Limits)"
 
 # Prefixes of names in the unsupported parts of CUDA. Any other unknown name may be a typo, and the compiler's
@@ -44,9 +44,9 @@ _GUESS = re.compile(r"\s*\|\s+[\w:]+$")
 
 
 def explain(output: str) -> str:
-    """The compiler's output, with a note at each unsupported part of CUDA."""
+    """Return the compiler's output, with a clear message wherever it complains about an unsupported part of CUDA."""
     lines = list[str]()
-    guesses = 0  # lines below a complaint in which the compiler may write the name that it has guessed
+    guesses = 0  # the number of following lines that may contain the compiler's suggestion of another name
     for line in output.split("\n"):
         said = _NO_HEADER.sub(_header, _UNKNOWN.sub(_function, line))
         guesses = 3 if said != line else guesses - 1

@@ -1,4 +1,4 @@
-"""The settings of a session: the order in which threads run, and how strict the checks are."""
+"""The settings of a simulation session: the order in which threads run, and how strict the checks are."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ MOST_SECONDS = 366 * 24 * 3600
 
 @dataclass(frozen=True)
 class Policy:
-    """The order in which threads run, and how strict the checks are.
+    """The order in which simulated threads run, and how strict the checks are.
 
-    `lane_order`, `block_order`: "ascending", "descending" or "random". A random order depends only on `seed`.
+    `lane_order`, `block_order`: the order of a warp's lanes and of a grid's blocks: "ascending", "descending" or
+    "random". A random order depends only on `seed`.
 
-    `warp_order`: which calls order the memory accesses of a warp's lanes, besides `__syncthreads`. "collective": every
-    warp-wide call, including shuffles and votes. "syncwarp": only `__syncwarp`, as CUDA promises. "syncthreads": none,
-    because on some cards `__syncwarp` is not a reliable fence.
+    `warp_order`: which warp-wide calls order the memory accesses of a warp's lanes. `__syncthreads` always does.
+    "collective": every warp-wide call, including shuffles and votes. "syncwarp": only `__syncwarp`, as CUDA promises.
+    "syncthreads": no warp-wide call, because on some GPUs `__syncwarp` does not order memory accesses reliably.
 
-    `strict_exit`: a barrier, or a mask of a warp-wide call, that includes a thread that has returned is a finding.
-    Hardware may go on without that thread.
+    `strict_exit`: report a barrier or a warp-wide call that waits for a thread that has already returned. Hardware may
+    go on without that thread.
 
-    `full_mask_32`: at warp size 64 the mask 0xffffffff means all 64 lanes.
+    `full_mask_32`: at warp size 64, treat the lane mask 0xffffffff as all 64 lanes.
 
-    `integer_overflow`: the overflow of a signed integer is a finding (checked build).
+    `integer_overflow`: report the overflow of signed integers (checked builds only).
 
-    `poison`: at the start of every block, shared memory is filled with 0xff bytes (NaN in every floating point format).
+    `poison`: fill shared memory with 0xff bytes (a NaN in every floating-point format) at the start of every block.
 
-    `stack_bytes`: bytes for the local variables of one thread. `shared_limit`: bytes of shared memory that a block may
-    have.
+    `stack_bytes`: size of the stack of each thread, in bytes. `shared_limit`: largest shared memory of a block, in
+    bytes.
 
     `time_limit`: seconds after which a launch is stopped. 0 means no limit.
     """
@@ -70,7 +71,7 @@ class Policy:
             raise ValueError(f"seed is a number of 64 bits, not {self.seed}")
 
     def settings(self) -> Iterator[tuple[str, int]]:
-        """The settings' names and integer values, as the C interface of the runtime takes them."""
+        """Each setting as (name, integer value), in the form that the runtime's C interface takes."""
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name == "time_limit":

@@ -1,4 +1,7 @@
-"""A loaded library of kernels, and sessions: a session sets how kernels run and gathers findings and counters."""
+"""Loads a library of kernels for the CPU, and runs kernels in sessions.
+
+A session sets how kernels run, and collects the faults and counters of their launches in a report.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _FORMAT = 1
 
 
 class Program:
-    """A loaded library of kernels. `build` and `attach` return one."""
+    """A loaded library of kernels for the CPU. `build` and `attach` return a `Program`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -41,9 +44,9 @@ class Program:
         return f"<simt {'checked' if self.checked else 'fast'} library, warp size {self.warp_size}: {self.path.name}>"
 
     def fn(self, name: str) -> Any:
-        """An `extern "C"` function of the sources, as a ctypes function that returns an int.
+        """The `extern "C"` function `name` of the CUDA sources, as a ctypes function that returns an int.
 
-        :raises AttributeError: the library exports no such function
+        :raises AttributeError: the library exports no function of that name
         """
         try:
             return self.library[name]
@@ -54,9 +57,9 @@ class Program:
 
     @contextmanager
     def session(self, **policy: Any) -> Iterator[Session]:
-        """A session: a series of launches with one policy and one report. Keywords are the fields of `Policy`.
+        """A context manager for a series of launches that share one `Policy` and one report.
 
-        Sessions of one library do not nest and do not run side by side.
+        A library can have only one open session at a time. Keywords: the fields of `Policy`.
         """
         session = Session(self, Policy(**policy))
         try:
@@ -66,17 +69,17 @@ class Program:
 
     @property
     def message(self) -> str:
-        """The reason why the last failed launch stopped, or an empty string."""
+        """The reason why the most recent failed launch was stopped. An empty string if no launch has failed."""
         return str(self.library.simt_message().decode("utf-8", "replace"))
 
 
 def attach(library: ctypes.CDLL | str | os.PathLike[str]) -> Program:
-    """Load a library that another build system has built, with the commands of `compile_commands`."""
+    """Load a library that was built with the commands of `compile_commands`, for instance by another build system."""
     return Program(library if isinstance(library, ctypes.CDLL) else ctypes.CDLL(os.fspath(library)))
 
 
 class Session:
-    """Registers buffers and gathers the report of the launches made while it is open."""
+    """Registers the buffers that kernels may access, and collects a report of all launches while it is open."""
 
     def __init__(self, program: Program, policy: Policy) -> None:
         self.program = program
@@ -93,11 +96,11 @@ class Session:
                initialised: bool = True) -> None:  # fmt: skip
         """Register memory as a buffer that kernels may access.
 
-        :param memory: a torch tensor, a numpy array, anything with the buffer protocol, or an address
-        :param nbytes: the buffer's size; needed for an address, optional for the others
-        :param writable: if False, a kernel's write to the buffer is a finding
-        :param initialised: if False, a read of a byte that has not been written is a finding
-        :raises ValueError: the name is taken, or the memory overlaps another buffer
+        :param memory: a torch tensor, a numpy array, an object with the buffer protocol, or an address
+        :param nbytes: the buffer's size in bytes. It is required only if `memory` is an address.
+        :param writable: if False, the checks report every write to the buffer
+        :param initialised: if False, the checks report every read of a byte that has not been written in this session
+        :raises ValueError: the name is already used, or the memory overlaps another buffer
         """
         if self._raw is not None:
             raise ValueError("the session is closed")
@@ -116,7 +119,7 @@ class Session:
 
     @property
     def report(self) -> Report:
-        """The findings and counters so far, or the final ones after the session is closed."""
+        """The faults and counters of all launches so far. After the session is closed, the report no longer changes."""
         if self._raw is None:
             return read_report(self.program.library.simt_report())
         if self._report is None:
@@ -124,7 +127,7 @@ class Session:
         return self._report
 
     def close(self) -> None:
-        """Fetch the report, and forget buffers, findings and counters in the library."""
+        """Read the final report from the library, then clear the library's buffers, faults and counters."""
         if self._raw is None:
             self._raw = self.program.library.simt_report()
             self.program.library.simt_reset()
@@ -132,7 +135,7 @@ class Session:
 
 
 def address_of(memory: Any) -> tuple[int, int | None]:
-    """The address and size of a contiguous piece of memory.
+    """The address and the size in bytes of contiguous memory. The size is None if `memory` is an address.
 
     :raises TypeError: `memory` is not a tensor, an array, a buffer or an address
     :raises ValueError: `memory` is not contiguous

@@ -13,7 +13,10 @@ from .toolchain import INCLUDE
 
 @dataclass(frozen=True, order=True)
 class Location:
-    """A source line. If its function was inlined, also the lines of the calls."""
+    """A source line.
+
+    `callers`: if the line's function was inlined, the (file, line) of each call that led there, innermost first.
+    """
 
     file: str
     line: int
@@ -29,12 +32,15 @@ def _shown(path: str) -> str:
     return path if inside.startswith("..") else inside
 
 
-# The known answers of addr2line, by library file and modification time.
+# The answers of addr2line so far, by library file and modification time.
 _known: dict[tuple[str, int], dict[int, Location]] = {}
 
 
 def locate(library: str, offsets: Iterable[int]) -> dict[int, Location]:
-    """The source line of each code offset in a library's file. Without addr2line, the offset as text."""
+    """The source line of each code offset in a library file.
+
+    If addr2line is missing or does not know a line, the location is the offset as text, for instance `lib.so+0x1f`.
+    """
     wanted = set(offsets)
     if not wanted:
         return {}
@@ -65,7 +71,10 @@ def _ask(tool: str, library: str, wanted: list[int]) -> dict[int, Location]:
 
 
 def _location(frames: list[tuple[str, int]]) -> Location | None:
-    """The innermost frame outside this package's headers, and its callers outside them."""
+    """The location of the innermost frame that is not in this package's headers, or None if there is no such frame.
+
+    `frames`: (file, line) of each inlined call, innermost first. Callers in this package's headers are left out.
+    """
     ours = str(INCLUDE) + os.sep
     theirs = [f for f in frames if f[1] and not os.path.realpath(f[0]).startswith(ours)]
     return Location(*theirs[0], tuple(theirs[1:])) if theirs else None

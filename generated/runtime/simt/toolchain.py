@@ -1,4 +1,4 @@
-"""Finds a C++ compiler, and makes the command lines that compile CUDA sources into a library for the CPU."""
+"""Finds a C++ compiler, and composes the command lines that compile CUDA sources into a library for the CPU."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ class ToolchainError(Exception):
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler and the first line of its `--version`."""
+    """A C++ compiler: its path, and the first line that `--version` prints."""
 
     path: str
     version: str
 
     @property
     def is_clang(self) -> bool:
-        """Whether the compiler is clang, which takes other flags and can't make checked builds."""
+        """Whether the compiler is clang. clang needs different flags, and it can't make checked builds."""
         return "clang" in self.version
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command line and the file it makes."""
+    """A command line, and the path of the file that the command creates."""
 
     argv: tuple[str, ...]
     output: Path
@@ -80,7 +80,11 @@ class Command:
 
 @dataclass(frozen=True)
 class Plan:
-    """The commands that build a library: those of `compile`, in any order or in parallel, then that of `link()`."""
+    """The commands that build a library.
+
+    `compile`: commands that can run in any order or in parallel. The command of `link()` must run after all of them.
+    `out`: the path of the library. `program`: whether an executable program is built instead of a library.
+    """
 
     compile: tuple[Command, ...]
     out: Path
@@ -91,7 +95,11 @@ class Plan:
     flags: tuple[str, ...] = field(default=(), repr=False)
 
     def link(self) -> Command:
-        """The command that links the library. The objects must exist: it defines their `extern __shared__` arrays."""
+        """The command that links the library. The object files must exist.
+
+        This method reads the names of the `extern __shared__` arrays from the object files, and writes a source that
+        defines these arrays.
+        """
         objects = [str(c.output) for c in self.compile]
         names = sorted({n for c in self.compile for n in undefined_thread_locals(c.output)})
         extra = [str(_write_dynamic_shared(self.out, names))] if names else []
@@ -112,9 +120,9 @@ def _identify(path: str) -> Compiler:
 
 
 def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
-    """The compiler at `path`, else the one that SIMT_CXX names, else the first found of g++, c++ and clang++.
+    """The compiler `path`, else the compiler in the variable SIMT_CXX, else the first found of g++, c++ and clang++.
 
-    :raises ToolchainError: no compiler is found, or only clang for a checked build
+    :raises ToolchainError: no compiler is found, or `checked` is set and only clang is found
     """
     asked = path or os.environ.get("SIMT_CXX")
     for name in [asked] if asked else ["g++", "c++", "clang++"]:
@@ -131,7 +139,7 @@ def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
 
 @functools.cache
 def machine_flags() -> tuple[str, ...]:
-    """The flags for this CPU's instructions for half precision conversions and fused multiply-add, if it has them."""
+    """The compiler flags that enable this CPU's half-precision conversions and fused multiply-add, if it has them."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ()
     try:
@@ -142,7 +150,7 @@ def machine_flags() -> tuple[str, ...]:
 
 
 def base_flags(compiler: Compiler, warp_size: int, checked: bool, native: bool = True) -> tuple[str, ...]:
-    """The compiler flags that the runtime and all kernels have in common."""
+    """The compiler flags that are used both for the simulator's own source and for all CUDA sources."""
     if warp_size not in (32, 64):
         raise ValueError(f"warp_size is 32 or 64, not {warp_size}")
     defines = (f"-DSIMT_WARP_SIZE={warp_size}", f"-DSIMT_CHECKED={int(checked)}")
@@ -155,7 +163,7 @@ def kernel_flags(
     include: Iterable[str | os.PathLike[str]] = (), defines: Mapping[str, object] | None = None,
     flags: Iterable[str] = (),
 ) -> tuple[str, ...]:  # fmt: skip
-    """All compiler flags for a CUDA source. The caller's `flags` come last, so that they override the others."""
+    """All compiler flags for a CUDA source. The caller's `flags` come last, so that they override the earlier flags."""
     macros = {"PAV2_WARP_SIZE": warp_size, **(defines or {})}
     words = [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in macros.items()]
     words += [f"-I{os.fspath(p)}" for p in include]
@@ -168,15 +176,16 @@ def kernel_flags(
 
 def runtime_command(compiler: Compiler, out: Path, warp_size: int, checked: bool, native: bool = True,
                     flags: Sequence[str] = ()) -> Command:  # fmt: skip
-    """The command that compiles the runtime itself."""
+    """The command that compiles the simulator's own source into the object file `out`."""
     words = (*base_flags(compiler, warp_size, checked, native), "-O2", *flags)
     return Command((compiler.path, *words, "-c", str(RUNTIME_SOURCE), "-o", str(out)), out)
 
 
 def undefined_thread_locals(path: Path) -> list[str]:
-    """The names of the thread-local variables that an object file uses but does not define, sorted.
+    """The sorted names of the thread-local variables that an object file uses but does not define.
 
-    The headers define `__shared__` as `thread_local`, so these are the dynamic shared arrays of the file's kernels.
+    The simulator's headers define `__shared__` as `thread_local`. The result is therefore the names of the kernels'
+    dynamic shared arrays.
     """
     data = path.read_bytes()
     if data[:4] != b"\x7fELF" or data[4] != 2:
@@ -201,7 +210,10 @@ def _undefined(data: bytes, start: int, size: int, strings: int) -> set[str]:
 
 
 def _write_dynamic_shared(out: Path, names: Sequence[str]) -> Path:
-    """Write a C++ source that places all dynamic shared arrays of a library at the same address."""
+    """Write a C++ source that places all dynamic shared arrays of a library at the same address.
+
+    Returns the path of the source, which lies beside the library `out`.
+    """
     lines = [
         "// The memory behind the `extern __shared__` arrays of this library: all begin at the same place.",
         "#include <cstddef>",

@@ -1,7 +1,7 @@
-"""The inputs of extend tests. An ``ExtendCase`` describes a call; ``make`` makes its tensors.
+"""Makes the inputs of extend tests. An ``ExtendCase`` describes a call, and ``make`` creates the call's tensors.
 
-The queries of sequences of different lengths are packed. Some rows belong to no sequence. "Poison" is NaN in all places
-that a kernel must not read. The tensors are made on the CPU, from a seed, in vLLM's layouts.
+The query rows of all sequences are packed into one tensor. Some rows may belong to no sequence. To "poison" is to write
+NaN everywhere that a kernel must not read. The tensors are made on the CPU, from a seed, in vLLM's layouts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..testing import cases
 from ..testing.cases import Case, far_apart, pages_of
 from .call import ExtendCall
 
-#: The content of ``out`` and ``lse`` before a call. After it, rows that no sequence owns must still have this content.
+#: The content of ``out`` and ``lse`` before a call. Rows that no sequence owns must still have it after the call.
 SENTINEL = 77.0
 
 #: The partition size of the decode case that an extend case is made from. Its value has no effect.
@@ -25,12 +25,13 @@ ONE_PARTITION = 1 << 30
 
 @dataclass(frozen=True)
 class ExtendCase(Case):
-    """The description of a test input. ``seq_lens`` include the new tokens. The partition size has no effect.
+    """Describes the inputs of an extend test. ``seq_lens`` include the new tokens. ``partition_size`` is not used.
 
-    query_lens: new tokens of each sequence. leading_rows, trailing_rows: rows of the query before the first sequence
-    and after the last one, which no sequence owns; they are NaN. shared_pages: how many first pages the other sequences
-    share with sequence 0, if both fill them. starts: query_start_loc, for tests of invalid values; ``query_lens`` are
-    then the rows that remain after clamping. tokens: the number of rows of the query, given with ``starts``.
+    query_lens: the number of new tokens of each sequence. leading_rows, trailing_rows: the number of query rows before
+    the first sequence and after the last sequence. No sequence owns these rows, and they are NaN. shared_pages: this
+    many pages at the start of sequence 0 are also used by the other sequences, where both sequences fill the page.
+    starts: the values of query_start_loc, for tests of invalid values; ``query_lens`` must then be the numbers of rows
+    after clamping. tokens: the number of query rows; given only with ``starts``.
     """
 
     query_lens: Sequence[int] = ()
@@ -43,11 +44,11 @@ class ExtendCase(Case):
 
     @property
     def most_queries(self) -> int:
-        """The max_query_len of the call: by default the longest."""
+        """The max_query_len of the call. The default is the largest of ``query_lens``."""
         return max(self.query_lens, default=0) if self.max_query_len is None else self.max_query_len
 
     def attended(self, s: int) -> range:
-        """The positions to which at least one row of sequence ``s`` attends."""
+        """The key positions to which at least one query row of sequence ``s`` attends."""
         rows = min(self.query_lens[s], self.most_queries)
         stop = max(0, min(self.seq_lens[s], self.longest))
         if rows <= 0:
@@ -58,7 +59,10 @@ class ExtendCase(Case):
 
 
 def make(case: ExtendCase) -> ExtendCall:
-    """Make the call of a case, on the CPU. Query, keys and values are N(0, 1). out and lse are full of ``SENTINEL``."""
+    """Create the call that a case describes, on the CPU.
+
+    Queries, keys and values are drawn from a standard normal distribution. out and lse are filled with ``SENTINEL``.
+    """
     call = cases.make(case)  # for the tables, the caches and the parameters of the key
     generator = torch.Generator().manual_seed(case.seed + 1_000_003)
     heads, head_size = call.query.shape[1:]
@@ -94,7 +98,10 @@ def make(case: ExtendCase) -> ExtendCall:
 def share_pages(
     case: ExtendCase, tables: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replace the first pages of the other sequences by those of sequence 0, in place. Their own pages are poisoned."""
+    """Let other sequences use the first pages of sequence 0, as a shared prefix would. Changes the tensors in place.
+
+    If the case asks for poison, the pages that these sequences no longer use are filled with NaN.
+    """
     if not case.shared_pages or case.shared_blocks:
         return key_cache, value_cache
     page, first = case.key.block_size, pages_of(case, 0)
@@ -109,12 +116,12 @@ def share_pages(
 
 
 def copy_outputs(call: ExtendCall) -> ExtendCall:
-    """The same call with copies of its outputs."""
+    """The same call with copies of ``out`` and ``lse``, so that a run does not change the originals."""
     return call._replace(out=call.out.clone(), lse=None if call.lse is None else call.lse.clone())
 
 
 def to(call: ExtendCall, device: torch.device) -> ExtendCall:
-    """Copy a call to another device. Strides are kept."""
+    """Copy all tensors of a call to another device. The copies have the same strides."""
 
     def move(value: object) -> object:
         if isinstance(value, tuple):
@@ -128,7 +135,7 @@ def to(call: ExtendCall, device: torch.device) -> ExtendCall:
 
 
 def spread(call: ExtendCall) -> ExtendCall:
-    """The same call on the CPU with strides over 2^31 elements in its query, caches and block table.
+    """Copy a CPU call so that its query, caches and block table have strides over 2^31 elements.
 
     Raises OSError if the system does not grant more address space than it has memory.
     """
@@ -141,6 +148,6 @@ def spread(call: ExtendCall) -> ExtendCall:
 
 
 def of_decode(case: ExtendCase, partition_size: int) -> Case:
-    """The decode case with the same tables and caches. Each sequence of ``case`` must have one new token."""
+    """The decode case with the same block tables and caches. Each sequence of ``case`` must have one new token."""
     fields = {name: getattr(case, name) for name in Case.__dataclass_fields__}
     return Case(**{**fields, "partition_size": partition_size})

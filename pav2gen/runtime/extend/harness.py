@@ -1,4 +1,4 @@
-"""The steps of generated tests of an extend kernel: make inputs, run the kernel, and compare with float64."""
+"""The steps of the generated tests of extend kernels: make inputs, run the kernel, compare with a float64 reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .oracle import Reference, reference
 
 
 class ExtendHarness:
-    """An extend kernel that is tested. Each backend has a subclass that launches it.
+    """Runs and checks one extend kernel. A subclass for each backend launches the kernel.
 
     package: the generated package. row: the kernel's row in the package's dispatch table.
     """
@@ -36,13 +36,15 @@ class ExtendHarness:
         self.key: Key = row.key
 
     def launch(self, call: ExtendCall) -> None:
-        """Run the kernel on a checked call, with at least one row, sequence and cached token."""
+        """Run the kernel on a checked call that has at least one query row, one sequence and one cached token."""
         raise NotImplementedError
 
     def case(self, query_lens: Sequence[int], contexts: Sequence[int], **options: Any) -> ExtendCase:
-        """A test case for this kernel: the numbers of new tokens, and of cached tokens before them, of each sequence.
+        """A test case for this kernel.
 
-        Options: fields of ``cases.ExtendCase``. Scales have defaults.
+        query_lens: the number of new tokens of each sequence. contexts: the number of cached tokens before the new
+        tokens of each sequence. options: other fields of ``cases.ExtendCase``. For a compressed cache, k_scale and
+        v_scale have defaults.
         """
         if self.key.kv_cache_dtype != "auto":
             options = {"k_scale": 0.3, "v_scale": 0.7, **options}
@@ -52,7 +54,7 @@ class ExtendHarness:
         return ExtendCase(self.key, ONE_PARTITION, seq_lens, **{**own, **options})
 
     def run(self, call: ExtendCall) -> ExtendCall:
-        """Run the kernel directly, without the dispatch table. Returns the call with copies of its outputs, filled."""
+        """Run the kernel directly, without the dispatch table. Return a copy of the call with new, filled outputs."""
         call = copy_outputs(call)
         found = check.check(call, self.key.kv_cache_dtype)
         assert found == self.key, f"the inputs are of {found}, the kernel is of {self.key}"
@@ -60,22 +62,23 @@ class ExtendHarness:
         return call
 
     def truth(self, call: ExtendCall) -> Reference:
-        """The float64 result of a call."""
+        """The float64 result of a call, from the reference."""
         return reference(call, self.key.kv_cache_dtype, self.row.modification)
 
     def check(self, case: ExtendCase, captured: bool = False) -> None:
-        """Run a case and compare out and lse with float64. captured: without host reads, as in a CUDA graph.
+        """Run a case, and compare out and lse with the float64 reference.
 
-        The tolerance grows with the case's score_size, because float32 errors of large scores change their weights.
+        captured: forbid host reads of lengths, as during the capture of a CUDA graph. The tolerance grows with the
+        case's score_size, because larger scores have larger float32 errors, and these change the softmax weights.
         """
         call = make(case)._replace(read_lengths=not captured)
         self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
 
     def compare(self, call: ExtendCall, largest: float = 0.0, truth: Reference | None = None) -> ExtendCall:
-        """Run a call, compare out and lse with float64, and return the call with its outputs.
+        """Run a call, and compare out and lse with the float64 reference. Return the call with its outputs.
 
-        The rows that no sequence owns must keep every bit. largest: the size of the scores; the tolerance grows with
-        it.
+        Rows that the call does not compute must keep every bit. largest: the largest score; the tolerance grows with
+        the scores. truth: the reference's result, if it is known already.
         """
         truth = truth or self.truth(call)
         done = self.run(call)
@@ -88,20 +91,23 @@ class ExtendHarness:
         return done
 
     def worst_row(self, done: ExtendCall, truth: Reference, largest: float) -> str:
-        """The first row that is wrong, for a message."""
+        """Text about the first row whose output is wrong, for an error message."""
         for row in truth.owned.nonzero().flatten().tolist():
             if (worst := excess(done.out[row], truth.out[row], score_noise(largest))) > 1:
                 return f"; the first wrong row is {row}, by {worst:.3g} times"
         return ""
 
     def check_lse(self, lse: torch.Tensor, truth: torch.Tensor, largest: float) -> None:
-        """Check that lse is the natural logarithm of the sum of exp(score), with the sink. Both are [rows, heads]."""
+        """Check lse, the logarithm of the softmax denominator with its sink, against the reference's ``truth``.
+
+        lse, truth: [rows, heads] float64. largest: the largest score; the tolerance grows with the scores.
+        """
         off = (lse - truth).abs() > 1e-5 + 4e-7 * truth.abs().clamp_min(largest)
         wrong = torch.where(truth.isinf(), lse != truth, off | lse.isnan())
         assert not wrong.any(), f"lse is off at {wrong.nonzero().tolist()[:5]} of the rows that sequences own"
 
     def check_table(self, case: ExtendCase) -> None:
-        """Check that the package's operator gives the same bits as this kernel. Scales may be on the device."""
+        """Check that the package's operator gives the same bits as this kernel, for float scales and tensor scales."""
         call = make(case)
         direct = self.run(call)
         on_device = call._replace(lse=None)
@@ -113,7 +119,7 @@ class ExtendHarness:
             assert done.lse is None or (direct.lse is not None and torch.equal(done.lse, direct.lse))
 
     def run_by_table(self, call: ExtendCall, **options: Any) -> ExtendCall:
-        """Run a call through the package's operator, with this kernel's backend."""
+        """Run a call through the package's operator, with this kernel's backend. Return it with its outputs."""
         call = copy_outputs(call)
         names = getattr(self.row.modification, "tensors", ())
         self.package.paged_attention_extend(
@@ -129,9 +135,9 @@ class ExtendHarness:
         return call
 
     def check_decode(self, case: ExtendCase) -> None:
-        """Check that the result is that of a decode kernel of the package, if each sequence has one new token.
+        """Check that this kernel gives the same result as a decode kernel, on a case with one new token per sequence.
 
-        float32 outputs may differ by 1e-6, 16-bit outputs by their rounding.
+        float32 outputs may differ by 1e-6. 16-bit outputs may also differ by the rounding of both results.
         """
         call = make(case)
         done = self.run(call)
@@ -143,13 +149,14 @@ class ExtendHarness:
         torch.testing.assert_close(done.lse, decoded.lse, rtol=1e-6, atol=1e-5)
 
     def decoder(self, row: Row) -> decoding.Harness:
-        """The harness of a row's PyTorch decode kernel."""
+        """The test harness of the PyTorch decode kernel in a dispatch table row."""
         return decoding.TorchKernel(self.package, row)
 
     def check_far_strides(self, case: ExtendCase) -> None:
-        """Check that the kernel is right with strides over 2^31 elements, and accesses nothing between its inputs.
+        """Check the kernel on inputs with strides over 2^31 elements.
 
-        Skips the test if the system does not grant more address space than it has memory.
+        The memory between the elements is reserved only as address space. The test is skipped if the system does not
+        grant more address space than it has memory.
         """
         try:
             call = cases.spread(make(case))
@@ -160,7 +167,7 @@ class ExtendHarness:
         self.compare(call)
 
     def check_codes(self) -> None:
-        """Check that each finite code of a compressed cache, in K and in V, is decoded to its value."""
+        """Check that the kernel decodes each finite code of a compressed cache correctly, in keys and in values."""
         page, head_size = self.key.block_size, self.key.head_size
         call = make(self.case([3], [-(-256 // page) * page - 3], poison=False))
         codes = torch.arange(256, dtype=torch.uint8).view(call.key_cache.dtype)
@@ -172,7 +179,7 @@ class ExtendHarness:
 
 
 class TorchExtend(ExtendHarness):
-    """A PyTorch extend kernel that is tested."""
+    """Runs and checks one PyTorch extend kernel."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
@@ -183,13 +190,16 @@ class TorchExtend(ExtendHarness):
         self.module.paged_attention_extend(call)
 
     def with_budget(self, monkeypatch: Any, **figures: int) -> None:
-        """Change the kernel's workspace bounds on the CPU, for the duration of a test."""
+        """Replace bounds of the kernel's CPU workspace for the duration of a test. figures: fields of ExtendBudget."""
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(padding=0, row_padding=1, **figures))
 
     def count_calls(self, case: ExtendCase) -> int:
-        """The number of ATen calls without views, without lse. Fails if a call reads device values on the host."""
+        """Count the ATen operators that the kernel calls, without views, if it may not read lengths and writes no lse.
+
+        Fails if the kernel reads values of device tensors on the host.
+        """
         call = make(case)._replace(read_lengths=False, lse=None)
-        self.module.paged_attention_extend(call)  # tables that are made once
+        self.module.paged_attention_extend(call)  # fills caches, such as fp8 tables
         counts = probe.count_calls(lambda: self.module.paged_attention_extend(call))
         reads = [name for name in probe.HOST_READS if counts[name]]
         assert not reads, f"the kernel reads device values on the host: {reads}"
@@ -198,5 +208,5 @@ class TorchExtend(ExtendHarness):
 
 @functools.lru_cache(maxsize=8)
 def truth_of(case: ExtendCase) -> Reference:
-    """The float64 result of a case. It is cached, because several tests run a kernel on the same case."""
+    """The float64 result of a case. Results are cached, because several tests use the same case."""
     return reference(make(case), case.key.kv_cache_dtype, case.modification)

@@ -1,6 +1,6 @@
-"""The float64 reference of extend. It computes each row with the float64 reference of decode.
+"""The float64 reference of the extend operator. It uses functions of the decode operator's float64 reference.
 
-The rows of each sequence are found in plain Python, which shares no code with the kernels.
+The rows (query tokens) of each sequence are determined in plain Python, which shares no code with the kernels.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .call import ExtendCall
 
 
 class Reference(NamedTuple):
-    """The float64 result of a call. Rows that the call does not compute are 0 in ``out`` and -inf in ``lse``."""
+    """The float64 result of a call. In rows that the call does not compute, ``out`` is 0 and ``lse`` is -inf."""
 
     out: torch.Tensor  # [tokens, heads, head size] float64
     lse: torch.Tensor  # [tokens, heads] float64
-    owned: torch.Tensor  # [tokens] bool: rows that the call computes
+    owned: torch.Tensor  # [tokens] bool, True for the rows that the call computes
 
 
 def owned_ranges(call: ExtendCall) -> list[range]:
-    """The rows that each sequence owns, clamped to the rows of the query as ``ExtendCall`` says."""
+    """The range of query rows that each sequence owns. Offsets are clamped as ``ExtendCall`` describes."""
     tokens, bounds = call.query.shape[0], call.query_start_loc.tolist()
     ranges = []
     for first, last in itertools.pairwise(bounds):
@@ -36,12 +36,15 @@ def owned_ranges(call: ExtendCall) -> list[range]:
 
 
 def row_ranges(call: ExtendCall) -> list[range]:
-    """The rows of each sequence that the call computes: the first ``max_query_len`` of those that it owns."""
+    """The range of query rows that the call computes for each sequence: its first ``max_query_len`` rows."""
     return [rows[: call.max_query_len] for rows in owned_ranges(call)]
 
 
 def reference(call: ExtendCall, kv_cache_dtype: str, modification: Modification | None = None) -> Reference:
-    """Compute the result of a call whose tensors are on the CPU. modification: definition of ``call.modification``."""
+    """Compute the float64 result of a call with tensors on the CPU.
+
+    modification: the definition of the modification that ``call.modification`` names.
+    """
     tokens, heads, head_size = call.query.shape
     result = Reference(
         out=torch.zeros(tokens, heads, head_size, dtype=torch.float64),
@@ -63,7 +66,7 @@ def attend(
     kv_cache_dtype: str,
     modification: Modification | None,
 ) -> None:
-    """Compute the rows of sequence ``s``, and write them to ``result``."""
+    """Compute the results of ``rows``, which belong to sequence ``s``, and write them to ``result``."""
     decode = as_decode(call)
     capacity = min(call.max_seq_len, call.block_tables.shape[1] * call.key_cache.shape[3])
     length = max(0, min(int(call.seq_lens[s]), capacity))
@@ -72,7 +75,7 @@ def attend(
     start = 0 if window is None else max(0, context + 1 - window)
     keys, values = gather(decode, s, kv_cache_dtype, start)  # [kv heads, tokens, head size] float64
     for i, row in enumerate(rows):
-        seen = max(0, context + i + 1)  # tokens up to the row's own
+        seen = max(0, context + i + 1)  # tokens up to and including the row
         for h in range(call.query.shape[1]):
             kv_head = h // (call.query.shape[1] // keys.shape[0])
             scores = score(decode, row, h, keys[kv_head, :seen], modification, length)
@@ -85,6 +88,9 @@ def attend(
 
 
 def as_decode(call: ExtendCall) -> Call:
-    """Convert a call to one of decode, for the functions of decode's reference. Each row of the query is a sequence."""
+    """Convert an extend call to a decode call, as the functions of the decode reference expect.
+
+    Each row of the query becomes the query of one sequence.
+    """
     shared = {name: value for name, value in call._asdict().items() if name in Call._fields}
     return Call(scratch=None, sparse=None, **shared)

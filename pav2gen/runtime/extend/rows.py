@@ -1,9 +1,10 @@
-"""Computes on the device which rows a query tile has, to which tokens and pages they attend, and where results go.
+"""Computes the rows of each query tile on the device, and the tokens and pages to which these rows attend.
 
-``tiles`` defines query tiles and groups. A query tile with fewer rows than the width of its group repeats its last row.
-All copies of that row's result are equal, so the order in which they are written does not matter. If the host does not
-know the lengths, the last query tiles of a group may have no rows. They then repeat the last row of the last query tile
-that has rows. If no query tile has rows, the present content of ``out`` is written back.
+A row is one query token. ``tiles`` defines query tiles and groups. A query tile with fewer rows than the width of its
+group repeats its last row. All copies of that row's result are equal, so the order in which they are written does not
+matter. If the host does not know the lengths, some query tiles at the end of a group may have no rows. Such a tile
+repeats the last row of the last query tile that has rows. If no query tile has rows, ``out`` is rewritten with the
+values that it already has.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from .tiles import ExtendBudget, Group, Shape
 
 
 class Taken(NamedTuple):
-    """The query tiles of a row tile.
+    """The query tiles that a row tile processes (see ``runtime.tiling``).
 
-    sequences: [query tiles] int64. rows: [query tiles, width] int64, the rows of the query.
-    places: [query tiles * width] int64: for each row, the index of the result to write; None if each has its own.
-    some: [1] bool, whether any query tile has a row; None if all have.
-    queries: [query tiles, width] int32, the positions of the rows. seq_lens: [query tiles] int32, whole lengths.
-    ends: [query tiles, 1] int32, the tokens up to the last row; 0 without a row.
-    starts: [query tiles, 1] int32, where the first row's window starts; None without a window.
+    sequences: [query tiles] int64, the sequence of each query tile. rows: [query tiles, width] int64, the index of each
+    row in the query. queries: [query tiles, width] int32, the position of each row in its sequence.
+    places: [query tiles * width] int64, for each row the index of the result that is stored in it. None if every row
+    has a result of its own.
+    some: [1] bool, whether any query tile has a row. None if all query tiles have rows.
+    seq_lens: [query tiles] int32, the length of each query tile's sequence in tokens, new tokens included.
+    ends: [query tiles, 1] int32, the number of tokens up to and including the last row; 0 if there is no row.
+    starts: [query tiles, 1] int32, the first position of the first row's sliding window. None without a window.
     """
 
     sequences: torch.Tensor
@@ -40,7 +43,10 @@ class Taken(NamedTuple):
     starts: torch.Tensor | None
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        """Write ``values`` [query tiles * width, ...] to the rows of ``target``, which has the same dtype."""
+        """Write each row's result to ``target`` [tokens, ...].
+
+        values: [query tiles * width, ...] in the dtype of ``target``.
+        """
         rows = self.rows.flatten()
         if self.places is not None:
             values = torch.index_select(values, 0, self.places)
@@ -51,12 +57,14 @@ class Taken(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The positions and page numbers of a tile. An item is one partition of one query tile; items are in their order.
+    """The key positions and page numbers of a tile (see ``runtime.tiling``).
 
-    queries, seq_lens: as in ``Taken``. positions: [1 or query tiles, tokens] int32, of keys.
-    hidden: [query tiles, parts, 1, width, 1, tokens of a part] bool, True if a row does not attend to a key; or None.
-    unread: [query tiles, tokens] bool, True if no row of a query tile attends to a key; or None.
-    pages: [items, pages] int32, block numbers; 0 for a page to which no row attends.
+    queries, seq_lens: as in ``Taken``. positions: [1 or query tiles, tokens] int32, the position of each key.
+    hidden: [query tiles, parts, 1, width, 1, tokens of a part] bool, True where a row does not attend to a key. None if
+    every row attends to every key.
+    unread: [query tiles, tokens] bool, True where no row of a query tile attends to a key. None if all keys are read.
+    pages: [items, pages] int32, the block number of each page, or 0 for a page to which no row attends. An item is one
+    partition of one query tile. The items of a query tile are consecutive.
     """
 
     tile: Tile
@@ -69,7 +77,10 @@ class Part(NamedTuple):
 
 
 def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Group, ...]:
-    """The groups of query tiles of a call, from its lengths if the host may read them, else from upper bounds."""
+    """Split the rows of a call into groups of query tiles.
+
+    The split uses the sequence lengths if the host may read them, else upper bounds. shape: the sizes of the kernel.
+    """
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     bound = budget.bound(tokens, seqs, call.max_seq_len, shape, call.max_query_len)
     if call.read_lengths:
@@ -85,11 +96,11 @@ def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Gro
 
 
 class QueryRows:
-    """The query tiles of a group on the device.
+    """The query tiles of a group, as tensors on the device.
 
-    sequences, firsts, counts, positions: [query tiles] int64 each. sequences: the sequence of each query tile. firsts:
-    its first row in the query. counts: its number of rows. positions: the position of its first row, or -1 if it has no
-    rows. total: [1], the number of query tiles with rows; None if all have rows.
+    For each query tile, four tensors [query tiles] int64 give: the sequence (sequences), the index of the first row in
+    the query (firsts), the number of rows (counts), and the position of the first row in the sequence (positions), or
+    -1 if there is no row. total: [1] int64, the number of query tiles that have rows. None if all have rows.
     """
 
     def __init__(self, call: ExtendCall, group: Group, shape: Shape) -> None:
@@ -103,7 +114,7 @@ class QueryRows:
             self.sequences, self.firsts, self.counts, self.positions = table.unbind(1)
 
     def _find(self) -> None:
-        """Find the query tiles on the device."""
+        """Compute the query tiles on the device, from ``query_start_loc`` and ``seq_lens``."""
         call, width, tokens = self.call, self.group.width, self.call.query.shape[0]
         starts = call.query_start_loc.long().clamp_(0, tokens)
         owned = torch.sub(starts[1:], starts[:-1]).clamp_min_(0)  # [seqs], rows of each sequence
@@ -121,7 +132,7 @@ class QueryRows:
         self.positions = contexts.add_(before).masked_fill_(self.counts == 0, -1)
 
     def take(self, taken: slice) -> Taken:
-        """The rows of the query tiles in the slice ``taken``."""
+        """The rows of the group's query tiles number ``taken.start`` to ``taken.stop`` (exclusive)."""
         width, window = self.group.width, self.shape.window
         each = torch.arange(width, device=self.firsts.device)
         offsets = torch.minimum(each, self.counts[taken].sub(1).clamp_min_(0).unsqueeze(1))  # [query tiles, width]
@@ -132,7 +143,7 @@ class QueryRows:
         places = some = None
         if not self.group.full:
             number = torch.arange(rows.shape[0], device=rows.device)
-            if self.total is not None:  # those without a row stand for the last one that has some
+            if self.total is not None:  # a query tile without rows repeats the last one that has rows
                 some = self.total > taken.start
                 number.clamp_max_(torch.sub(self.total, taken.start + 1).clamp_min_(0))
                 rows, offsets_there = rows.index_select(0, number), offsets.index_select(0, number)
@@ -151,7 +162,7 @@ class QueryRows:
         )
 
     def part(self, held: Taken, tile: Tile) -> Part:
-        """The part of ``tile`` for the query tiles ``held``. Partitions are numbered from position 0."""
+        """The key positions and pages of ``tile`` for the query tiles ``held``. Partition 0 begins at position 0."""
         table, page = self.call.block_tables, self.shape.page
         start = tile.parts.start * self.shape.keys
         stop = start + (tile.num_parts - 1) * self.shape.keys + tile.pages * page
@@ -167,9 +178,9 @@ class QueryRows:
         return self._part(held, tile, positions, hidden, unread, pages)
 
     def window_part(self, held: Taken, tile: Tile) -> Part:
-        """The part of ``tile`` for the query tiles ``held``, in a kernel with a window.
+        """The key positions and pages of ``tile`` for the query tiles ``held``, in a kernel with a sliding window.
 
-        Partitions are numbered from the one where the window of a query tile's first row starts.
+        For each query tile, partition 0 is the partition in which the window of its first row begins.
         """
         assert held.starts is not None and self.shape.window is not None
         table, page, keys = self.call.block_tables, self.shape.page, self.shape.keys
@@ -189,11 +200,11 @@ class QueryRows:
         return self._part(held, tile, positions, hidden, unread, pages)
 
     def _by_part(self, positions: torch.Tensor, tile: Tile) -> torch.Tensor:
-        """Reshape positions of keys to [1 or query tiles, parts, 1, 1, 1, tokens of a part]."""
+        """Reshape key positions [1 or query tiles, tokens] to [1 or query tiles, parts, 1, 1, 1, tokens of a part]."""
         return positions.view(positions.shape[0], tile.num_parts, 1, 1, 1, tile.pages * self.shape.page)
 
     def _by_row(self, held: Taken, tile: Tile) -> torch.Tensor:
-        """The positions of the rows, shaped [query tiles, 1, 1, width, 1, 1]."""
+        """The positions of the rows, reshaped to [query tiles, 1, 1, width, 1, 1]."""
         return held.queries[: tile.rows].view(-1, 1, 1, self.group.width, 1, 1)
 
     def _part(
@@ -211,10 +222,11 @@ class QueryRows:
 
 
 def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor) -> None:
-    """Write out = o / z for the rows of ``held``, or zeros for a row that attends to no token; also lse if asked for.
+    """Write out = o / z for the rows of ``held``, or zeros for a row that attends to no token. Write lse if requested.
 
-    state: m and z [query tiles, kv heads, width, group]; o [..., head size]; it is overwritten. found: memory for the
-    results, [query tiles, width, kv heads, group, head size] in the dtype of out.
+    state: m, z [query tiles, kv heads, width, group] and o [query tiles, kv heads, width, group, head size], float32;
+    they are overwritten. m is the maximum score times LOG2_E. group: the query heads of a KV head. found: memory for
+    the results, [query tiles, width, kv heads, group, head size] in the dtype of out.
     """
     sinks = None if call.sinks is None else call.sinks.view(state.m.shape[1], 1, -1)
     if call.sinks is not None or call.lse is not None:

@@ -1,4 +1,4 @@
-"""`python -m …runtime.simt FILE.cu`: run a CUDA program on the CPU."""
+"""Runs a CUDA program on the CPU: `python -m …runtime.simt FILE.cu`."""
 
 import sys
 

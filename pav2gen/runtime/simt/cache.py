@@ -1,8 +1,8 @@
-"""Decides whether a compiled file is up to date, from a note that lists the files it was compiled from.
+"""Decides whether a compiled file is up to date. A JSON file beside it, its *note*, lists its inputs.
 
-The note of `x.o` is `x.o.json`, in the same folder. It has the digest of `x.o`, and the digest of every file that the
-compiler read to make it (the compiler writes that list). The name `x` contains a hash of everything else that the
-result depends on: the flags, the compiler, and the environment variables that the compiler reads.
+The note of `x.o` is `x.o.json`. It has the digest of `x.o`, and the digest of every file that the compiler read to make
+`x.o`, as listed by the compiler. The name `x` contains a hash of everything else that determines the result: the flags,
+the compiler, and the environment variables that the compiler reads.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NVCC_PARTS = ("cudafe++", "ptxas", "fatbinary", "nvlink", "nvcc.profile", "../nv
 
 
 class CacheError(ToolchainError):
-    """The folder of compiled files can't be used. The message says why, and what would work."""
+    """The cache folder for compiled files can't be used. The message says why, and what would work."""
 
 
 def platform_cache(variable: str, name: str) -> Path:
-    """The folder that an environment variable names, else the folder `name` in the user's cache folder.
+    """A cache folder: the value of the environment variable `variable`, else `name` in the user's cache folder.
 
     :raises CacheError: this user has no home folder
     """
@@ -51,9 +51,11 @@ def platform_cache(variable: str, name: str) -> Path:
 
 
 def own_folder(folder: Path) -> Path:
-    """Make a folder that only this user can write to, or check an existing one. Its files will be executed.
+    """Create a folder that only this user can write to, or check that an existing folder is like that.
 
-    :raises CacheError: it belongs to another user, others can write to it, or it can't be made
+    The check protects this user, because libraries from the folder are loaded and executed.
+
+    :raises CacheError: the folder belongs to another user, others can write to it, or it can't be created
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,15 +74,16 @@ def own_folder(folder: Path) -> Path:
 
 
 class Digests:
-    """The digests of files. Each file is read once, at the first request.
+    """Computes and remembers the digests of files. Each file is read only once.
 
-    If a file changes during a build, its digest is that of the old content. The next build notices the change."""
+    If a file changes during a build, the digest remains that of the old content, and the next build notices the change.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
     def of(self, path: str | os.PathLike[str]) -> str:
-        """The sha256 of a regular file; an empty string if it can't be read."""
+        """The sha256 of a regular file in hexadecimal, or an empty string if the file can't be read."""
         name = os.fspath(path)
         if name not in self._known:
             self._known[name] = digest(name)
@@ -88,7 +91,10 @@ class Digests:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """The sha256 of a regular file. Empty for anything else, and if the file can't be read. Never waits on a FIFO."""
+    """The sha256 of a regular file in hexadecimal. An empty string if the path is not a readable regular file.
+
+    The function never blocks, not even on a FIFO.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -103,24 +109,27 @@ def digest(path: str | os.PathLike[str]) -> str:
 
 
 def note_of(output: Path) -> Path:
-    """The path of a compiled file's note."""
+    """The path of the note that belongs to a compiled file."""
     return output.with_name(output.name + ".json")
 
 
 def note(output: Path, inputs: Iterable[str], digests: Digests) -> None:
-    """Record the sources of `output`. `digests` should have read them before the compiler did."""
+    """Write the note of the compiled file `output`, with the digests of the files from which it was compiled.
+
+    `digests` should have read these inputs before the compiler did. A change during the compilation is then noticed.
+    """
     paths = [os.path.abspath(name) for name in inputs]
     found = {os.fsencode(path).decode("utf-8", "surrogateescape"): digests.of(path) for path in paths}
     write_note(note_of(output), {"sha256": digest(output), "inputs": found})
 
 
 def read_note(output: Path) -> Mapping[str, object]:
-    """The content of a compiled file's note. Empty if the note is missing or can't be read."""
+    """The content of the note of a compiled file. The result is empty if the note is missing or can't be read."""
     return read_json(note_of(output))
 
 
 def inputs_of(output: Path) -> dict[str, str]:
-    """The digest of each file that `output` was made from, by path. Empty if no note tells them."""
+    """The recorded digest of each file from which `output` was compiled, by path. Empty if there is no note."""
     inputs = read_note(output).get("inputs")
     if not isinstance(inputs, dict):
         return {}
@@ -128,7 +137,7 @@ def inputs_of(output: Path) -> dict[str, str]:
 
 
 def is_current(output: Path, digests: Digests) -> bool:
-    """Whether a compiled file exists unchanged, and a new build would give the same file."""
+    """Whether a compiled file is up to date: neither the file nor its inputs have changed since it was compiled."""
     noted = read_note(output)
     inputs = inputs_of(output)
     if not inputs or any(digests.of(path) != known for path, known in inputs.items()):
@@ -137,7 +146,11 @@ def is_current(output: Path, digests: Digests) -> bool:
 
 
 def read_json(path: Path) -> Mapping[str, object]:
-    """The content of a small JSON file that this package wrote. Empty for any other file. Never waits on a FIFO."""
+    """The content of a small JSON file that this package wrote.
+
+    The result is empty if the path is not a regular file with a JSON object. The function never blocks, not even on a
+    FIFO.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
@@ -148,7 +161,7 @@ def read_json(path: Path) -> Mapping[str, object]:
 
 
 def write_note(path: Path, content: Mapping[str, object]) -> None:
-    """Write a small JSON file atomically. An existing file is replaced."""
+    """Write `content` to a small JSON file, and replace an existing file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -157,9 +170,9 @@ def write_note(path: Path, content: Mapping[str, object]) -> None:
 
 
 def read_dependencies(path: Path) -> list[str]:
-    """The files that a compiler has read, from the make rule that it wrote with `-MD`: `target: file file \\`.
+    """The files that a compiler has read, parsed from the make rule that `-MD` writes: `target: file file \\`.
 
-    Empty if the compiler wrote no rule.
+    path: the file with the rule. The list is empty if the file does not exist.
     """
     if not path.exists():
         return []
@@ -170,17 +183,17 @@ def read_dependencies(path: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables of `VARIABLES` that are set."""
+    """The names and values of those environment variables in `VARIABLES` that are set."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def for_compilers() -> dict[str, str]:
-    """The environment in which a compiler runs: this process's, with messages in English and in ASCII."""
+    """The environment variables for running a compiler: this process's variables, with English messages in ASCII."""
     return {**os.environ, "LC_ALL": "C"}
 
 
 def identity(compiler: str) -> str:
-    """The digest of a compiler: of its program, the programs that it calls, and the variables that it reads."""
+    """A digest that changes with the compiler's program, the programs that it calls, or its environment variables."""
     parts = [(path, _digest_of_program(path, *_state(path))) for path in _programs(os.path.realpath(compiler))]
     return hashlib.sha256(repr((compiler, parts, environment())).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -197,7 +210,7 @@ def _programs(compiler: str) -> Iterator[str]:
 
 @functools.cache
 def _programs_of(driver: str) -> tuple[str, ...]:
-    """The paths of g++ or clang++ and of the programs that it calls, as far as it tells them."""
+    """The paths of a compiler driver (g++ or clang++) and of the programs that the driver says it calls."""
     if not driver:
         return ()
     found = [driver]
@@ -209,13 +222,16 @@ def _programs_of(driver: str) -> tuple[str, ...]:
 
 @functools.cache
 def _nvcc_folder(compiler: str) -> str:
-    """The folder of nvcc's own parts. nvcc is asked, because the nvcc on PATH may be a script that calls another."""
+    """The folder that contains nvcc's tools, such as ptxas.
+
+    nvcc itself is asked for it, because the nvcc on PATH may be a script that calls an nvcc elsewhere.
+    """
     said = re.search(r"^#\$ _HERE_=(.+)$", _asked(compiler, "--dryrun", "-x", "cu", "-c", os.devnull), re.MULTILINE)
     return said[1] if said else os.path.dirname(compiler)
 
 
 def _asked(*command: str) -> str:
-    """The output of a compiler's command. Empty if the command can't be run or fails."""
+    """The output of a command (stdout, then stderr). An empty string if the command can't be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     except OSError:

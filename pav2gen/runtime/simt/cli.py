@@ -1,4 +1,4 @@
-"""Compiles a CUDA program that has a `main`, runs it under the runtime, and prints findings and counters."""
+"""Compiles a CUDA program that has a `main`, runs it on the CPU, and prints its faults and counters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _REPORT_HEAD = b'{\n "warp_size"'
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Compile and run a CUDA program.
 
-    :return: the program's exit code; 1 if that is 0 and there are findings; 2 if the program does not compile
+    :return: 2 if the program does not compile, else the program's exit code. If that is 0 although the checks have
+        found a fault or the program left no report, the result is 1.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -61,7 +62,9 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 @contextmanager
 def _report_file(path: str | None) -> Iterator[None]:
-    """Check that a report can be written to `path`, before the program runs. Leave no new file if the body fails.
+    """A context manager that checks at its start whether a report can be written to `path`.
+
+    If its body raises, a file that did not exist before is removed.
 
     :raises ValueError: the file can't be written, or it has content that is not a report
     """
@@ -84,7 +87,7 @@ def _report_file(path: str | None) -> Iterator[None]:
 
 
 def _refuse_to_lose(path: str) -> None:
-    """:raises ValueError: `path` holds something other than a report, an empty file or a device"""
+    """Raise ValueError if `path` exists and is not a report, an empty file or a character device."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -99,10 +102,10 @@ def _refuse_to_lose(path: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports a mistake in one line, without the usage."""
+    """An argument parser that reports a wrong command line in a single line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the mistake and exit with 2."""
+        """Print the message and exit with status 2."""
         if message.endswith("FILE.cu"):
             message = f"no program is given; name its source: {self.prog} scale.cu"
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
@@ -147,7 +150,10 @@ def _policy(args: argparse.Namespace) -> Policy:
 
 
 def _run(program: Path, arguments: Sequence[str], policy: Policy) -> tuple[int, bytes | None]:
-    """The exit code (128 + the signal that ended it) and the report that the program left."""
+    """Run the program. Return its exit code and the bytes of the report that it wrote, or None without a report.
+
+    If a signal ended the program, the exit code is 128 plus the signal's number.
+    """
     words = " ".join(f"{name}={value}" for name, value in policy.settings())
     with tempfile.TemporaryDirectory() as folder:
         left = Path(folder) / "report.json"
@@ -167,7 +173,7 @@ def _signal_name(number: int) -> str:
 
 
 def _read(left: bytes | None, program: Path) -> Report | None:
-    """The report. None if the program left no report, or ended while it wrote one."""
+    """Parse the report `left`. The result is None if the program wrote no report, or an incomplete one."""
     try:
         return read_report(left, str(program)) if left else None
     except ValueError:

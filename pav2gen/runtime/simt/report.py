@@ -1,4 +1,4 @@
-"""The report of a session: its findings and counters."""
+"""The report of a session: the faults that the checks detected, and counters of launches and memory traffic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .table import render_report
 
 
 class FindingsError(AssertionError):
-    """A report has findings. The message lists them."""
+    """A kernel has faults that the checks detected. The message lists them."""
 
     def __init__(self, findings: tuple[Finding, ...]) -> None:
         self.findings = findings
@@ -22,7 +22,7 @@ class FindingsError(AssertionError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where and by which threads one of a finding's accesses or calls happened."""
+    """One memory access or call that is part of a fault: its role, its source line, and the threads that made it."""
 
     role: str
     location: Location | None
@@ -38,7 +38,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault of a kernel: its kind, its places, its buffer, and what was expected."""
+    """One fault of a kernel, as the checks detected it.
+
+    `what`: a description. `expected`: what the kernel should have done. `places`: the accesses or calls involved.
+    `buffer`, `offset`: the buffer and the byte in it, or None. `count`: how often the fault was seen. `stopped`:
+    whether the launch was stopped at the fault.
+    """
 
     kind: str
     what: str
@@ -52,7 +57,7 @@ class Finding:
 
     @property
     def locations(self) -> tuple[Location, ...]:
-        """The source lines of the finding's places."""
+        """The source lines of all accesses and calls that are part of the fault."""
         return tuple(p.location for p in self.places if p.location)
 
     def __str__(self) -> str:
@@ -70,9 +75,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Counts of memory traffic: accesses of warps and of lanes, bytes, sectors of global memory, shared memory passes.
+    """Counters of memory traffic.
 
-    A pass is one cycle of the 32 banks of shared memory. Bank conflicts cause more passes than `passes_ideal`.
+    `accesses`: warp-wide accesses. `lanes`: accesses of single lanes. `bytes`: bytes that the lanes requested.
+    `sectors_32`, `sectors_64`, `sectors_128`: sectors of that many bytes, in global memory. `passes`: cycles of the 32
+    banks of shared memory. Bank conflicts make `passes` larger than `passes_ideal`.
     """
 
     accesses: int = 0
@@ -90,7 +97,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Line:
-    """The traffic from one source line to one buffer, by one operation of one width."""
+    """The traffic between one source line and one buffer, for one operation and one access width.
+
+    `operation`: "load", "store" or "atomic". `shared`: whether the buffer is in shared memory. `width`: bytes that a
+    lane accesses at once.
+    """
 
     location: Location
     operation: str
@@ -102,9 +113,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Buffer:
-    """The traffic to a buffer, a shared array or a global variable. Atomics count as loads and as stores.
+    """The traffic of a registered buffer, a shared array or a global variable.
 
-    `bytes_read` and `bytes_written` count each byte of global memory once, however often it was touched.
+    `bytes`: the buffer's size. `loads`, `stores`: traffic; an atomic operation counts as both. `load_widths`,
+    `store_widths`: the number of warp-wide accesses by width in bytes. `bytes_read`, `bytes_written`: distinct bytes of
+    global memory that were accessed; each byte counts once.
     """
 
     name: str
@@ -125,7 +138,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Counters of a kernel's launches, and the shared memory of one block."""
+    """Counters over all launches of a kernel, and the shared memory that one block uses.
+
+    `collectives`: warp-wide calls, such as shuffles. `static_shared`, `dynamic_shared`: bytes of shared memory.
+    """
 
     name: str
     launches: int
@@ -139,7 +155,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over a session. `approximate`: some warps were counted early, because their lanes did not meet for long."""
+    """Counters over all launches of a session.
+
+    `approximate`: True if some warp-wide counts are only upper bounds, because lanes of a warp diverged for too long.
+    `switches`: switches between simulated threads. `local_bytes`: traffic of the threads' local memory, in bytes.
+    """
 
     launches: int
     blocks: int
@@ -153,7 +173,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Report:
-    """Findings and counters of a session. `str()` gives it as text, `table()` only the counters."""
+    """The faults (findings) and counters of a session. `str()` returns all of them as text."""
 
     warp_size: int
     checked: bool
@@ -164,12 +184,12 @@ class Report:
     findings: tuple[Finding, ...]
 
     def raise_for_findings(self) -> None:
-        """:raises FindingsError: there are findings"""
+        """Raise FindingsError if the checks detected a fault."""
         if self.findings:
             raise FindingsError(self.findings)
 
     def table(self) -> str:
-        """The counters as text."""
+        """The counters as plain-text tables, without the faults."""
         return render_report(self)
 
     def __str__(self) -> str:
@@ -178,7 +198,10 @@ class Report:
 
 
 def read_report(text: bytes, library: str | None = None) -> Report:
-    """Parse the runtime's JSON. `library`: the path of the library's file, if it differs from the path in the JSON."""
+    """Parse the JSON report of the runtime.
+
+    `library`: the path of the library file with the kernels. By default it is the path in the report.
+    """
     raw: dict[str, Any] = json.loads(text.decode("utf-8", "replace"))
     places = [p for f in raw["findings"] for p in f["places"] if not p["file"]]
     offsets = [c["pc"] for c in raw["counters"]] + [p["pc"] for p in places if p["pc"]]
@@ -197,7 +220,7 @@ def _totals(raw: dict[str, int]) -> Totals:
 
 
 def _tell_apart(raw: dict[str, Any]) -> None:
-    """Distinguish variables of the same name by their function's name: `reduce::sums`."""
+    """Prefix variables that have the same name with the name of their function, as in `reduce::sums`."""
     used = {c["region"] for c in raw["counters"]}
     regions = [r for r in raw["regions"] if r["id"] in used or r["registered"]]
     names = Counter(r["name"] for r in regions)
@@ -207,7 +230,10 @@ def _tell_apart(raw: dict[str, Any]) -> None:
 
 
 def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
-    """Merge counters of the same line, operation, buffer and width: the compiler may have copied the code."""
+    """Add up all counters of the same source line, operation, buffer and width.
+
+    There may be several, because the compiler can duplicate code.
+    """
     regions = {r["id"]: r for r in raw["regions"]}
     sums: dict[tuple[Location, str, int, int], Traffic] = defaultdict(Traffic)
     names = [f.name for f in fields(Traffic)]
@@ -221,7 +247,10 @@ def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
 
 
 def _buffers(raw: dict[str, Any], lines: tuple[Line, ...]) -> dict[str, Buffer]:
-    """All registered buffers, and all other memory that was accessed. Arrays of the same name count as one."""
+    """The traffic of all registered buffers and of all other memory that was accessed, by name.
+
+    Arrays that have the same name are combined.
+    """
     used = {line.buffer for line in lines}
     found: dict[str, Buffer] = {}
     for r in raw["regions"]:

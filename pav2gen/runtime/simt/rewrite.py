@@ -1,7 +1,7 @@
-"""Rewrites `kernel<<<grid, block>>>(arguments)`, which is not C++, into a call of `SIMT_LAUNCH` on the same lines.
+"""Rewrites CUDA launches `kernel<<<grid, block>>>(arguments)` into calls of the C++ macro `SIMT_LAUNCH`.
 
-The rest of a source stays as it is, and a source without `<<<` is compiled unchanged. If headers have launches, the
-source is rewritten after its `#include`s have been expanded.
+All other text stays as it is, and line numbers do not change. A source without `<<<` is compiled unchanged. If headers
+contain launches, the source is rewritten after its `#include`s have been expanded.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 class RewriteError(Exception):
-    """A launch that could not be understood."""
+    """A `<<<` could not be parsed as a kernel launch."""
 
 
 def rewrite_launches(text: str, name: str) -> str:
-    """Rewrite the launches in a source. The result begins with a `#line` that names the original file.
+    """Rewrite the kernel launches in the text of a source file. The result begins with `#line 1 "name"`.
 
-    :raises RewriteError: a `<<<` without its `>>>`, or without a kernel before it
+    :raises RewriteError: a `<<<` has no matching `>>>`, or no kernel before it
     """
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
     return f'#line 1 "{quoted}"\n{_rewritten(text, name, 1)}'
 
 
 def rewrite_unfolded(text: str, leave: str) -> str:
-    """Rewrite the launches in the output of `g++ -E -fdirectives-only`: a source with its headers expanded.
+    """Rewrite the kernel launches in a source after its headers were expanded by `g++ -E -fdirectives-only`.
 
-    Headers in the folder `leave` stay as they are. A `<<<` that can't be understood stays if it is in a system header.
+    `leave`: text from headers in this folder is not changed. A `<<<` that can't be parsed is left alone if it comes
+    from a system header.
 
-    :raises RewriteError: as `rewrite_launches`; the message has the file and line of the launch
+    :raises RewriteError: a `<<<` elsewhere can't be parsed; the message has its file and line
     """
     return "".join(_unfolded_parts(text, leave))
 
@@ -61,7 +62,7 @@ def _unfolded_parts(text: str, leave: str) -> Iterator[str]:
 
 
 def _rewritten(text: str, name: str, first: int) -> str:
-    """Rewrite the launches in a part of a file. `first` is the line number where the part begins."""
+    """Rewrite the kernel launches in a part of a file. `first`: the line number in the file where `text` begins."""
     code = _PASSIVE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)  # comments and strings blanked out
     pieces, done = [], 0
     at = code.find("<<<")
@@ -81,7 +82,10 @@ def _rewritten(text: str, name: str, first: int) -> str:
 
 
 def _kernel_start(code: str, at: int, floor: int) -> int | None:
-    """The start of the expression that ends before `at`: `name`, `a::b<c, 4>`, `(expression)`, `table[i]`."""
+    """The position where the kernel's expression begins that ends before `at`. None if there is no expression.
+
+    The expression can be a `name`, `a::b<c, 4>`, `(expression)` or `table[i]`. `floor`: the first position to look at.
+    """
     i = _skip_back(code, at, floor)
     start = None
     while i > floor:
@@ -111,9 +115,9 @@ def _skip_back(code: str, i: int, floor: int) -> int:
 
 
 def _matching_open(code: str, close: int, floor: int) -> int:
-    """The position of the opening bracket that belongs to the closing bracket `code[close]`.
+    """The position of the opening bracket that matches the closing bracket `code[close]`, or `floor` without a match.
 
-    Two angle brackets side by side, as in `k<1 << 10>`, are a shift operator and do not count as brackets.
+    Two adjacent angle brackets, as in `k<1 << 10>`, are a shift operator and not counted as brackets.
     """
     pairs = {">": "<", ")": "(", "]": "["}
     opening, depth = pairs[code[close]], 0

@@ -1,4 +1,4 @@
-"""Formats a report's counters as tables in plain text."""
+"""Formats the counters of a report as plain-text tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def render_report(report: Report) -> str:
-    """The tables of launches, of buffers and of source lines, separated by empty lines."""
+    """The report's tables of launches, buffers and source lines as text, separated by empty lines."""
     parts = [_head(report), _kernels(report)]
     if report.checked:
         parts += [_buffers(report), _lines(report, shared=False), _lines(report, shared=True)]
@@ -56,7 +56,7 @@ def _widths(widths: dict[int, int]) -> str:
 
 
 def _cost(t: Traffic, shared: bool) -> str:
-    """The cost of the accesses: sectors of global memory, or passes through the banks of shared memory."""
+    """Text for the cost of memory accesses: 32-byte sectors of global memory, or bank passes of shared memory."""
     if shared:
         return f"{t.passes} passes, ideal {t.passes_ideal}" if t.passes else ""
     return f"{t.sectors_32} x 32 B" if t.sectors_32 else ""
@@ -76,7 +76,10 @@ def _line(line: Line) -> list[object]:
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Aligned columns: numbers to the right, text to the left. Empty if there are no rows."""
+    """Format rows in aligned columns, with a header line. Numbers are right-aligned, text is left-aligned.
+
+    The result is an empty string if there are no rows.
+    """
     if not rows:
         return ""
     cells = [list(head)] + [[str(c) for c in row] for row in rows]
