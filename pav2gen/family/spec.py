@@ -27,7 +27,7 @@ class RankShape:
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes of the model that the kernels serve. Plans, generated tests and benchmarks use them.
+    """The sizes of the model that the kernels serve. Plans, generated tests and benchmarks use these sizes.
 
     ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads of the whole model. ``max_seq_len`` is in
     tokens. ``tensor_parallel`` lists the numbers of ranks that the model may be distributed over.
@@ -105,10 +105,10 @@ class Limits:
 class Spec:
     """The content of a spec file. ``axes`` maps each axis of ``family.axes.AXES`` to its values.
 
-    ``operators`` lists the operators to build (names of ``variant.OPERATORS``). ``cuda`` holds the layout settings of
-    CUDA kernels that the spec fixes (names of ``cuda_plan.CHOICES``). The plan chooses the other settings.
-    ``modifications`` maps the name of each modification to its definition. ``places`` maps the path of a value in the
-    file (``axes.head_size``, ``model.tensor_parallel[1]``) to its ``file:line``.
+    ``operators`` lists the operators to build (names of ``variant.OPERATORS``). ``cuda`` has the layout settings of
+    CUDA kernels that the spec fixes (names of ``cuda_plan.CHOICES``). The plan chooses all settings that the spec does
+    not fix. ``modifications`` maps the name of each modification to its definition. ``places`` maps the path of a value
+    in the file (``axes.head_size``, ``model.tensor_parallel[1]``) to its ``file:line``.
     """
 
     name: str

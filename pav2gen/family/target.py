@@ -230,7 +230,7 @@ TARGETS: Mapping[str, Target] = {
 
 
 def find(name: str) -> Target:
-    """The target called ``name``. Raises UserError, with the nearest name, if it does not exist."""
+    """The target called ``name``. Raises UserError, with the most similar name, if no target has this name."""
     if name not in TARGETS:
         raise UserError(f"unknown target {quoted(name)}; {did_you_mean(name, TARGETS)}")
     return TARGETS[name]

@@ -113,7 +113,7 @@ class AttentionVariant(Point):
 
 @dataclass(frozen=True)
 class Variant(AttentionVariant):
-    """One decode kernel. It has a partition size in addition to the axes that a call must match."""
+    """One decode kernel: an attention kernel for one query token per sequence, with a partition size."""
 
     operator: ClassVar[str] = "decode"
 
@@ -185,7 +185,7 @@ class CacheVariant(Point):
 
 
 def extenders_of(variants: Iterable[Variant]) -> tuple[ExtendVariant, ...]:
-    """The extend kernels for a spec's decode kernels ``variants``, in the same order.
+    """The extend kernels for a spec's decode kernels ``variants``, in the order of ``variants``.
 
     Decode kernels that differ only in partition size share one extend kernel.
     """
@@ -194,7 +194,9 @@ def extenders_of(variants: Iterable[Variant]) -> tuple[ExtendVariant, ...]:
 
 
 def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
-    """The kernels that write the KV caches which the decode kernels ``variants`` read, in the same order, each once."""
+    """The cache writers for the caches that the decode kernels ``variants`` read, in the order of ``variants``, each
+    once.
+    """
     fields = ("spec", *CacheKey._fields)
     return tuple(dict.fromkeys(CacheVariant(*(getattr(each, name) for name in fields)) for each in variants))
 

@@ -1,11 +1,11 @@
 """Writes a build in one step: either all of its changes take effect, or none.
 
 New files are first written to a temporary folder, so that a full disk is noticed before the tree changes. Then each
-file is renamed to its final place. A folder that is entirely new takes a single rename. An error or Ctrl-C undoes all
+file is renamed to its final place. A folder that is entirely new is renamed as a whole. An error or Ctrl-C undoes all
 changes. If the process is killed, the journal stays on the disk and lists the files that the build wrote.
 
-Only the journal is synced to the disk. Syncing every file would take longer than the rest of the build and gain little:
-after a power cut, ``check`` names the damaged files, and ``build --force`` renders them again.
+Only the journal is synced to the disk. Syncing every file would take longer than the rest of the build. After a power
+cut, ``check`` names the damaged files, and ``build --force`` renders them again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def commit(tree: Tree, comparison: Comparison, owners: Collection[str], unsettle
     """Write the changes in ``comparison`` to the tree. If nothing differs, nothing is written.
 
     The folder of the tree must exist and be locked. ``owners`` are the specs that were built. ``unsettled`` are other
-    owners with files from an interrupted build; the journal keeps their entries, because this build does not repair
-    them. Raises UserError, after undoing all changes, if the tree cannot be written, or if someone changed a file after
-    the comparison.
+    owners with files from an interrupted build. The journal keeps the entries of these owners, because this build does
+    not repair their files. Raises UserError, after undoing all changes, if the tree cannot be written, or if someone
+    changed a file after the comparison.
     """
     if comparison.changes or tree.incomplete:
         _Commit(tree, comparison.changes, owners, unsettled).run()

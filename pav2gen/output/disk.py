@@ -68,7 +68,7 @@ class Disk:
         return sorted(entry.name for entry in self._entries("") if entry.is_dir(follow_symlinks=False))
 
     def walk(self) -> Iterator[str]:
-        """The paths of all files below the root, relative to it. Links are listed and not followed.
+        """The paths of all files below the root, relative to it. Symbolic links are listed and not followed.
 
         Raises UserError for a folder that cannot be read.
         """

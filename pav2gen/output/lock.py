@@ -31,9 +31,9 @@ def no_wait(holder: str) -> None:
 def locked(folder: Path, on_wait: OnWait, create: bool = False) -> Iterator[None]:
     """Lock ``folder`` exclusively, to write in it. ``on_wait`` is called once if another command has locked it.
 
-    If ``create``, a missing folder and its missing parents are made; those that are empty at the end are removed. Else
-    a missing folder is not locked. Raises UserError if the folder cannot be made or locked, or if another command keeps
-    it locked for longer than ``PATIENCE`` seconds.
+    If ``create``, a missing folder and its missing parents are made. New folders that are empty at the end are removed.
+    Without ``create``, a missing folder is not locked. Raises UserError if the folder cannot be made or locked, or if
+    another command keeps it locked for longer than ``PATIENCE`` seconds.
     """
     path = os.path.realpath(folder)
     made = _make(path, os.fspath(folder)) if create else []
@@ -81,7 +81,9 @@ def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | N
 
 
 def _open(path: str, shown: str) -> int | None:
-    """Open the folder at ``path``. None if it does not exist. Raises UserError if it is a file or cannot be opened."""
+    """Open the folder at ``path``. None if the folder does not exist. Raises UserError if ``path`` is a file or cannot
+    be opened.
+    """
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -140,7 +142,7 @@ def holder(handle: int) -> str:
 
 
 def _command(pid: str) -> str:
-    """The command line of the process ``pid``, in brackets. Empty if it is not known."""
+    """The command line of the process ``pid``, in brackets. Empty if the command line is not known."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except OSError:

@@ -3,7 +3,7 @@ them.
 
 Before a step is done, the way to undo it is recorded. Undoing a step that was not done is harmless. A file is read
 again right before it is replaced or removed. If someone saved an edit since the command first read the file, the
-transaction fails, and the edit is kept. Undoing keeps such an edit too.
+transaction fails, and the edit is kept. Undoing a step also keeps edits that someone saved in the meantime.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Transaction:
     """
 
     def __init__(self, shown: Callable[[str], str], remedy: str, on_undone: Callable[[], None] = lambda: None) -> None:
-        """``shown`` returns the name of a path for messages. For an empty path, it returns the name of the whole
+        """``shown`` returns the name of a path for messages. For an empty path, ``shown`` returns the name of the whole
         folder.
 
         ``remedy`` is the end of the message if a step could not be undone. ``on_undone`` is called after all steps are
@@ -95,7 +95,7 @@ class Transaction:
         os.replace(aside, folder)
 
     def remove(self, aside: str, file: str, expected: str | None) -> None:
-        """Remove ``file``. ``expected`` is the sha256 of its content; None skips this check.
+        """Remove ``file``. ``expected`` is the sha256 of its content. None skips this check.
 
         To undo the step, the content is written to ``aside`` first, and then renamed to ``file``.
         """

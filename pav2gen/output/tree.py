@@ -24,7 +24,7 @@ class FileChange:
     """A file that a build adds, changes or removes. ``old`` is None for a new file. ``new`` is None for a removed file.
 
     ``digest`` is the sha256 of ``new``, or empty. ``ours`` says whether a build wrote the old content. If not, another
-    build may replace it only with ``--force``.
+    build may replace the file only with ``--force``.
     """
 
     owner: str
@@ -56,7 +56,7 @@ class Comparison:
     unchanged: int
 
     def refusal(self, shown: str, force: bool) -> UserError | None:
-        """The error if the build must not be written. None if it may be.
+        """The error if the build must not be written. None if the build may be written.
 
         The error is about a link or a folder where a file of the build belongs, or about files that were edited by
         hand. ``force`` allows to replace the edited files. ``shown`` is the name of the tree in messages.
@@ -130,9 +130,9 @@ class Tree:
         return Comparison(tuple(sorted(changes, key=lambda change: change.path)), unchanged)
 
     def known(self, owner: str) -> dict[str, set[str]]:
-        """The file contents that builds of ``owner`` wrote: path -> sha256 digests.
+        """The digests of all file contents that builds of ``owner`` wrote: path -> sha256 digests.
 
-        They are recorded in the owner's manifest, or in the journal of an interrupted build.
+        The digests come from the owner's manifest and from the journal of an interrupted build.
         """
         known = {path: set(digests) for path, digests in self.journal.get(owner, {}).items()}
         if owner in self.manifests:

@@ -39,7 +39,7 @@ class TorchCachePlan:
 
     @property
     def fp8(self) -> bool:
-        """Whether the cache holds 8-bit floating-point codes."""
+        """Whether the elements of the cache are fp8."""
         return self.variant.kv_cache_dtype.startswith("fp8")
 
     @property
@@ -79,7 +79,8 @@ class TorchCachePlan:
         """The number of ATen calls of one call of the writer, not counting views. ``chunks`` is the number of chunks of
         tokens.
 
-        The numbers are those of templates/torch/cache.py.j2 and runtime/writer. Generated tests count the calls.
+        The numbers must match the code in templates/torch/cache.py.j2 and runtime/writer. Generated tests count the
+        calls.
         """
         encoding = {"auto": 0, "int8": 5, "fp8_e5m2": 12, "fp8_e4m3": 17}[self.variant.kv_cache_dtype]
         each_chunk = 22 + encoding
@@ -109,10 +110,10 @@ class CudaCachePlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens per thread block. If they go to neighbouring slots of a page, they fill one 32-byte sector of each row
-        of V.
+        """Tokens per thread block: as many elements as one 32-byte sector of a row of V has, and at most the tokens of
+        a page.
 
-        There are at most as many as a page has.
+        So tokens in neighbouring slots of a page fill whole sectors.
         """
         return min(self.variant.block_size, SECTOR // self.variant.cache_item_bytes)
 
@@ -176,5 +177,5 @@ class CachePlan:
 
 
 def plan_cache(variant: CacheVariant, spec: Spec) -> CachePlan:
-    """Make the plan of a cache writer. The limits are those of ``spec``."""
+    """Make the plan of a cache writer. ``spec`` sets the limits of the workspace."""
     return CachePlan(variant, spec, TorchCachePlan(variant, spec.limits.workspace_mib * MIB))

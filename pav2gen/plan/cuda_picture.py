@@ -1,5 +1,5 @@
-"""Draws a text picture of how the threads of a CUDA kernel divide K and V. The header comment of a CUDA source shows
-it.
+"""Draws a text picture of how the threads of a CUDA kernel divide K and V, for the comment at the top of a CUDA
+source.
 """
 
 from __future__ import annotations
@@ -107,5 +107,5 @@ def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int
 
 
 def _shown(count: int, most: int) -> list[int | None]:
-    """The indices that a table with ``count`` rows or columns shows. None stands for the omitted indices."""
+    """The indices that a table with ``count`` rows or columns shows. None marks the place of the omitted indices."""
     return list(range(count)) if count <= most else [0, 1, None, count - 1]

@@ -121,7 +121,7 @@ class CudaPlan:
     def lanes_without_grain(self) -> bool:
         """Whether some lanes of a 64-lane warp are idle while keys are loaded.
 
-        This is the case if the warp could load more 16-byte groups of each key at once than a key has.
+        Lanes are idle if the warp could load more 16-byte groups of each key at once than a key has.
         """
         lanes = WIDEST_WARP * self.geometry.key_words // 4
         return lanes // min(self.variant.block_size, lanes) > self.variant.head_size // self.variant.grain
@@ -138,8 +138,8 @@ class CudaPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of static shared memory of the kernel that computes partitions. The kernel that reduces them is not
-        meant.
+        """Bytes of static shared memory of the kernel that computes partitions. The reduction kernel is not
+        included.
         """
         return shared_bytes(self.variant, self.geometry.heads, self.geometry.step)
 
@@ -155,14 +155,14 @@ class CudaPlan:
 
     @property
     def picture(self) -> list[str]:
-        """A picture of which thread loads which part of a page, as lines for the comment at the top of a CUDA
-        source.
+        """A text picture for the comment at the top of a CUDA source. The picture shows which thread loads which part
+        of a page.
         """
         return picture(self.variant, self.geometry)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K in a page, for one KV head. V has the same number of bytes."""
+        """Bytes of K in a page, for one KV head. V has as many bytes as K."""
         return page_bytes(self.variant)
 
     @property
@@ -203,7 +203,7 @@ class CudaPlan:
 
 
 def page_bytes(v: Variant) -> int:
-    """Bytes of K in a page, for one KV head. V has the same number of bytes."""
+    """Bytes of K in a page, for one KV head. V has as many bytes as K."""
     return v.head_size * v.block_size * v.cache_item_bytes
 
 
@@ -222,9 +222,10 @@ def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPla
 
     The query heads of one KV head are divided over as few thread blocks as possible, because each block reads the
     cache. Among the layouts with that number of blocks, the first one in the order of ``layouts`` is chosen.
-    ``choices`` fixes some settings of ``CHOICES``: ``threads`` per block; ``step``, at most the partition size; and
-    ``tokens``, the runs of tokens that a warp scores at the same time, which is halved until the accumulators fit in
-    registers. Raises ValueError if the fixed step is shorter than a page.
+    ``choices`` fixes some settings of ``CHOICES``. ``threads`` is the number of threads per block. ``step`` is limited
+    to the partition size. ``tokens`` is the number of runs of tokens that a warp scores at the same time; the plan
+    halves this number until the accumulators fit in registers. Raises ValueError if the fixed step is shorter than a
+    page.
     """
     for blocks in range(1, v.gqa_ratio + 1):
         heads = -(-v.gqa_ratio // blocks)
@@ -236,9 +237,9 @@ def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPla
 def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> list[CudaPlan]:
     """The possible layouts with ``heads`` query heads per thread block, the best first.
 
-    Layouts are compared by these criteria, in this order: loads of V at most as wide as the target's ``load_bytes``;
-    steps of at least ``SHORT_STEP`` tokens; the grade of their bytes in flight. Among equal layouts, longer steps come
-    first, then fewer threads.
+    First come layouts with loads of V at most as wide as the target's ``load_bytes``. Among these, layouts with steps
+    of at least ``SHORT_STEP`` tokens come first. Then the grade of the bytes in flight decides. Among equal layouts,
+    longer steps come first, then fewer threads.
     """
     plans = [CudaPlan(v, g, target) for g in dict.fromkeys(_candidates(v, target, heads, choices))]
     plans = [p for p in plans if p.shared_bytes <= min(SHARED_LIMIT, target.shared_memory_bytes)]
@@ -253,8 +254,8 @@ def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) 
 
 
 def _grade(in_flight: int, needed: int) -> int:
-    """The grade of a plan by its bytes in flight: 0 if they are enough, and ``GRADES`` less for each halving of
-    them.
+    """The grade of a plan by its bytes in flight: 0 for enough bytes, and ``GRADES`` less for each halving of the
+    bytes.
     """
     return round(GRADES * math.log2(min(1.0, max(in_flight, 1) / needed)))
 
@@ -321,7 +322,8 @@ def _rows(v: Variant, threads: int, load_bytes: int) -> list[tuple[int, int]]:
     """The possible pairs of (32-bit words per load of V, threads that read one row of V side by side), the best first.
 
     Pairs with which no thread is idle come before others. Then narrower loads than the target's ``load_bytes``, or
-    equal ones, come before wider ones. The threads of a row together read the whole row, or at least one sector of it.
+    equal ones, come before wider ones. The threads of a row together read the whole row, or at least one sector of the
+    row.
     """
     row = v.block_size * v.cache_item_bytes
     widths = [w for w in (16, 8, 4) if w <= min(load_bytes, row)] + [w for w in (16,) if load_bytes < w <= row]

@@ -1,9 +1,10 @@
 """Chooses the layout of a CUDA extend kernel: the query rows of a thread block, its shared memory, and its threads.
 
 A query row is a pair of a query token and a query head. A tile is a number of consecutive query tokens of one sequence.
-A thread block processes one tile and one partition of the keys, with all query heads of a KV head if they fit. It reads
-each key and value once for all its query rows. Three resources limit the number of query rows: shared memory holds
-their queries and softmax weights, registers hold their outputs, and the arithmetic grows with their number.
+A thread block processes one tile and one partition of the keys, with all query heads of a KV head if they fit. The
+block reads each key and value once for all its query rows. Three resources limit the number of query rows: shared
+memory holds their queries and softmax weights, registers hold their outputs, and the arithmetic grows with their
+number.
 
 Which calls prefer this kernel ------------------------------ The unit of time here is one read of K and V. A block with
 R query rows does R multiply-adds for each element that it reads. If an element has two bytes, a multiprocessor does
@@ -12,8 +13,8 @@ units of time, or 1 unit if that is more. A query of q tokens, with G query head
 
     max(ceil(q / tile), q * G / BALANCED_ROWS)
 
-The PyTorch kernel gathers K and V only once for a short query. The gather reads each element and writes it as float32;
-then the matrix product reads the float32. Together this takes 1 + 2 * 4 / (bytes of an element) units. The vendor's
+The PyTorch kernel gathers K and V only once for a short query. The gather reads each element and writes it as float32,
+and then the matrix product reads the float32. Together this takes 1 + 2 * 4 / (bytes of an element) units. The vendor's
 BLAS library then does the arithmetic many times as fast as scalar code. ``query_len`` is the longest query for which
 the CUDA kernel takes at most the time of the PyTorch kernel. This model ignores the time to launch kernels, which
 favours the PyTorch kernel.
@@ -135,13 +136,13 @@ class ExtendCudaPlan:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K in a page, for one KV head. V has the same number of bytes."""
+        """Bytes of K in a page, for one KV head. V has as many bytes as K."""
         return kv_bytes(self.variant, self.variant.block_size)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of static shared memory of the kernel that computes partitions. The kernel that reduces them is not
-        meant.
+        """Bytes of static shared memory of the kernel that computes partitions. The reduction kernel is not
+        included.
         """
         return shared_bytes(self.variant, self.geometry)
 
@@ -218,7 +219,7 @@ class ExtendCudaPlan:
 
 
 def kv_bytes(v: ExtendVariant, keys: int) -> int:
-    """Bytes of K for ``keys`` tokens and one KV head. V has the same number of bytes."""
+    """Bytes of K for ``keys`` tokens and one KV head. V has as many bytes as K."""
     return keys * v.head_size * v.cache_item_bytes
 
 
@@ -244,8 +245,8 @@ def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
     """Choose the layout of a CUDA extend kernel.
 
     The query heads of one KV head are divided over as few thread blocks as possible. Then the tile has as many query
-    tokens as fit. Both numbers matter, because each block and each tile reads the cache again. Raises ValueError if not
-    even a block with one query row fits.
+    tokens as fit. Fewer blocks and fewer tiles save time, because each block and each tile reads the cache again.
+    Raises ValueError if not even a block with one query row fits.
     """
     limit = shared_limit(target)
     for least in (LEAST_STEP_BYTES, 0):
@@ -292,8 +293,8 @@ def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
     """The number of threads that divide the elements of one query row's output among them while values are added.
 
     The number is a multiple of a warp, so that all lanes of a warp read the softmax weights of the same query row. The
-    choice is the number with the fewest accumulators per thread. Among equal numbers, the smallest is chosen, with
-    which a thread adds values to the most elements for each weight that it reads.
+    choice is the number with the fewest accumulators per thread. Among numbers with equally many accumulators, the
+    smallest is chosen. A thread then adds values to the most elements for each softmax weight that it reads.
     """
     least = min(threads, -(-v.head_size // MOST_ELEMENTS))
     choices = [lanes for lanes in (64, 128, 256, 512) if least <= lanes <= threads]
@@ -345,7 +346,7 @@ def _load_words(v: ExtendVariant, target: Target, step: int) -> int:
 
 
 def _partition(v: ExtendVariant, rows: int) -> int:
-    """The number of keys per thread block. It is so large that the partial results are small compared with the keys and
+    """The number of keys per thread block: large enough that the partial results are small compared with the keys and
     values.
     """
     share = [2 * 4 * rows / (2 * keys * v.cache_item_bytes) for keys in PARTITIONS]

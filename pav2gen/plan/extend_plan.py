@@ -50,5 +50,5 @@ class ExtendPlan(AttentionPlan):
 
 
 def plan_extend(variant: ExtendVariant, spec: Spec) -> ExtendPlan:
-    """Make the plan of an extend kernel. The target and the limits are those of ``spec``."""
+    """Make the plan of an extend kernel. ``spec`` states the target and the limits."""
     return ExtendPlan(variant, spec, ExtendTorchPlan(variant, spec.limits.workspace_mib * MIB))

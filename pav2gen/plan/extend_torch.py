@@ -78,14 +78,14 @@ class ExtendTorchPlan(TorchFigures):
 
     @cached_property
     def cpu(self) -> ExtendBudget:
-        """The bounds of the workspace on a CPU. They keep the workspace within the CPU's caches."""
+        """The bounds of the workspace on a CPU, which keep the workspace within the CPU's caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         segment = min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk)
         return self._budget(self.cpu_tile, chunk, segment, CPU_PADDING_BYTES, CPU_PADDING_OPERATIONS)
 
     @cached_property
     def gpu(self) -> ExtendBudget:
-        """The bounds of the workspace on a GPU. They use all the workspace that the spec allows."""
+        """The bounds of the workspace on a GPU, which allow all the bytes that the spec allows."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         segment = self.workspace_bytes - chunk
         return self._budget(self.gpu_tile, chunk, segment, GPU_PADDING_BYTES, GPU_PADDING_OPERATIONS)
@@ -131,8 +131,8 @@ class ExtendTorchPlan(TorchFigures):
     def calls_of(self, groups: Sequence[Group]) -> int:
         """The number of ATen calls of one call of the operator that is split into ``groups``, not counting views.
 
-        The call does not ask for lse. The numbers are those of templates/torch/extend.py.j2, runtime/extend/rows.py and
-        runtime/state.py. Generated tests count the calls.
+        The call does not ask for lse. The numbers must match the code in templates/torch/extend.py.j2,
+        runtime/extend/rows.py and runtime/state.py. Generated tests count the calls.
         """
         return 1 + sum(map(self._calls_of_group, groups))  # workspace
 

@@ -1,6 +1,7 @@
 """Makes the plan of each kernel: all numbers that follow from its axis values, each computed once.
 
-Templates write the numbers into sources as literals. ``pav2gen list`` shows them. Tests compare them with the kernels.
+Templates write these numbers into sources as literals, ``pav2gen list`` shows the numbers, and tests compare kernels
+with the numbers.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Plan(AttentionPlan):
         """The number of ATen calls of the PyTorch kernel for ``num_seqs`` sequences of ``max_seq_len`` tokens, not
         counting views.
 
-        ``budget`` is ``torch.cpu`` or ``torch.gpu``. ``known`` says whether the host knows the lengths. The number of
-        KV heads is that of ``rank``.
+        ``budget`` is ``torch.cpu`` or ``torch.gpu``. ``known`` says whether the host knows the lengths. ``rank`` states
+        the number of KV heads.
         """
         v, lengths = self.variant, self.torch.lengths(num_seqs, max_seq_len)
         known = known and v.sliding_window is None
@@ -78,26 +79,26 @@ class Plan(AttentionPlan):
 
 
 def plan(variant: Variant, spec: Spec) -> Plan:
-    """Make the plan of a decode kernel. The target and the limits are those of ``spec``."""
+    """Make the plan of a decode kernel. ``spec`` states the target and the limits."""
     return Plan(variant, spec, TorchPlan(variant, spec.limits.workspace_mib * MIB))
 
 
 class Kernel(NamedTuple):
-    """A decode kernel ``v`` and its plan ``p``. Templates use the same short names."""
+    """A decode kernel ``v`` and its plan ``p``. Templates also use the names ``v`` and ``p``."""
 
     v: Variant
     p: Plan
 
 
 class Extender(NamedTuple):
-    """An extend kernel ``v`` and its plan ``p``. Templates use the same short names."""
+    """An extend kernel ``v`` and its plan ``p``. Templates also use the names ``v`` and ``p``."""
 
     v: ExtendVariant
     p: ExtendPlan
 
 
 class Writer(NamedTuple):
-    """A cache writer ``v`` and its plan ``p``. Templates use the same short names."""
+    """A cache writer ``v`` and its plan ``p``. Templates also use the names ``v`` and ``p``."""
 
     v: CacheVariant
     p: CachePlan

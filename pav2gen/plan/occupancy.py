@@ -53,8 +53,8 @@ class Occupancy:
 
 
 def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, registers: int | None = None) -> Occupancy:
-    """Estimate the occupancy of a decode kernel. ``registers`` per thread come from a compiler; by default they are
-    estimated.
+    """Estimate the occupancy of a decode kernel. ``registers`` is the number per thread from a compiler; None means an
+    estimate.
     """
     per_thread = estimated_registers(v, g) if registers is None else registers
     limits = {
@@ -95,8 +95,8 @@ def accumulators(v: Variant, g: Geometry) -> int:
 
 
 def estimated_registers(v: Variant, g: Geometry) -> int:
-    """Estimate the registers per thread before compilation. Rounded up to a multiple of 8, as the hardware assigns
-    them.
+    """Estimate the registers per thread before compilation: a multiple of 8, because the hardware assigns registers by
+    eights.
     """
     held = accumulators(v, g)
     estimate = BASE_REGISTERS + held + min(held, MOST_OVERLAPPED)

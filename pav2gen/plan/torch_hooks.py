@@ -118,7 +118,9 @@ class TorchHooks:
 
     @property
     def token_values(self) -> int:
-        """The most tensors that one hook allocates with one element per token. The hooks run one after the other."""
+        """The most tensors that one hook allocates with one element per token. The two hooks do not run at the same
+        time.
+        """
         return max((sum(step.text.token_values for step in steps) for steps in (self.scores, self.masks)), default=0)
 
     def _calls_of(self, steps: tuple[Step, ...]) -> int:

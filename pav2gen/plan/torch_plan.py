@@ -60,23 +60,23 @@ class TorchFigures:
 
     @property
     def page_values(self) -> int:
-        """The number of elements of K in a page, for one KV head. V has the same number."""
+        """The number of elements of K in a page, for one KV head. V has as many elements as K."""
         return self.variant.block_size * self.variant.head_size
 
     @property
     def page_floats(self) -> int:
-        """Bytes of K in a page for one KV head, in float32. V has the same number of bytes."""
+        """Bytes of K in a page for one KV head, in float32. V has as many bytes as K."""
         return self.page_values * 4
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K in a page for one KV head, in the dtype of the cache. V has the same number of bytes."""
+        """Bytes of K in a page for one KV head, in the dtype of the cache. V has as many bytes as K."""
         return self.page_values * self.variant.cache_item_bytes
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of the query of one token in float32, for the query heads of one KV head. The output has the same
-        number of bytes.
+        """Bytes of the query of one token in float32, for the query heads of one KV head. The output has as many bytes
+        as the query.
         """
         return self.variant.gqa_ratio * self.variant.head_size * 4
 
@@ -162,7 +162,7 @@ class TorchPlan(TorchFigures):
 
     def lengths(self, num_seqs: int, longest: int) -> tuple[int, ...]:
         """The numbers of tokens to process for ``num_seqs`` sequences of ``longest`` tokens. A sliding window reduces
-        them.
+        these numbers.
         """
         partition = self.variant.partition_size
         reached = partition * partitions_reached(longest, partition, self.variant.sliding_window)
@@ -170,13 +170,13 @@ class TorchPlan(TorchFigures):
 
     @cached_property
     def cpu(self) -> Budget:
-        """The bounds of the workspace on a CPU. They keep the workspace within the CPU's caches."""
+        """The bounds of the workspace on a CPU, which keep the workspace within the CPU's caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         return self._budget(chunk, min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk), CPU_PADDING_BYTES)
 
     @cached_property
     def gpu(self) -> Budget:
-        """The bounds of the workspace on a GPU. They use all the workspace that the spec allows."""
+        """The bounds of the workspace on a GPU, which allow all the bytes that the spec allows."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         return self._budget(chunk, self.workspace_bytes - chunk, GPU_PADDING_BYTES)
 
@@ -204,10 +204,10 @@ class TorchPlan(TorchFigures):
     def calls(self, tiling: Tiling) -> int:
         """The number of ATen calls of one call of the operator, not counting views.
 
-        The call is split as ``tiling`` says, passes scratch tensors and does not ask for lse. The numbers are those of
-        templates/torch/kernel.py.j2 and runtime/{call,rows,scratch,sparse,state,window}.py. Generated tests count the
-        calls. The tiles write the first ``tiling.covered`` partitions of the scratch. If the scratch has more
-        partitions, two more calls clear them; these two are not counted here.
+        The call is split as ``tiling`` says, passes scratch tensors and does not ask for lse. The numbers must match
+        the code in templates/torch/kernel.py.j2 and runtime/{call,rows,scratch,sparse,state,window}.py. Generated tests
+        count the calls. The tiles write the first ``tiling.covered`` partitions of the scratch. If the scratch has more
+        partitions, two further calls clear the rest. These two calls are not counted here.
         """
         window, ordered = bool(self.variant.sliding_window), tiling.ordered
         clamped = ordered or window or self.reads_positions or any(tile.masked for tile in tiling.tiles())

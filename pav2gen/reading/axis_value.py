@@ -11,8 +11,8 @@ from pav2gen.reading.yaml_node import Node
 def reader_of(axis: Axis) -> Callable[[Node], object]:
     """Make a function that reads one value of ``axis`` from a YAML node.
 
-    The function raises UserError, with ``file:line``, for a value of another type. It does not check the range. Rules
-    do that later, because they can give a better message.
+    The function raises UserError, with ``file:line``, for a value of another type. The function does not check the
+    range. Rules check the range later, because rules can give a better message.
     """
     read = {int: Node.integer, float: Node.number, bool: Node.boolean, str: Node.text}[axis.kind]
 

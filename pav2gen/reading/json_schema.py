@@ -1,7 +1,7 @@
 """The JSON Schema of spec files. Editors use the schema to complete and check a spec while it is written.
 
-The keys come from ``spec_file.KEYS`` and the axes from ``family.axes``. The schema checks types, names and ranges. It
-does not check the rules that compare several values; ``pav2gen build`` does.
+The keys come from ``spec_file.KEYS`` and the axes from ``family.axes``. The schema checks types, names and ranges. Only
+``pav2gen build`` checks the rules that compare several values.
 """
 
 from __future__ import annotations

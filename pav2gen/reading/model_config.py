@@ -30,10 +30,10 @@ class Attention:
     """The properties of a model's attention.
 
     ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads. ``max_seq_len`` is in tokens. ``dtype`` is
-    the stated dtype, or "". ``windows`` lists the distinct window sizes of the layers, in tokens; None means attention
-    to all tokens. ``scale`` is the factor of the scores, or None if it is ``head_size ** -0.5``. ``features`` has a
-    sentence for each feature that kernels support, ``uncovered`` a sentence for each feature that no kernel supports.
-    ``notes`` has other remarks.
+    the stated dtype, or "". ``windows`` lists the distinct window sizes of the layers, in tokens. None in this list
+    means attention to all tokens. ``scale`` is the factor of the scores, or None if it is ``head_size ** -0.5``.
+    ``features`` has a sentence for each feature that kernels support, ``uncovered`` a sentence for each feature that no
+    kernel supports. ``notes`` has other remarks.
     """
 
     title: str
@@ -135,7 +135,7 @@ def _title(fields: Fields, path: Path) -> str:
 
 
 def _words(value: object) -> str:
-    """The text ``value`` with a space in place of each character that YAML would need in quotes. Empty if it is not a
-    text.
+    """The text ``value`` with a space in place of each character that YAML would need in quotes. Empty if ``value`` is
+    not a text.
     """
     return re.sub(r"[^A-Za-z0-9._+-]+", " ", value).strip(" ._+-")[:64] if isinstance(value, str) else ""

@@ -16,8 +16,8 @@ Expanded = Callable[[], tuple[Variant, ...]]
 
 
 class Violation(NamedTuple):
-    """A spec breaks a rule. ``sentence`` is the message; ``paths`` are places in the spec file where the wrong value
-    may be.
+    """A spec breaks a rule. ``sentence`` is the error message. ``paths`` are places in the spec file where the wrong
+    value may be.
 
     The message is shown with the line of the first path that the spec file contains.
     """
@@ -42,8 +42,8 @@ class Rule:
 class AxisRule(Rule):
     """A rule on the values of one axis, or on combinations of values of several axes.
 
-    ``complaint`` takes one value of each of ``axes``. It returns None if they are allowed, else the error message,
-    which says what would work.
+    ``complaint`` takes one value of each of ``axes``. The function returns None if the values are allowed, else an
+    error message that says what would work.
     """
 
     axes: tuple[str, ...]

@@ -25,10 +25,10 @@ PointT = TypeVar("PointT", bound=Point)
 
 @dataclass(frozen=True)
 class Selection:
-    """A loaded spec and the kernels of it that ``--filter`` selects.
+    """A loaded spec, and the kernels of the spec that ``--filter`` selects.
 
     ``path`` is the path of the spec file. ``built`` has the selected kernels of all operators. ``filters`` has the
-    filters that were applied; without filters, all kernels are selected. ``tuned`` has the spec's tuning files.
+    filters that were applied. Without filters, all kernels are selected. ``tuned`` has the spec's tuning files.
     """
 
     spec: Spec

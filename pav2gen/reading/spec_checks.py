@@ -1,4 +1,4 @@
-"""The functions that check a spec as a whole; ``reading.rules`` lists them.
+"""The functions that check a spec as a whole. ``reading.rules`` lists all rules.
 
 Each function returns the first violation of its rule in a spec, or None. ``expanded`` returns the spec's decode
 kernels.
@@ -22,7 +22,9 @@ from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, s
 
 
 def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Every modification that ``features`` names is defined, and every defined modification is named."""
+    """Check that every modification that ``features`` names is defined, and that every defined modification is
+    named.
+    """
     names = [name for name in spec.axes["modification"] if name is not None]
     for place, name in enumerate(spec.axes["modification"]):
         if name is not None and name not in spec.modifications:
@@ -37,7 +39,7 @@ def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def positions_fit(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec has modifications, token positions up to ``max_seq_len`` fit the 32-bit integers of an expression."""
+    """Check that token positions up to ``max_seq_len`` fit the 32-bit integers of a modification's expressions."""
     if spec.model.max_seq_len <= MOST_TOKENS or spec.axes["modification"] == (None,):
         return None
     sentence = f"model.max_seq_len {spec.model.max_seq_len} is over {MOST_TOKENS}, which a modification can calculate"
@@ -45,7 +47,7 @@ def positions_fit(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def kv_heads_divide_heads(spec: Spec, expanded: Expanded) -> Violation | None:
-    """The number of query heads is a multiple of the number of KV heads."""
+    """Check that the number of query heads is a multiple of the number of KV heads."""
     heads, kv_heads = spec.model.num_heads, spec.model.num_kv_heads
     if heads % kv_heads == 0:
         return None
@@ -53,7 +55,7 @@ def kv_heads_divide_heads(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
-    """vLLM can distribute the heads over every tensor-parallel size of the spec."""
+    """Check that vLLM can distribute the heads over every tensor-parallel size of the spec."""
     model = spec.model
     for index, size in enumerate(model.tensor_parallel):
         if not model.shards_over(size):
@@ -65,7 +67,7 @@ def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
-    """The product of the numbers of axis values is at most ``limits.max_variants``."""
+    """Check that the product of the numbers of axis values is at most ``limits.max_variants``."""
     sizes = [len(spec.axes[axis]) for axis in AXES]
     product, limit = math.prod(sizes), spec.limits.max_variants
     if product <= limit:
@@ -76,7 +78,7 @@ def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Every value in an exclusion is among the values of that axis in the spec."""
+    """Check that every value in an exclusion is among the values of that axis in the spec."""
     for index, exclusion in enumerate(spec.exclude):
         for axis, values in exclusion.when.items():
             for place, value in enumerate(values):
@@ -89,7 +91,7 @@ def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Every exclusion removes at least one kernel, and at least one kernel is left."""
+    """Check that every exclusion removes at least one kernel, and that at least one kernel is left."""
     left = expand(spec.name, spec.axes) if spec.exclude else ()
     for index, exclusion in enumerate(spec.exclude):
         rest = tuple(variant for variant in left if not exclusion.covers(variant))
@@ -104,7 +106,7 @@ def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
-    """For every tensor-parallel size, there is a kernel for the rank's ratio of query heads to KV heads."""
+    """Check that there is a kernel for the ratio of query heads to KV heads on every tensor-parallel size."""
     ratios = {variant.gqa_ratio for variant in expanded()}
     for index, rank in enumerate(spec.model.ranks()):
         if rank.gqa_ratio not in ratios:
@@ -118,7 +120,7 @@ def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
-    """A spec that builds extend kernels has no block-sparse kernels."""
+    """Check that a spec that builds extend kernels has no block-sparse kernels."""
     if "extend" not in spec.operators or not any(variant.blocksparse for variant in expanded()):
         return None
     sentence = (
@@ -129,7 +131,9 @@ def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec fixes a partition size, that size is built for every combination of the other axes."""
+    """If the spec fixes a partition size, check that a kernel of this size is built for each combination of the other
+    axes.
+    """
     partition, paths = spec.dispatch.partition, ("dispatch.partition", "dispatch")
     if partition is None:
         return None
@@ -148,7 +152,7 @@ def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
-    """The layout settings of the section ``cuda`` have allowed values, and the spec builds CUDA kernels."""
+    """Check that the settings in the section ``cuda`` have allowed values, and that the spec builds CUDA kernels."""
     if spec.cuda and "cuda" not in spec.backends:
         return Violation(
             "no CUDA kernel is built that could use this setting; write backends: [torch, cuda]", ("cuda",)
@@ -160,7 +164,7 @@ def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
-    """``cuda.step`` is at least the number of tokens in a page."""
+    """Check that ``cuda.step`` is at least the number of tokens in a page."""
     step, page = spec.cuda.get("step"), max(variant.block_size for variant in expanded())
     if step is None or step >= page:
         return None
@@ -168,7 +172,7 @@ def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
-    """A CUDA grid can have one thread block for each partition of the longest sequence."""
+    """Check that a CUDA grid can have one thread block for each partition of the longest sequence."""
     length = spec.model.max_seq_len
     smallest = min(variant.partition_size for variant in expanded())
     if "cuda" not in spec.backends or length <= MOST_BLOCKS * smallest:
@@ -182,7 +186,7 @@ def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | None:
-    """``limits.workspace_mib`` is enough for one partition of one sequence, with all KV heads of a rank."""
+    """Check that ``limits.workspace_mib`` is enough for one partition of one sequence, with all KV heads of a rank."""
     kv_heads: dict[int, int] = {}
     for rank in spec.model.ranks():
         kv_heads[rank.gqa_ratio] = max(rank.num_kv_heads, kv_heads.get(rank.gqa_ratio, 1))
@@ -203,7 +207,7 @@ def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | N
 
 
 def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | None:
-    """For each CUDA extend kernel, the smallest possible thread block fits the target's shared memory."""
+    """Check that the smallest possible thread block of each CUDA extend kernel fits the target's shared memory."""
     limit = shared_limit(spec.target)
     for variant in _cuda_extenders(spec, expanded):
         if (needed := least_shared_bytes(variant, spec.target)) > limit:
@@ -213,8 +217,9 @@ def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | Non
 
 
 def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
-    """For each CUDA extend kernel, ``limits.workspace_mib`` is enough for the partial results of one tile of query
-    tokens.
+    """Check that ``limits.workspace_mib`` is enough for the partial results of one tile of each CUDA extend kernel.
+
+    A tile is a number of consecutive query tokens of one sequence.
     """
     most = spec.limits.workspace_mib
     for variant in _cuda_extenders(spec, expanded):

@@ -120,11 +120,11 @@ class _Fields:
                 self.nodes.update((child.name, child) for child in children)
 
     def one(self, path: str, read: Callable[[Node], Any]) -> Any:
-        """The value at ``path``, converted by ``read``. The default if it is missing."""
+        """The value at ``path``, converted by ``read``. If the value is missing, its default."""
         return read(self.nodes[path]) if path in self.nodes else DEFAULTS[path]
 
     def many(self, path: str, read: Callable[[Node], Any], nullable: bool = False) -> Any:
-        """The values at ``path`` as a tuple, each converted by ``read``. The default if they are missing.
+        """The values at ``path`` as a tuple, each converted by ``read``. If the values are missing, their default.
 
         A repeated value is an error. ``nullable`` says whether null is an allowed value.
         """
@@ -132,7 +132,7 @@ class _Fields:
 
 
 def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
-    """The path and the ``file:line`` of ``node``, and of every value in it."""
+    """The path and the ``file:line`` of ``node``, and of every value inside ``node``."""
     yield path, node.where
     if isinstance(node.value, dict):
         for key, child in node.value.items():
@@ -154,7 +154,7 @@ def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -
 
 
 def _check_schema(root: Node) -> None:
-    """Raise UserError if ``schema`` is not the version that this code reads. Runs before the other keys are checked."""
+    """Raise UserError if ``schema`` is not the version that this code reads. This check comes before all others."""
     if isinstance(root.value, dict) and "schema" in root.value:
         schema = root.value["schema"]
         if schema.integer() != SCHEMA:

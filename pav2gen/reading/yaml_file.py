@@ -27,7 +27,9 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """Read the regular file at ``path``. Raises UserError if it cannot be read or is larger than ``max_bytes``."""
+    """Read the regular file at ``path``. Raises UserError if the file cannot be read or is larger than
+    ``max_bytes``.
+    """
     name = os.fspath(path)
     try:
         if not stat.S_ISREG(os.stat(name).st_mode):
@@ -114,7 +116,7 @@ def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
 
 
 class _Composer:
-    """Builds nodes from the parser's events. An alias is refused before it is expanded."""
+    """Builds nodes from the parser's events. A YAML alias is refused before it is expanded."""
 
     def __init__(self, parser: Any, file: str) -> None:
         self.parser = parser
@@ -136,7 +138,7 @@ class _Composer:
         """Read the value that begins with the parser's next event.
 
         ``name`` is the value's dotted path. ``key_line`` is the line of the value's key, or None for a value without a
-        key; the node gets this line. ``depth`` is the number of lists and mappings around the value.
+        key. The node gets the line of the key. ``depth`` is the number of lists and mappings around the value.
         """
         event = self.parser.get_event()
         self.refuse_references(event)

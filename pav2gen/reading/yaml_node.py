@@ -24,7 +24,7 @@ class Node:
     """A value in a YAML file. ``value`` is the text of a scalar, a tuple of items, or a mapping of keys to fields.
 
     ``line`` counts from 1. ``name`` is the dotted path from the root, such as ``axes.head_size``. ``plain`` is true for
-    a scalar without quotes. ``column`` is the column of a scalar's text on its line, from 1; it is 0 if the text in the
+    a scalar without quotes. ``column`` is the column of a scalar's text on its line, from 1, or 0 if the text in the
     file differs from ``value``, as with escapes.
     """
 

@@ -17,7 +17,8 @@ class FileSet(Mapping[str, bytes]):
     def add(self, path: str, content: str | bytes) -> None:
         """Add a file with ``content`` at ``path``. Text is encoded as UTF-8.
 
-        Raises ValueError if the path was added before, even with the same content, or if it leads out of the package.
+        Raises ValueError if the path was added before, even with equal content, or if the path leads out of the
+        package.
         """
         if path in self._files:
             raise ValueError(f"two texts for one path: {path}")

@@ -37,8 +37,8 @@ class Manifest:
     ``owner`` is the name of the spec, or ``SHARED``. ``files`` maps paths, relative to the manifest's folder, to sha256
     digests. ``spec`` and ``rows`` are empty in the shared manifest.
 
-    Every version of pav2gen can read ``files`` of every other version. If another version wrote the other fields in
-    another format, they are empty, and ``unfit`` says why.
+    Every version of pav2gen can read ``files`` of every other version. If another version wrote the other fields in an
+    unknown format, these fields are empty, and ``unfit`` says why.
     """
 
     owner: str
@@ -90,7 +90,7 @@ def below(owner: str, path: str) -> str:
 def describe(owner: str, files: FileSet, **entries: Any) -> Manifest:
     """Make the manifest of ``owner`` for ``files``. All files must be in the owner's folder.
 
-    The paths in ``files`` are relative to the generated package. ``entries`` are the other fields of ``Manifest``.
+    The paths in ``files`` are relative to the generated package. ``entries`` are the further fields of ``Manifest``.
     """
     start = len(below(owner, ""))
     digests = {path[start:]: files.digest(path) for path in files}
@@ -106,8 +106,8 @@ def manifest_row(row: Row, **extra: object) -> ManifestRow:
 
 
 def table_row(entry: ManifestRow) -> Row:
-    """Convert a kernel's row in a manifest to a row of the dispatch table. Raises KeyError or TypeError if it is
-    incomplete.
+    """Convert a kernel's row in a manifest to a row of the dispatch table. Raises KeyError or TypeError for an
+    incomplete row.
     """
     columns = {name: entry[name] for name in Row._fields if name not in ("key", "modification", "operator")}
     operator = entry.get("operator", "decode")  # manifests of 0.1 lack this column

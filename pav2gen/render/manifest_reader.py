@@ -1,4 +1,4 @@
-"""Reads a MANIFEST.json and checks it strictly, because someone may have edited it and its text goes into other
+"""Reads a MANIFEST.json with strict checks. Someone may have edited the file, and its text goes into generated
 files.
 """
 

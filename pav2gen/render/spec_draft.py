@@ -25,8 +25,8 @@ SHORT_MODEL = 8192
 def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi-v100") -> str:
     """The text of a complete, valid spec for the model with the config.json at ``config``.
 
-    ``name`` is the name of the spec; by default, it is made from the model's name. Raises UserError if the config
-    cannot be read, or if no kernel can serve the model's attention.
+    ``name`` is the name of the spec. The default is made from the model's name. Raises UserError if the config cannot
+    be read, or if no kernel can serve the model's attention.
     """
     file = printable(os.fspath(config))
     attention = read_attention(config)
@@ -71,8 +71,8 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
 
 
 def _extends(attention: Attention) -> bool:
-    """Whether the draft builds extend kernels. vLLM needs them for a model with a softcap. Block-sparse ones do not
-    exist.
+    """Whether the draft builds extend kernels. vLLM needs extend kernels for a model with a softcap. No extend kernel
+    is block-sparse.
     """
     return attention.softcap is not None and not attention.blocksparse
 

@@ -18,8 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def data_folder(name: str) -> Path:
-    """The folder ``templates`` or ``specs``. It is inside an installed wheel, or at the top of a clone of the
-    repository.
+    """The folder ``templates`` or ``specs``, inside an installed wheel or at the top of a clone of the repository.
 
     Raises UserError if the folder is missing, which means that the installation is broken.
     """
@@ -71,8 +70,8 @@ class Templates:
         return self._sha256[name]
 
     def record(self, *names: str) -> dict[str, str]:
-        """The sha256 of the templates ``names`` and of all templates that they include, by path. Render them before the
-        call.
+        """The sha256 of the templates ``names`` and of all templates that they include, by path. The templates must
+        have been rendered before.
         """
         used = set(names)
         queue = list(names)

@@ -21,7 +21,7 @@ _failed: dict[Path, str] = {}
 
 
 class FailedBeforeError(Exception):
-    """The same build failed before, and nothing that it depends on has changed. The message is the compiler's
+    """The build failed before, and nothing that the build depends on has changed. The message is the compiler's
     message.
     """
 
@@ -65,7 +65,7 @@ def _is_still(path: Path, handle: int) -> bool:
 
 
 class Failures:
-    """The record that the build of one library failed. It is a file beside the library.
+    """The record that the build of one library failed, in a file beside the library.
 
     The name of the library contains a hash of everything that the build depends on, so a changed build has no record.
     """

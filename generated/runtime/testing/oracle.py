@@ -168,8 +168,8 @@ def score(
 ) -> torch.Tensor:
     """The scores of query head ``h`` in sequence ``s``, [tokens] float64. The score of a masked token is -inf.
 
-    The query belongs to the last token of ``keys``. The order of operations is that of vLLM and ONNX: scale, softcap,
-    ALiBi, the modification's score, then all masks. length: the length of the sequence, if it has tokens after the
+    The query belongs to the last token of ``keys``. The operations come in the order of vLLM and ONNX: scale, softcap,
+    ALiBi, the modification's score, then all masks. length: the length of the whole sequence, if tokens follow the
     query's token.
     """
     tokens = keys.shape[0]

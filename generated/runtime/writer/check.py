@@ -17,10 +17,9 @@ _fail = partial(fail, operator=NAME)
 
 
 def check(write: Write, kv_cache_dtype: str) -> CacheKey:
-    """Check all arguments of a write. Returns the key that selects the kernel. Raises ValueError for the first wrong
-    argument.
+    """Check all arguments of a call of ``reshape_and_cache``. Raises ValueError for the first wrong argument.
 
-    The arguments kv_cache_dtype and ``write`` are those of ``reshape_and_cache``.
+    Returns the key that selects the kernel.
     """
     name = kv_dtype(kv_cache_dtype, NAME)
     for field in TENSORS:

@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
     backend: str
 
     def write(self) -> Write:
-        """The arguments in the form that kernels receive. They are not checked yet."""
+        """The arguments in the form that kernels receive, before they are checked."""
         return Write(
             key=self.key,
             value=self.value,

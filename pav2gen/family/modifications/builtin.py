@@ -1,7 +1,7 @@
 """The built-in modifications: softcap, ALiBi and the sliding window.
 
 A kernel applies its modifications of the score in this order: softcap, ALiBi, the modification that the spec defines.
-It applies all masks after that. vLLM and ONNX's attention operator use the same order.
+Then the kernel applies all masks. The attention of vLLM and ONNX's attention operator use this order too.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def sliding_window(window: int) -> Modification:
     """The mask that lets a query attend to the last ``window`` tokens, the query's own token included.
 
     A query at position q attends to keys at positions k with q - k < window. Hugging Face and vLLM count the window in
-    the same way. ``window_left`` of FlashAttention and FlashInfer is window - 1.
+    this way. ``window_left`` of FlashAttention and FlashInfer is window - 1.
     """
     return Modification("sliding window", None, f"q - k < {window}")
 
 
 def entries(variant: AttentionVariant) -> tuple[Modification, ...]:
-    """All modifications of a kernel: softcap, ALiBi, the spec's own, sliding window. Those that it lacks are left
-    out.
+    """The modifications of a kernel, in this order: softcap, ALiBi, the modification that the spec defines, sliding
+    window.
     """
     found = (
         softcap(variant.softcap) if variant.softcap is not None else None,

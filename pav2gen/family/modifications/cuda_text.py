@@ -2,8 +2,8 @@
 
 Division and remainder of integers follow Python. If an operand may be negative, C's rules differ from Python's. The
 text then calls ``floor_div`` and ``floor_mod`` of runtime/cuda/pav2_integer.cuh. The text uses the precise functions
-``tanhf`` and ``expf``. The fast ``__expf`` would exceed the tolerance of the tests: its error grows with its argument,
-and a tanh that is computed with it overflows for arguments from 88 on.
+``tanhf`` and ``expf``. The fast ``__expf`` would exceed the tolerance of the tests, because its error grows with its
+argument. A tanh that is computed with ``__expf`` overflows for arguments from 88 on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def literal(value: int | float | bool | str) -> str:
 
 
 def shortest(value: float) -> str:
-    """The shortest decimal text that gives ``value`` rounded to float32, when it is read as a float32."""
+    """The shortest decimal text of the float32 that is nearest to ``value``."""
     rounded = struct.unpack("f", struct.pack("f", value))[0]
     for digits in range(1, 10):
         text = f"{rounded:.{digits}g}"
@@ -56,7 +56,7 @@ def shortest(value: float) -> str:
 
 
 def _c_rule_serves(x: Expression) -> bool:
-    """Whether C's ``/`` and ``%`` give the same results as Python's: they do if neither operand can be negative."""
+    """Whether C's ``/`` and ``%`` give the same results as Python's, which is so if neither operand can be negative."""
     a, b = x.args
     return a.low >= 0 and b.low > 0
 

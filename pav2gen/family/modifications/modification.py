@@ -15,8 +15,8 @@ from pav2gen.runtime import select
 class Modification:
     """One entry of a spec's ``modifications``.
 
-    score, mask: expressions as text, or None; at least one is given. tensors: for each parameter tensor, its only
-    dimension: ``heads`` or ``kv_heads``. The caller of the operator passes these tensors as float32.
+    score, mask: expressions as text, or None. At least one of the two is given. tensors: for each parameter tensor, its
+    only dimension: ``heads`` or ``kv_heads``. The caller of the operator passes these tensors as float32.
     """
 
     name: str
@@ -35,5 +35,5 @@ class Modification:
         return None if self.mask is None else parse_mask(self.mask, self.tensors)
 
     def for_table(self) -> select.Modification:
-        """The modification as the generated dispatch table stores it."""
+        """The modification in the form that the generated dispatch table stores."""
         return select.Modification(self.score or "", self.mask or "", tuple(self.tensors.items()))

@@ -1,8 +1,8 @@
 """Parses the text of an expression into a typed tree. An error message gives the column of the mistake and a
 correction.
 
-The syntax is a part of Python's. ``ast`` parses the text; then this module refuses each construct that it does not
-handle.
+The syntax is a part of Python's. ``ast`` parses the text. Then this module refuses each construct that is not part of
+the language.
 """
 
 from __future__ import annotations
@@ -196,15 +196,15 @@ class _Reader:
         return ExpressionError(message, node.col_offset + self.start + 1)
 
     def operator(self, node: ast.expr, operator: object, known: Mapping[Any, str]) -> str:
-        """Convert an operator of ``ast`` to the language's text for it, from the table ``known``. Raises
-        ExpressionError if it is not there.
+        """The text of an operator of ``ast``, from the table ``known``. Raises ExpressionError if the table lacks the
+        operator.
         """
         if type(operator) not in known:
             raise self.error(node, _INSTEAD.get(type(operator), "this operator is not part of the language"))
         return known[type(operator)]
 
     def constant(self, node: ast.Constant, depth: int) -> Expression:
-        """Convert a constant. Raises Mistake unless it is an integer or a float."""
+        """Convert a constant. Raises Mistake unless the constant is an integer or a float."""
         if type(node.value) is int:
             return tree.integer(node.value)
         if type(node.value) is float:

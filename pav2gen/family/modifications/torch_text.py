@@ -2,8 +2,9 @@
 
 The scores are a tensor with the dimensions of ``DIMENSIONS``. Each intermediate value has the same number of
 dimensions; a dimension over which the value does not vary has size 1. A value that varies over heads and tokens can be
-as large as the scores. It is stored in a part of the workspace, called a slot. When no later statement needs the value,
-the slot is used again. Each statement makes one ATen call, not counting views, so that a plan can count the calls.
+as large as the scores. Such a value is stored in a part of the workspace, called a slot. When no later statement needs
+the value, the slot is used again. Each statement makes one ATen call, not counting views, so that a plan can count the
+calls.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ class _Writer:
         return None
 
     def reusable(self, arg: Expression, x: Expression) -> _Value | None:
-        """The place of the operand ``arg``, if the operation ``x`` may overwrite it with the result; else None."""
+        """The place of the operand ``arg`` if the result of the operation ``x`` may overwrite ``arg``. Else None."""
         if arg.is_literal or arg.type != x.type or reach_of(arg, self.tensors) != reach_of(x, self.tensors):
             return None
         if self.uses[arg] > 1:
@@ -306,9 +307,9 @@ class _Writer:
     def functional(self, x: Expression, small: str, large: str, out: bool = False) -> _Value:
         """Write the call that computes ``x`` into new storage.
 
-        The storage is a new tensor or a workspace slot. ``small`` is the text that computes and allocates a tensor.
-        ``large`` is the text that computes into a slot. If ``out``, ``large`` ends in an open ``out=`` argument; else
-        it is a method call.
+        The storage is a new tensor or a workspace slot. ``small`` is the text that computes the value in a new tensor.
+        ``large`` is the text that computes the value into a slot. If ``out``, the text ``large`` ends in an open
+        ``out=`` argument. Else it is a call of an in-place method.
         """
         held = self.allocate(x)
         self.assign(held, small, large, out)

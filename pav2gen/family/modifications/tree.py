@@ -201,8 +201,8 @@ def _corners(op: str, a: Expression, b: Expression) -> list[int]:
 
 
 def compare(op: str, a: Expression, b: Expression) -> Expression:
-    """The expression ``a op b`` for an ``op`` of ``COMPARISONS``. If exactly one operand is an integer, it is converted
-    to a number.
+    """The expression ``a op b`` for an ``op`` of ``COMPARISONS``. If one operand is a number and the other is an
+    integer, the integer is converted to a number.
     """
     if CONDITION in (a.type, b.type):
         raise Mistake(f"'{op}' compares numbers, not conditions; combine conditions with and, or, not")
@@ -244,8 +244,8 @@ def opposite(x: Expression) -> Expression:
 
 
 def choose(test: Expression, a: Expression, b: Expression) -> Expression:
-    """The expression ``a if test else b``. If one of ``a`` and ``b`` is a number and the other an integer, both are
-    numbers.
+    """The expression ``a if test else b``. If one result is a number and the other is an integer, the integer is
+    converted to a number.
 
     Raises Mistake if ``test`` is not a condition, or if only one of ``a`` and ``b`` is a condition.
     """

@@ -30,10 +30,10 @@ class Fields:
         self.defaults = defaults_of(kind)
 
     def get(self, *keys: str) -> Any:
-        """The value of the first of ``keys`` that has a value other than null. None if there is no such key.
+        """The value of the first of ``keys`` that has a value other than null. None if no key has such a value.
 
-        The values in the config itself precede the defaults of the configuration class. If the language model's own
-        config has one of ``keys`` with the value null, the defaults are not used.
+        The keys are looked up in the order that the class describes. But if the language model's own config has one of
+        ``keys`` with the value null, the defaults of the configuration class are not used.
         """
         nulls = any(key in self.own for key in keys)
         for source in (self.own, *([] if nulls else [self.defaults]), self.outer):
@@ -47,9 +47,7 @@ class Fields:
         return self.own.get(key) is not None or self.outer.get(key) is not None
 
     def count(self, *keys: str) -> int:
-        """The value of ``keys``, found as ``get`` does. Raises UserError if there is none or if it is not a positive
-        integer.
-        """
+        """The value that ``get(*keys)`` returns, as an int. Raises UserError unless the value is a positive integer."""
         value = self.get(*keys)
         if value is None:
             raise self.fail(f"lacks {keys[0]}; {self._hint()}")
@@ -83,7 +81,7 @@ class Fields:
 
 
 def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a config into the values around the language model's own config, and the values in it."""
+    """Split a config into two: the values around the language model's own config, and the values in the own config."""
     outer: dict[str, Any] = {}
     own = dict(config)
     while key := next((key for key in PARTS if isinstance(own.get(key), dict)), ""):

@@ -35,12 +35,12 @@ _NOT_KV_HEADS = re.compile(r"dim|size|rank|scale|bias|norm|pattern|layer|window|
 
 
 def num_heads(fields: Fields) -> int:
-    """The number of query heads. Raises UserError if the config does not have it."""
+    """The number of query heads. Raises UserError if the config does not state the number."""
     return fields.count(*QUERY_HEADS)
 
 
 def num_kv_heads(fields: Fields, heads: int) -> int:
-    """The number of KV heads. If no known key states it, the number of query heads."""
+    """The number of KV heads. If no known key states this number, the result is the number of query heads."""
     if is_latent(fields):
         return heads
     if each := kv_heads_by_layer(fields, heads):
@@ -94,8 +94,8 @@ def is_latent(fields: Fields) -> bool:
 
 
 def _latent_head_size(fields: Fields) -> int:
-    """The size of the keys that vLLM 0.6 computes from the latent vector. Raises UserError if the config does not state
-    it.
+    """The size of the keys that vLLM 0.6 computes from the latent vector. Raises UserError if the config lacks this
+    size.
     """
     size = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     return PADDED_LATENT if fields.model_type.startswith("deepseek") else size

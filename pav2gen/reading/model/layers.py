@@ -32,7 +32,9 @@ WINDOWS = ("sliding_window", "attention_window_size", "sliding_window_size")
 
 
 def layer_kinds(fields: Fields) -> tuple[str, ...]:
-    """The kind of each layer (``FULL``, ``WINDOW``, ...). Empty if neither the config nor the model type tells."""
+    """The kind of each layer (``FULL``, ``WINDOW``, ...). Empty if neither the config nor the model type determines the
+    kinds.
+    """
     number = fields.get("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     layers = number if is_count(number, MOST_LAYERS) else 0
     for found in (_listed(fields, layers), _hybrid(fields, layers), _patterned(fields, layers)):

@@ -126,8 +126,8 @@ def toolchain_folder(name: str) -> Path:
 
 
 def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
-    """Build the library, unless the cache has an undamaged one. If several processes need it, one builds and the others
-    wait.
+    """Build the library, unless the cache has an undamaged one. If several processes need the library, one process
+    builds and the others wait.
 
     Returns the path of the library. A failure is recorded. Raises simt.CompileError, and FailedBeforeError as
     ``build_gpu``.
@@ -203,7 +203,7 @@ def quoted(text: str) -> str:
 def object_name(source: Path, toolchain: Toolchain, compiler: str) -> str:
     """The name of an object file without its extension: a hash of source text, path, flags and compiler.
 
-    Headers are not part of the hash. ``make`` compares them separately.
+    Headers are not part of the hash. ``make`` checks separately whether headers have changed.
     """
     return sha(
         os.path.abspath(source), source.read_text("utf-8", "surrogateescape"), compiler, *toolchain.compile_flags

@@ -1,7 +1,7 @@
 """The record inside a compiled library: the compiler, the GPU architecture, and a digest of each kernel's sources.
 
-The record is JSON text in a section of the ELF file. It is read from the bytes of the file, so that a library can be
-checked before any of its code runs.
+The record is JSON text in a section of the ELF file. The record is read from the bytes of the file, so that a library
+can be checked before any of its code runs.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     """Read the record of the library at ``path``, without running any of its code.
 
     Raises RecordError if ``path`` is not a regular file, not a complete ELF library, or has no record. Raises OSError
-    if it cannot be opened. A FIFO or a device is refused without reading from it.
+    if the file cannot be opened. A FIFO or a device is refused without reading from it.
     """
     handle = open_regular(path)
     with os.fdopen(handle, "rb") as file:
@@ -120,10 +120,9 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 def source_digest(path: str, read: Callable[[str], bytes]) -> str:
     """A digest of a kernel's source and of all headers that it includes by a relative path.
 
-    ``read`` returns the bytes of a file. It is called with ``path``, and with the paths of headers. Paths use forward
-    slashes. The comments at the top of a file are left out of the digest: they state the spec and its digest, which do
-    not affect the code. Headers that ``read`` cannot find (FileNotFoundError or KeyError) belong to the compiler and
-    are left out too.
+    ``read`` returns the bytes of a file, for ``path`` and for the paths of headers. Paths use forward slashes. The
+    comments at the top of a file are left out of the digest, because they do not affect the code. Headers that ``read``
+    cannot find (FileNotFoundError or KeyError) belong to the compiler and are left out too.
     """
     texts = {name: _HEAD.sub("", text, count=1) for name, text in closure(path, read).items()}
     headers = sorted((os.path.relpath(name, os.path.dirname(path)), text) for name, text in texts.items())
@@ -164,10 +163,10 @@ def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
 
 
 def mismatch(record: Record, sources: Mapping[str, str]) -> str:
-    """Say why a library does not fit a package with the given ``sources`` (symbol -> ``source_digest``). Empty if it
-    fits.
+    """Say why a library does not fit a package with the given ``sources`` (symbol -> ``source_digest``). Empty if the
+    library fits.
 
-    A library may lack kernels of the package, and it may have kernels that the package lacks.
+    A library that fits may lack kernels of the package, and may have kernels that the package lacks.
     """
     if not record.kernels.keys() & sources:
         return "it has none of the kernels of this package"

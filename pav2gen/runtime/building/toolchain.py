@@ -50,8 +50,8 @@ class Toolchain:
 
 
 def corex(arch: str = "ivcore10") -> Toolchain:
-    """The toolchain of CoreX's clang++, in COREX_HOME or a standard folder. Raises CompilerMissingError if it is not
-    found.
+    """The toolchain of CoreX's clang++, in COREX_HOME or a standard folder. Raises CompilerMissingError if there is no
+    clang++.
     """
     places = (os.environ["COREX_HOME"],) if os.environ.get("COREX_HOME") else COREX_PLACES
     home = next((place for place in places if Path(place, "bin", "clang++").exists()), None)
@@ -65,7 +65,7 @@ def corex(arch: str = "ivcore10") -> Toolchain:
 
 
 def nvcc(arch: str) -> Toolchain:
-    """The toolchain of NVIDIA's nvcc, in CUDA_HOME or on PATH. Raises CompilerMissingError if it is not found."""
+    """The toolchain of NVIDIA's nvcc, in CUDA_HOME or on PATH. Raises CompilerMissingError if there is no nvcc."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     compiler = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home, "bin")))
     if compiler is None:
@@ -75,7 +75,7 @@ def nvcc(arch: str) -> Toolchain:
 
 
 def version(compiler: str) -> str:
-    """The output of ``compiler --version`` on one line. It becomes part of the record in each library."""
+    """The output of ``compiler --version`` on one line. The record in each library contains this text."""
     asked = [compiler, "--version"]
     done = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     return " ".join(done.stdout.split())

@@ -1,7 +1,7 @@
 """Test harnesses for CUDA decode kernels. The kernels run on a GPU if there is one, else on the CPU.
 
-A "machine" is the GPU, or the CPU with one of two warp sizes. A checked build of the kernels runs on the CPU only; it
-checks and counts all memory accesses. A "finding" is a wrong access that it has detected.
+A "machine" is the GPU, or the CPU with one of two warp sizes. A checked build of the kernels runs on the CPU only. The
+build checks and counts all memory accesses. A "finding" is a wrong access that a checked build has detected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def machines() -> Sequence[str]:
 
 
 def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool) -> library.Library:
-    """The loaded library with the kernels of ``rows`` for ``machine``. The first call in a test session compiles it."""
+    """The loaded library with the kernels of ``rows`` for ``machine``. The first call in a test session compiles the
+    library.
+    """
     key = (package.__name__, machine, checked)
     if key not in _libraries or not {row.symbol for row in rows} <= _libraries[key].kernels:
         kernels = library.kernels_of(rows, package.kernels.root)

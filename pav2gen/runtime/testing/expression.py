@@ -1,6 +1,6 @@
 """Evaluates the expression of an attention modification in plain Python, for one score, for the float64 reference.
 
-Integers are Python integers; all other numbers are float64. This module has its own parser, so that its results do not
+Integers are Python integers. All other numbers are float64. This module has its own parser, so that its results do not
 depend on the code that translates expressions for kernels.
 """
 

@@ -105,7 +105,7 @@ def expected(write: Write, kv_cache_dtype: str) -> Write:
 def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
     """The expected content of the cache for ``rows`` [tokens, kv heads, head size].
 
-    That is ``rows`` itself for kv_cache_dtype ``auto``, else the encoded elements.
+    For kv_cache_dtype ``auto``, the expected content is ``rows``. Else it is the encoded ``rows``.
     """
     if kv_cache_dtype == "auto":
         return rows

@@ -1,9 +1,9 @@
 """Encodes float32 numbers for a compressed cache, with operations that every version of PyTorch and every card has.
 
-fp8 (OCP E4M3 and E5M2) rounds to the nearest number of the format, ties to even, saturates at the largest finite
-number, and keeps NaN. int8 rounds in the same way, clamps to -127..127, and stores NaN as 0, because int8 has no NaN.
-The card needs no fp8 arithmetic: adding a large power of two to a float32, and subtracting it again, rounds away the
-last bits.
+fp8 (OCP E4M3 and E5M2) rounds to the nearest number of the format, with ties to even. A number that is too large
+becomes the largest finite number. NaN stays NaN. int8 rounds in the same way, clamps to -127..127, and stores NaN as 0,
+because int8 has no NaN. The card needs no fp8 arithmetic: adding a large power of two to a float32, and subtracting it
+again, rounds away the last bits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
     """Fill ``codes`` (uint8) with values / scales in E4M3. The parameters are those of ``encode_e5m2``.
 
-    The caller must have multiplied the cache's scales by ``E4M3_DIVISOR``. It is a power of two, so the product is
+    The caller must have multiplied the cache's scales by ``E4M3_DIVISOR``, a power of two, so that the product is
     exact.
     """
     largest = E4M3_LARGEST / E4M3_DIVISOR
@@ -76,7 +76,7 @@ def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 def rounded_halves(values: torch.Tensor, fraction_bits: int, smallest: float, space: Fp8Space) -> torch.Tensor:
     """Round ``values`` (float32) to a format with ``fraction_bits``, ties to even. Returns float16 bits as int16.
 
-    The result is in ``space.halves``. Numbers below ``smallest`` are subnormal; they are rounded with the exponent of
+    The result is in ``space.halves``. Numbers below ``smallest`` are subnormal and are rounded with the exponent of
     ``smallest``.
     """
     space.halves.view(torch.float16).copy_(values)
