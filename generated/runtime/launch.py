@@ -14,7 +14,7 @@ import torch
 
 from .call import Call, Scratch
 from .select import MOST_BLOCKS
-from .tiling import partitions_reached
+from .tiling import launched_partitions
 
 VERSION = 2
 
@@ -100,8 +100,7 @@ def launch(
     Raises RuntimeError if a launch fails.
     """
     every = -(-call.max_seq_len // partition_size)
-    # a kernel with a single partition writes ``out`` directly, without a reduction
-    partitions = max(min(every, 2), partitions_reached(call.max_seq_len, partition_size, call.sliding_window))
+    partitions = launched_partitions(call.max_seq_len, partition_size, call.sliding_window)
     for part in tiles(call, partitions, workspace_bytes):
         seqs, heads, head_size = part.query.shape
         count = seqs * heads * partitions * (head_size + 2) if partitions > 1 else 0

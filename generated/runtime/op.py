@@ -13,7 +13,7 @@ import torch
 
 from . import check
 from .call import BlockSparse, Call, Scratch, clear_scratch
-from .lengths import may_read
+from .lengths import is_captured, may_read
 from .operators.loaded import Kernels
 from .operators.modification_tensors import ordered_tensors
 from .operators.registration import register
@@ -135,7 +135,9 @@ class Operator:
         backend = self.kernels.backend(arguments.backend, self.table.serving(key), on_gpu)
         num_seqs, kv_heads = call.query.shape[0], call.key_cache.shape[1]
         device = device_name(call.query.device)
-        row = self.table.choose(key, backend, num_seqs, call.max_seq_len, kv_heads, arguments.partition_size, device)
+        asked = arguments.partition_size
+        captured = is_captured(call.query.device)
+        row = self.table.choose(key, backend, num_seqs, call.max_seq_len, kv_heads, asked, device, captured)
         check.check_tensors(call, row.modification)
         if backend == "torch" and not may_read(call.query.device, row.host_lengths):  # a CUDA kernel does not ask
             call = call._replace(read_lengths=False)

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .waves import cheapest
+
 logger = logging.getLogger("pav2")
 
 #: Bytes of a mebibyte.
@@ -122,7 +124,8 @@ class Row(NamedTuple):
 
     These describe the CUDA kernel. resident_blocks: thread blocks that are resident on a multiprocessor.
     saturating_blocks: thread blocks that saturate its bandwidth. blocks_per_group: thread blocks that share the query
-    heads of a KV head.
+    heads of a KV head. empty_tokens: the time of a thread block without tokens, as the number of tokens that a
+    multiprocessor processes in that time.
     """
 
     symbol: str
@@ -141,6 +144,7 @@ class Row(NamedTuple):
     resident_blocks: int = 1
     saturating_blocks: int = 1
     blocks_per_group: int = 1
+    empty_tokens: int = 0
     tile_tokens: int = 0
     cuda_query_len: int = 0
 
@@ -171,16 +175,6 @@ class NoKernelError(LookupError):
 
 #: The largest size of a CUDA grid in y and in z. A kernel's grid has a sequence or a partition for each.
 MOST_BLOCKS = 65535
-
-#: The fixed cost of a partition: starting a thread block and writing its result take the time of this many tokens.
-PARTITION_OVERHEAD = 32
-
-#: A thread block of the reduction loads this many partitions together (runtime/cuda/pav2_reduce.cuh, head size 64 up).
-REDUCTION_PARTITIONS = 64
-
-#: The time of the reduction, in tokens of one multiprocessor: its launch and end, and the latency of a round of loads.
-REDUCTION_START, REDUCTION_ROUND = 64, 16
-
 
 #: A table remembers its choices for up to this many different calls. Then it forgets all of them.
 MOST_CHOICES = 4096
@@ -254,9 +248,10 @@ class Table:
         kv_heads: int,
         partition_size: int | None = None,
         device: str = "",
+        captured: bool = False,
     ) -> Row:
         """The row for a call, from a cache of earlier choices. See ``_choose``."""
-        asked = (key, backend, num_seqs, max_seq_len, kv_heads, partition_size, device)
+        asked = (key, backend, num_seqs, max_seq_len, kv_heads, partition_size, device, captured)
         row = self._chosen.get(asked)
         if row is None:
             row = self._choose(*asked)
@@ -274,11 +269,13 @@ class Table:
         kv_heads: int,
         partition_size: int | None,
         device: str,
+        captured: bool,
     ) -> Row:
         """Choose the row for a call.
 
         It is the row of ``partition_size`` if that is given, else of the spec's fixed partition size, else the result
-        of tuning. If there is no result for ``device`` and calls of this size, it is the row of the lowest ``cost``.
+        of tuning. If there is no result for ``device`` and calls of this size, it is the row that the wave model takes
+        (``waves.cheapest``). captured: whether a CUDA graph is captured.
         Raises NoKernelError if no row serves the key, if none of its rows has that partition size or backend, or if a
         grid cannot hold the call's partitions.
         """
@@ -301,7 +298,7 @@ class Table:
             if entry.covers(num_seqs, max_seq_len):
                 rows = [row for row in rows if row.symbol == entry.symbol] or rows
                 break  # the first is the nearest in size
-        return min(rows, key=lambda row: cost(row, num_seqs, max_seq_len, kv_heads, backend))
+        return cheapest(rows, num_seqs, max_seq_len, kv_heads, backend, captured)
 
 
 def _built(rows: Iterable[Row]) -> str:
@@ -309,38 +306,6 @@ def _built(rows: Iterable[Row]) -> str:
     backends = {row: " and ".join(name for name in ("torch", "cuda") if getattr(row, name)) for row in rows}
     titles = {row: row.partition_size if row.operator == "decode" else row.symbol for row in backends}
     return ", ".join(f"{titles[row]} ({names})" for row, names in backends.items())
-
-
-def cost(row: Row, num_seqs: int, max_seq_len: int, kv_heads: int, backend: str = "cuda") -> int:
-    """Estimate the time of a call. The unit is the time in which one multiprocessor processes one token.
-
-    A thread block processes one (sequence, KV head, partition), or some query heads of it. The blocks that are resident
-    on a multiprocessor share its bandwidth, but a single block can't use all of it. When a block ends, the next one
-    starts: first all whole partitions, in the order of the grid, then the last, shorter partition of each sequence.
-    Finally the partitions of each sequence are reduced.
-    """
-    of_cuda = backend == "cuda" and bool(row.cuda)
-    resident, saturating, split = (
-        (row.resident_blocks, row.saturating_blocks, row.blocks_per_group) if of_cuda else (1, 1, 1)
-    )
-    processors, partitions = max(1, row.multiprocessors), -(-max_seq_len // row.partition_size)
-    tails = num_seqs * kv_heads * split
-    side_by_side = min(resident, -(-tails * partitions // processors)) or 1
-    workers, slowed = processors * side_by_side, max(side_by_side, saturating)
-    whole = (row.partition_size + PARTITION_OVERHEAD) * slowed
-    tail = (max_seq_len - (partitions - 1) * row.partition_size + PARTITION_OVERHEAD) * slowed
-    waves, busy = divmod(tails * (partitions - 1), workers)
-    end = whole if busy else 0  # the last wave of whole partitions keeps `busy` workers until then
-    meanwhile = end // tail  # tails that each other worker completes until then
-    later, rest = divmod(max(0, tails - (workers - busy) * meanwhile), workers)
-    last = 0 if not rest else (meanwhile + later + 1) * tail if rest <= workers - busy else end + (later + 1) * tail
-    return waves * whole + max(end + later * tail, last) + reduction_cost(partitions)
-
-
-def reduction_cost(partitions: int) -> int:
-    """The time of the reduction, in the unit of ``cost``. One partition needs no reduction."""
-    rounds = -(-partitions // REDUCTION_PARTITIONS)
-    return REDUCTION_START + REDUCTION_ROUND * rounds if partitions > 1 else 0
 
 
 def own_key(key: Key, operator: str) -> AnyKey:

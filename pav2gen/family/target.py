@@ -19,6 +19,7 @@ class Target:
     from the memory's clock and bus width. ``shared_memory_bytes`` is the most that a thread block may use without
     opting in to more. ``load_bytes`` is the number of bytes per load and thread that is believed to be fastest.
     ``latency_ns`` is the time in nanoseconds from the issue of a load from memory until its value can be used.
+    ``block_start_ns`` is the time in nanoseconds to start and end a thread block that does nothing.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Target:
     registers_per_multiprocessor: int | None = None
     shared_memory_per_multiprocessor: int | None = None
     latency_ns: float = 600.0
+    block_start_ns: float = 400.0
 
     def with_overrides(self, figures: Mapping[str, object]) -> Target:
         """A copy of this target in which ``figures`` (new values by names of ``FIGURES``) replace the profile's own
@@ -94,11 +96,15 @@ FIGURES: Mapping[str, Figure] = {
     "registers_per_multiprocessor": Figure(1 << 12, 1 << 20),
     "shared_memory_per_multiprocessor": Figure(16 << 10, 1 << 20),
     "latency_ns": Figure(10, 10_000, whole=False),
+    "block_start_ns": Figure(1, 10_000, whole=False),
 }
 
 _GUIDE = "CUDA C++ Programming Guide, technical specifications per compute capability"
 _STATIC_SHARED = f"{_GUIDE}: 48 KiB without opting in to more"
 _LATENCY = "unknown, assumed: 600 ns, the order of a load from HBM or GDDR through two caches"
+_BLOCK_START = (
+    "unknown, assumed: 400 ns; a GTX 745 was reported to take about 420 clock ticks, on forums.developer.nvidia.com"
+)
 _WIDEST_LOAD = "CUDA C++ Programming Guide, device memory accesses: the widest load of a thread"
 
 
@@ -147,6 +153,7 @@ def _nvidia(
             "registers_per_multiprocessor": _GUIDE,
             "shared_memory_per_multiprocessor": _GUIDE,
             "latency_ns": _LATENCY,
+            "block_start_ns": _BLOCK_START,
         },
     )
 
@@ -180,6 +187,7 @@ _BI_V100 = Target(
         "registers_per_multiprocessor": "unknown: not published",
         "shared_memory_per_multiprocessor": "unknown: not published",
         "latency_ns": _LATENCY,
+        "block_start_ns": _BLOCK_START,
     },
 )
 
@@ -212,6 +220,7 @@ _MR_V100 = Target(
         "registers_per_multiprocessor": "unknown: not published",
         "shared_memory_per_multiprocessor": "unknown: not published",
         "latency_ns": _LATENCY,
+        "block_start_ns": _BLOCK_START,
     },
 )
 

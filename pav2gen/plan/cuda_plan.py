@@ -187,6 +187,17 @@ class CudaPlan:
         needed = self.occupancy.needed or ASSUMED_BYTES
         return -(-needed * self.occupancy.blocks // max(1, self.occupancy.bytes_in_flight))
 
+    @property
+    def empty_tokens(self) -> int:
+        """The time of a block without tokens, as the number of tokens that a multiprocessor processes in that time.
+
+        The block is started and waits for one load, of its sequence's length.
+        """
+        needed = self.occupancy.needed or ASSUMED_BYTES  # the bytes that arrive in the latency of a load
+        idle_ns = self.target.block_start_ns + self.target.latency_ns
+        token_bytes = 2 * self.variant.head_size * self.variant.cache_item_bytes
+        return math.ceil(needed * idle_ns / self.target.latency_ns / token_bytes)
+
     def figures(self) -> dict[str, int | float | str | None]:
         """The numbers about the CUDA kernel that ``pav2gen list`` shows, by column."""
         g = self.geometry

@@ -17,6 +17,7 @@ from pav2gen.plan.attention_plan import AttentionPlan
 from pav2gen.plan.cache_plan import CachePlan, plan_cache
 from pav2gen.plan.cuda_plan import CudaPlan, plan_cuda
 from pav2gen.plan.extend_plan import ExtendPlan, plan_extend
+from pav2gen.plan.prediction import Predictor, predictable
 from pav2gen.plan.torch_plan import TorchPlan
 from pav2gen.runtime.select import MIB, Row
 from pav2gen.runtime.tiling import Budget
@@ -63,8 +64,20 @@ class Plan(AttentionPlan):
             "workspace_mib": self.spec.limits.workspace_mib,
             "torch_calls": self.torch_calls(1, tokens, self.torch.gpu),
             "floor_ms": round(kv_bytes / bandwidth / 1e6, 2) if bandwidth else None,
-            **(self.cuda.figures() if "cuda" in self.spec.backends else {}),
+            **({**self.cuda.figures(), **self.predictions()} if "cuda" in self.spec.backends else {}),
         }
+
+    def predictions(self) -> dict[str, float | None]:
+        """The times that the wave model predicts for the CUDA kernel: figures that ``pav2gen list`` shows.
+
+        predicted_ms: one sequence of the model's full length. replay_ms: one token, in a CUDA graph that was captured
+        for the full length. None means that the target lacks a figure.
+        """
+        target, tokens = self.spec.target, self.spec.model.max_seq_len
+        if not predictable(target):
+            return {"predicted_ms": None, "replay_ms": None}
+        own = Predictor([self], self.rank, target)
+        return {"predicted_ms": round(own.ms(1, tokens), 3), "replay_ms": round(own.ms(1, 1, tokens), 3)}
 
     def row(self) -> Row:
         """The kernel's row in the dispatch table."""
@@ -75,6 +88,7 @@ class Plan(AttentionPlan):
             resident_blocks=self.cuda.occupancy.blocks,
             saturating_blocks=self.cuda.saturating_blocks,
             blocks_per_group=self.cuda.blocks_per_group,
+            empty_tokens=self.cuda.empty_tokens,
         )
 
 

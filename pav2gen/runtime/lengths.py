@@ -44,7 +44,12 @@ def may_read(device: torch.device, policy: str) -> bool:
     wanted = os.environ.get("PAV2_HOST_LENGTHS") or policy
     if wanted not in HOST_LENGTHS:
         raise ValueError(f"paged_attention_v2: PAV2_HOST_LENGTHS is {wanted!r}; it must be auto or never")
-    return wanted == "auto" and device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    return wanted == "auto" and device.type == "cuda" and not is_captured(device)
+
+
+def is_captured(device: torch.device) -> bool:
+    """Whether a CUDA graph is captured on the current stream of ``device``."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens") -> tuple[int, ...] | None:

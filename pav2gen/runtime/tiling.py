@@ -330,6 +330,15 @@ def partitions_reached(longest: int, partition: int, window: int | None) -> int:
     return every if window is None else min(every, _ceil(window - 1, partition) + 1)
 
 
+def launched_partitions(longest: int, partition: int, window: int | None) -> int:
+    """The number of partitions in the grid of a CUDA kernel, for sequences of up to ``longest`` tokens.
+
+    A call of a single partition writes its output directly, without a reduction. A window in a longer sequence keeps
+    the reduction, so that it also marks the scratch of the other partitions.
+    """
+    return max(min(_ceil(longest, partition), 2), partitions_reached(longest, partition, window))
+
+
 def _ceil(total: int, step: int) -> int:
     return -(-total // step)
 

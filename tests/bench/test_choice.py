@@ -7,7 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.runtime.select import PARTITION_OVERHEAD, Key, Row, Table, cost
+from pav2gen.runtime.select import Key, Row, Table
+from pav2gen.runtime.waves import PARTITION_OVERHEAD, cost
 
 KEY = Key(256, 6, 16, "float16", "auto", False, False)
 SIZES = (64, 128, 256, 512, 1024, 2048)
@@ -19,25 +20,36 @@ def row(partition, workers, **cuda):
     return Row(f"p{partition}", "a", KEY, partition, "m", "c", 0, 0, workers, 64, **cuda)
 
 
-def schedule(row, num_seqs, max_seq_len, kv_heads):
+def schedule(row, num_seqs, max_seq_len, kv_heads, seq_len=None):
     """When the last block ends, if one starts as soon as another is done, in the order of the grid; and the reduction.
 
     A multiprocessor works on ``resident_blocks`` side by side if there are so many; each has its part of the bandwidth.
+    The grid has the partitions of ``max_seq_len``; those beyond ``seq_len`` are empty.
     """
+    seq_len = max_seq_len if seq_len is None else seq_len
     partitions = math.ceil(max_seq_len / row.partition_size)
-    lengths = [min(row.partition_size, max_seq_len - p * row.partition_size) for p in range(partitions)]
+    lengths = [min(row.partition_size, seq_len - p * row.partition_size) for p in range(partitions)]
+    working = [length for length in lengths if length > 0]
     processors, blocks = max(1, row.multiprocessors), num_seqs * kv_heads * row.blocks_per_group
-    side_by_side = min(row.resident_blocks, math.ceil(blocks * partitions / processors))
+    side_by_side = min(row.resident_blocks, math.ceil(blocks * len(working) / processors))
     free = [0] * (processors * side_by_side)
-    for length in lengths:  # partitions vary slowest in the grid
+    for length in working:  # partitions vary slowest in the grid
         for _ in range(blocks):
             time = (length + PARTITION_OVERHEAD) * max(side_by_side, row.saturating_blocks)
             heapq.heapreplace(free, free[0] + time)
-    return max(free) + (64 + 16 * math.ceil(partitions / 64) if partitions > 1 else 0)
+    for _ in range(processors * (row.resident_blocks - side_by_side)):
+        heapq.heappush(free, 0)
+    for _ in range(blocks * (len(lengths) - len(working))):
+        heapq.heapreplace(free, free[0] + row.empty_tokens)
+    return max(free) + (64 + 16 * math.ceil(len(working) / 64) if partitions > 1 else 0)
 
 
 FIGURES = st.builds(
-    dict, resident_blocks=st.integers(1, 8), saturating_blocks=st.integers(1, 8), blocks_per_group=st.integers(1, 4)
+    dict,
+    resident_blocks=st.integers(1, 8),
+    saturating_blocks=st.integers(1, 8),
+    blocks_per_group=st.integers(1, 4),
+    empty_tokens=st.integers(0, 500),
 )
 
 
@@ -46,12 +58,16 @@ FIGURES = st.builds(
     st.sampled_from(WORKERS),
     st.integers(1, 64),
     st.integers(1, 8192),
+    st.floats(0, 1),
     st.integers(1, 16),
     FIGURES,
 )
-def test_the_model_is_what_a_schedule_takes(partition, workers, num_seqs, max_seq_len, kv_heads, figures):
+def test_the_model_is_what_a_schedule_takes(partition, workers, num_seqs, max_seq_len, share, kv_heads, figures):
     held = row(max(partition, max_seq_len // 32), workers, **figures)
-    assert cost(held, num_seqs, max_seq_len, kv_heads) == schedule(held, num_seqs, max_seq_len, kv_heads)
+    problem = held, num_seqs, max_seq_len, kv_heads
+    assert cost(*problem) == schedule(*problem)
+    replayed = max(1, round(share * max_seq_len))
+    assert cost(*problem, seq_len=replayed) == schedule(*problem, replayed)
 
 
 def problems(count):

@@ -18,11 +18,11 @@ from click.testing import CliRunner
 from pav2gen.bench import commands
 from pav2gen.bench.measuring import measurement_file as documents
 from pav2gen.bench.reporting.measurement_rows import measurements
-from pav2gen.bench.reporting.prediction import Predictor, predictable
 from pav2gen.bench.reporting.report import contestants, highlights, plans_by_key, report, shares
 from pav2gen.cli import main
 from pav2gen.errors import UserError
 from pav2gen.family.target import TARGETS
+from pav2gen.plan.prediction import Predictor, predictable
 from pav2gen.reading.selection import load
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -30,7 +30,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 #: The figures of a page with measurements of the small spec: two keys with two lengths each.
 FIGURES = {
     "family-table", "time-0", "time-1", "share-bars", "workspace-0", "bytes-bars", "prediction-1", "prediction-16",
-    "kernel-table",
+    "replay-1", "replay-16", "kernel-table",
 }  # fmt: skip
 
 
@@ -187,8 +187,10 @@ def test_extend_kernels_have_a_table_and_sources():
 
 
 def test_a_prediction_is_called_one(page):
-    for figure in re.findall(r'<figure id="prediction-\d+">.*?</figure>', page, flags=re.DOTALL):
+    for figure in re.findall(r'<figure id="(?:prediction|replay)-\d+">.*?</figure>', page, flags=re.DOTALL):
         assert "prediction, not measured</span>" in figure and "(prediction)</title>" in figure
+    assert page.count("(prediction)</title>") == 4
+    assert "takes 400.0 ns to start and end, and 600.0 ns to load" in page and "unknown, assumed: 400 ns" in page
     assert "No kernel was timed on Iluvatar BI-V100" in page and "16 multiprocessors share 584.2 GB/s" in page
 
 
@@ -224,6 +226,11 @@ def test_the_prediction_is_the_wave_model_in_bytes(selection):
     plans = plans[-1:]
     split, plain["blocks_per_group"] = ms(1, 1024), 1
     assert split - ms(1, 1024) == pytest.approx(7 * (plans[0].variant.partition_size + 32) * token_ms)
+    # A graph for 64K tokens serves 2 KV heads. One token is read, and all partitions but the first are empty.
+    graph = dict(plain, blocks_per_group=1, empty_tokens=300)
+    blocks = 2 * (65536 // plans[0].variant.partition_size) - 2  # on 16 multiprocessors, beside 2 blocks of one token
+    replay = Predictor([with_row(plans[0], **graph)], rank, target).ms(1, 1, 65536)
+    assert replay == pytest.approx(2 * 0.0062 + (-(-blocks // 16) * 300 + 80) * token_ms)
     assert predictable(target) and not predictable(TARGETS["mr-v100"])
 
 

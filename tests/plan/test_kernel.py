@@ -43,3 +43,28 @@ def test_one_title_and_one_row_for_each_kernel():
             row = p.row()
             assert (row.symbol, row.key, row.partition_size) == (v.symbol, v.key, v.partition_size)
             assert p.title.startswith(f"head size {v.head_size}, ") and f"pages of {v.block_size}" in p.title
+
+
+def test_an_empty_block_and_the_times_predicted():
+    (chosen,) = load([Path("specs/qwen36.yaml")], ["hd256_g6_b16_f16_p1024"])
+    (plan,) = [p for _, p in chosen.kernels]
+    row = plan.row()
+    # 400 ns and a load of 600 ns, of 584.2 / 16 bytes a nanosecond, are 35.66 tokens of 2 x 256 x 2 bytes.
+    assert (row.resident_blocks, row.saturating_blocks, row.empty_tokens) == (3, 6, 36)
+    token_ms = 1024 / (584.2e6 / 16)
+    # 256 partitions of 4 KV heads on 16 x 3 places are 22 rounds. The merge takes 4 rounds of loads.
+    expected = 2 * 0.0062 + (22 * (1024 + 32) * 6 + 64 + 4 * 16) * token_ms
+    assert plan.figures["predicted_ms"] == round(expected, 3)
+    # One token: 4 places are busy for 33 x 6 = 198. They take 16 of the 1020 empty blocks each, until 774. The other 44
+    # places take 21 each, until 756. The last 32 blocks end at 792.
+    assert 4 * 16 + 44 * 21 + 32 == 1020
+    assert plan.figures["replay_ms"] == round(2 * 0.0062 + (792 + 64 + 16) * token_ms, 3)
+
+
+def test_a_target_without_bandwidth_has_no_prediction(tmp_path):
+    text = Path("specs/qwen36.yaml").read_text("utf-8").replace("target: bi-v100", "target: mr-v100")
+    (tmp_path / "other.yaml").write_text(text, "utf-8")
+    (chosen,) = load([tmp_path / "other.yaml"], ["hd256_g6_b16_f16_p1024"])
+    (plan,) = [p for _, p in chosen.kernels]
+    assert plan.figures["predicted_ms"] is plan.figures["replay_ms"] is None
+    assert plan.row().empty_tokens == 40  # 24 KiB are assumed to arrive in 600 ns

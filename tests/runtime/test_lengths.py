@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pav2gen.runtime import lengths
-from pav2gen.runtime.lengths import host_lengths, may_read
+from pav2gen.runtime.lengths import host_lengths, is_captured, may_read
 
 GPU = torch.device("cuda", 0)
 
@@ -60,6 +60,7 @@ def test_the_policy_of_a_gpu(monkeypatch, policy, variable, capturing, expected)
     if variable is not None:
         monkeypatch.setenv("PAV2_HOST_LENGTHS", variable)
     assert may_read(GPU, policy) is expected
+    assert is_captured(GPU) is capturing and not is_captured(torch.device("cpu"))
 
 
 def test_an_unknown_policy_is_refused(monkeypatch):

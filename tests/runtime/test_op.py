@@ -157,6 +157,20 @@ def test_the_spec_s_policy_of_host_lengths_reaches_the_kernel(package, monkeypat
     assert asked == [("cpu", "auto")] and [each.read_lengths for each in given] == [False]
 
 
+@pytest.mark.parametrize("capturing", [False, True])
+def test_the_choice_is_told_of_a_capture(package, monkeypatch, capturing):
+    table, told = package.operator.table, []
+
+    def choose(*args):
+        told.append(args[7])
+        return type(table).choose(table, *args)
+
+    monkeypatch.setattr(sys.modules[f"{package.__name__}.runtime.op"], "is_captured", lambda device: capturing)
+    monkeypatch.setattr(table, "choose", choose)
+    package.operator.run(*arguments(make(Case(KEY, 512, (5, 17)))))
+    assert told == [capturing]
+
+
 def test_supports(package):
     assert package.supports(**MODEL)
     assert package.supports(**{**MODEL, "dtype": "float16"}, kv_cache_dtype="fp8")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.runtime.select import Key, NoKernelError, Row, Table, cost, miss, nearest, reduction_cost
+from pav2gen.runtime.select import Key, NoKernelError, Row, Table, miss, nearest
+from pav2gen.runtime.waves import cost
 
 QWEN = Key(256, 6, 16, "float16", "auto", False, False)
 
@@ -68,26 +69,6 @@ def test_the_choice_is_the_cheapest_by_the_model(num_seqs, max_seq_len, kv_heads
     best = min(cost(r, num_seqs, max_seq_len, kv_heads, "torch") for r in rows)
     chosen = Table(rows).choose(QWEN, "torch", num_seqs, max_seq_len, kv_heads)
     assert cost(chosen, num_seqs, max_seq_len, kv_heads, "torch") == best
-
-
-def test_the_model_fills_the_card_and_counts_the_waves():
-    # 16 multiprocessors; 4 KV heads of one sequence of 4096 tokens: 8 partitions of 512 are two waves.
-    reduction = 64 + 16  # one round of loads
-    assert cost(row(partition=512), 1, 4096, 4) == 2 * (512 + 32) + reduction
-    assert cost(row(partition=1024), 1, 4096, 4) == 1 * (1024 + 32) + reduction
-    assert cost(row(partition=512, multiprocessors=0), 1, 512, 4) == 4 * (512 + 32)
-
-
-def test_the_model_knows_resident_blocks_split_groups_and_the_reduction():
-    # 64 blocks of 512 tokens on 16 multiprocessors, 2 of them side by side: 2 waves, each at half the speed.
-    assert cost(row(partition=512, cuda="k.cu", resident_blocks=2), 2, 4096, 4) == 2 * 2 * (512 + 32) + 80
-    # Two blocks reach 2/5 of a multiprocessor's bandwidth where it takes five to saturate it.
-    slow = row(partition=512, cuda="k.cu", resident_blocks=2, saturating_blocks=5)
-    assert cost(slow, 2, 4096, 4) == 2 * 5 * (512 + 32) + 80
-    assert cost(slow, 2, 4096, 4, "torch") == cost(row(partition=512), 2, 4096, 4)  # figures of the CUDA kernel
-    split = row(partition=512, cuda="k.cu", blocks_per_group=2)
-    assert cost(split, 1, 4096, 4) == 4 * (512 + 32) + 80  # 64 blocks, 16 at a time
-    assert [reduction_cost(n) for n in (1, 2, 64, 65, 1024)] == [0, 80, 80, 96, 320]
 
 
 def test_a_miss_names_axis_nearest_line_and_command():

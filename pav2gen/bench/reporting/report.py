@@ -12,10 +12,10 @@ from pav2gen.bench.reporting.bar_chart import BarGroup, Bars, bars
 from pav2gen.bench.reporting.line_chart import Chart, Heading, Series
 from pav2gen.bench.reporting.measurement_rows import Measurement, measurements
 from pav2gen.bench.reporting.model_summary import short_title, summary_table
-from pav2gen.bench.reporting.prediction import Predictor, predictable
 from pav2gen.errors import UserError
 from pav2gen.family.spec import RankShape, Spec
 from pav2gen.plan.kernel import Extender, Kernel, Plan
+from pav2gen.plan.prediction import Predictor, predictable
 from pav2gen.reading.selection import Selection
 from pav2gen.render.kernels import GENERATOR, render_spec
 from pav2gen.render.templates import Templates
@@ -175,7 +175,8 @@ def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
 def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) -> Iterator[Chart]:
     """Yield the charts of predicted time over length on the spec's target.
 
-    There is one chart for each batch size, with a line for each tensor-parallel rank.
+    There are two charts for each batch size, with a line for each tensor-parallel rank. The second one is for replays
+    of a CUDA graph that was captured for the model's full length.
     """
     if not predictable(chosen.spec.target) or "cuda" not in chosen.spec.backends:
         return
@@ -186,24 +187,27 @@ def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) ->
         Predictor(leads[rank.gqa_ratio], rank, chosen.spec.target)
         for rank in chosen.spec.model.ranks() if rank.gqa_ratio in leads
     ]  # fmt: skip
+    about, longest = chosen.spec.target.about, chosen.spec.model.max_seq_len
     for num_seqs in PREDICTED_BATCHES:
-        series = list(_predicted(predictors, num_seqs))
-        note = f"{chosen.spec.target.about}; query/KV heads of each rank; dotted: its floor"
-        heading = Heading(batch(num_seqs), note)
-        if series:
-            yield charts.chart(f"prediction-{num_seqs}", heading, series, charts.PREDICTED_TIME, prediction=True)
+        for name, captured in (("prediction", None), ("replay", longest)):
+            series = list(_predicted(predictors, num_seqs, captured))
+            note = f"{about}; query/KV heads of each rank; dotted: its floor"
+            title = batch(num_seqs) + (f", in a CUDA graph for {charts.tokens(captured)} tokens" if captured else "")
+            if series:
+                heading = Heading(title, note)
+                yield charts.chart(f"{name}-{num_seqs}", heading, series, charts.PREDICTED_TIME, prediction=True)
 
 
-def _predicted(predictors: Sequence[Predictor], num_seqs: int) -> Iterator[Series]:
+def _predicted(predictors: Sequence[Predictor], num_seqs: int, captured: int | None) -> Iterator[Series]:
     """Yield the lines of a chart of predictions: a predicted time and a floor (a least possible time) for each rank.
 
-    Ranks with equal times share a line.
+    Ranks with equal times share a line. captured: the length that a CUDA graph was captured for, or None without one.
     """
     ranks: dict[tuple[tuple[float, float], ...], list[Predictor]] = {}
     for each in predictors:
         longest = each.plans[0].spec.model.max_seq_len
         lengths = [length for length in (1 << n for n in range(10, 31)) if length <= longest] or [longest]
-        points = tuple((float(length), each.ms(num_seqs, length)) for length in lengths)
+        points = tuple((float(length), each.ms(num_seqs, length, captured)) for length in lengths)
         ranks.setdefault(points, []).append(each)
     for number, (points, alike) in enumerate(ranks.items()):
         floors = tuple((length, alike[0].floor_ms(num_seqs, round(length))) for length, _ in points)
