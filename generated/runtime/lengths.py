@@ -36,8 +36,8 @@ _last: dict[tuple[torch.device, str], _Reading] = {}
 def may_read(device: torch.device, policy: str) -> bool:
     """Whether the host may read sequence lengths from ``device``.
 
-    policy: ``auto`` or ``never``. The environment variable PAV2_HOST_LENGTHS overrides it. Raises ValueError for any
-    other value.
+    policy: ``auto`` or ``never``. The environment variable PAV2_HOST_LENGTHS overrides this argument. Raises ValueError
+    for any other value.
     """
     if device.type == "cpu":
         return True
@@ -55,8 +55,8 @@ def is_captured(device: torch.device) -> bool:
 def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens") -> tuple[int, ...] | None:
     """The values of ``seq_lens``, or None if the host does not read them.
 
-    worthwhile: whether padding all sequences to the longest one costs more than a read of device memory. name: the name
-    of the argument. The last values are cached for each name and device.
+    worthwhile: whether padding all sequences to the longest one costs more than a read of device memory.
+    name: the name of the operator's argument. The function caches the last values for each name and device.
     """
     if seq_lens.device.type == "cpu":
         return tuple(seq_lens.tolist())
@@ -71,9 +71,9 @@ def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens
 
 
 def cut(call: Call, budget: Budget, partition: int, page: int) -> Tiling:
-    """The tiling of a call. It uses the sequence lengths if the host may read them, else ``max_seq_len``.
+    """The tiling of a call, computed from the sequence lengths if the host may read them, else from ``max_seq_len``.
 
-    partition, page: their sizes in tokens.
+    partition, page: the number of tokens in a partition and in a page.
     """
     longest, kv_heads, seqs = longest_length(call, page), call.key_cache.shape[1], call.query.shape[0]
     if call.read_lengths:

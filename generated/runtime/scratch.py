@@ -11,8 +11,8 @@ from .rows import Rows
 def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Views of max_logits and exp_sums for the sequences and partitions of a segment, each [rows, parts, heads].
 
-    A kernel can write its maxima and sums directly into these views. Both results are None if the call has no scratch,
-    or if the rows are sorted: the sequences of a segment are then not adjacent in the scratch.
+    A kernel can write its maxima and sums directly into these views. Both results are None if the call has no scratch.
+    Both are also None if the rows are sorted, because the sequences of a segment are then not adjacent in the scratch.
     """
     if call.scratch is None or rows.ordered:
         return None, None
@@ -38,8 +38,9 @@ def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: tor
 def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
     """Write out = o / z for sequences that have a single partition.
 
-    If the call has a scratch, also write tmp_out = o / z. If the call has lse, also write lse = log(z) + m. m, z:
-    [rows, 1, heads] float32, where z is not 0. o: [rows, 1, heads, head size] float32; it is overwritten.
+    If the call has a scratch, also write tmp_out = o / z. If the call has an lse tensor, also write lse = log(z) + m.
+
+    m, z: [rows, 1, heads] float32, where z is not 0. o: [rows, 1, heads, head size] float32, which is overwritten.
     """
     own = o.div_(z.unsqueeze(-1))[:, 0]
     call.out[part.rows].copy_(own)

@@ -1,6 +1,6 @@
 """Finds the cache pages that a query head skips under vLLM's block-sparse pattern.
 
-The rule is that of ``paged_attention_kernel`` in vLLM 0.6.3.
+The pattern is defined by ``paged_attention_kernel`` in vLLM 0.6.3.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from .call import Call, Segment
 def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
     """A bool tensor [items, kv_heads, group, pages] that is True for the pages that a query head skips.
 
-    group: the query heads of one KV head. A head attends to a page in sparse block k if (k + offset) % vert_stride is
-    0, or if k > q - local_blocks, where q is the sparse block of the sequence's last token. ``_offsets`` computes the
-    offset. page: tokens of a page.
+    A head attends to a page in sparse block k if (k + offset) % vert_stride is 0, or if k > q - local_blocks. Here q is
+    the sparse block of the sequence's last token, and ``_offsets`` computes the offset.
+
+    group: the number of query heads per KV head. page: the number of tokens in a page.
     """
     sparse, device = call.sparse, call.query.device
     assert sparse is not None and part.positions is not None and part.seq_lens is not None
@@ -32,7 +33,7 @@ def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
 def _offsets(call: Call, device: torch.device) -> torch.Tensor:
     """The offset of each query head's strided blocks, [kv_heads, group] int32.
 
-    The offset is 1 + |head_sliding_step| * h. Here h is the index of the query head if head_sliding_step >= 0, else the
+    The offset is 1 + |head_sliding_step| * h. If head_sliding_step >= 0, h is the index of the query head, else the
     index of the KV head. The index counts the heads of all tensor-parallel ranks.
     """
     assert call.sparse is not None

@@ -18,9 +18,11 @@ class BlockSparse(NamedTuple):
     """The parameters of vLLM's block-sparse pattern, which divides a sequence into sparse blocks of tokens.
 
     Each head attends to the last ``local_blocks`` sparse blocks and to every ``vert_stride``-th sparse block.
-    ``sparse.skipped_pages`` gives the exact rule. block_size: tokens of a sparse block. head_sliding_step: how far the
-    strided blocks shift from one head to the next. tp_rank: the tensor-parallel rank; the shift counts the heads of all
-    ranks.
+    ``sparse.skipped_pages`` gives the exact rule.
+
+    block_size: the number of tokens in a sparse block.
+    head_sliding_step: by how many sparse blocks the strided blocks shift from one head to the next.
+    tp_rank: the tensor-parallel rank. The shift of a head depends on its index among the heads of all ranks.
     """
 
     local_blocks: int
@@ -31,7 +33,7 @@ class BlockSparse(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The caller's scratch tensors. They hold the softmax state of P partitions of each sequence.
+    """The caller's scratch tensors, which receive the softmax state of each partition. P is the number of partitions.
 
     exp_sums, max_logits: [seqs, heads, P] float32. tmp_out: [seqs, heads, P, head size] in the dtype of ``out``.
     """
@@ -44,8 +46,9 @@ class Scratch(NamedTuple):
 class Call(NamedTuple):
     """The arguments of a decode call. The docstring of ``paged_attention_v2`` gives the shapes.
 
-    tensors: the parameter tensors of the modification. read_lengths: whether the host may read ``seq_lens`` (see
-    ``lengths.host_lengths``). Without that, a call takes as long as if every sequence had ``max_seq_len`` tokens.
+    tensors: the parameter tensors of the attention modification.
+    read_lengths: whether the host may read ``seq_lens`` (see ``lengths.host_lengths``). If the host does not read the
+    lengths, a call takes as long as if every sequence had ``max_seq_len`` tokens.
     """
 
     out: torch.Tensor
@@ -73,7 +76,8 @@ class Call(NamedTuple):
 def by_head(scale: float | torch.Tensor, dims: int) -> float | torch.Tensor:
     """Reshape a scale so that it broadcasts to a tensor that has ``dims`` dimensions after the KV head dimension.
 
-    scale: a float, or a float32 tensor with one element or of shape [kv heads]. A float is returned unchanged.
+    scale: a float, or a float32 tensor with one element or of shape [kv heads]. A scale that is a float is returned
+    unchanged.
     """
     return scale.view(-1, *(1,) * dims) if isinstance(scale, torch.Tensor) else scale
 
@@ -81,13 +85,15 @@ def by_head(scale: float | torch.Tensor, dims: int) -> float | torch.Tensor:
 class Segment(NamedTuple):
     """The token positions and page numbers of one tile.
 
-    rows: the tile's sequences, as a slice in the order of ``Rows``. tile: the tile.
-    seq_lens: [rows] int32, the length of each sequence in tokens. positions: [1, tokens] int32, each token's position
-    in its sequence ([rows, tokens] with a sliding window). Both are None if the kernel does not need them.
-    hidden: [rows, tokens] bool, True for a slot past the end of its sequence or before its window. None if only the
-    last ``tile.tail`` slots must be hidden.
-    pages: [items, pages] int32, the block number of each page, or 0 for a page without a token. An item is one
-    partition of one sequence. The items of a sequence are consecutive.
+    An item is one partition of one sequence. The items of a sequence are consecutive.
+
+    rows: the tile's sequences, as a slice in the order of ``Rows``.
+    seq_lens: [rows] int32, the length of each sequence in tokens, or None if the kernel does not need lengths.
+    positions: int32, each token's position in its sequence, or None if the kernel does not need positions. The shape is
+    [1, tokens], or [rows, tokens] with a sliding window.
+    hidden: [rows, tokens] bool, True for a token slot past the end of its sequence or before its window. It is None if
+    no slots except the last ``tile.tail`` ones must be hidden.
+    pages: [items, pages] int32, the block number of each page, or 0 for a page without a token.
     """
 
     rows: slice
@@ -101,13 +107,13 @@ class Segment(NamedTuple):
 def longest_length(call: Call, page: int) -> int:
     """The upper bound of the sequence lengths, in tokens.
 
-    It is ``max_seq_len``, or the number of tokens that a block table row can address if that is less.
+    This is the smaller of ``max_seq_len`` and the number of tokens that a row of the block table can address.
     """
     return min(call.max_seq_len, call.block_tables.shape[1] * page)
 
 
 def clamped_seq_lens(call: Call, page: int) -> torch.Tensor:
-    """The sequence lengths, [seqs] int32, clamped on the device to 0 ... ``longest_length``."""
+    """The sequence lengths, [seqs] int32, clamped on the device to the range from 0 to ``longest_length``."""
     return call.seq_lens.clamp(0, longest_length(call, page))
 
 
@@ -116,7 +122,9 @@ def segment(
 ) -> Segment:
     """The token positions and page numbers of ``tile``, whose first sequence is number ``first`` of ``rows``.
 
-    Block table entries past a sequence's last page are replaced by page 0. partition, page: their sizes in tokens.
+    Block table entries past a sequence's last page are replaced by page 0.
+
+    partition, page: the number of tokens in a partition and in a page.
     positions: whether the kernel needs positions and sequence lengths even if no slot of the tile is hidden.
     """
     taken, whole = slice(first, first + tile.rows), partition // page
@@ -138,7 +146,10 @@ def segment(
 
 
 def clear_scratch(scratch: Scratch | None, start: int) -> None:
-    """Set exp_sums to 0 and max_logits to -inf in partition ``start`` and all later ones. Does nothing for None."""
+    """Set exp_sums to 0 and max_logits to -inf in partition ``start`` and all later partitions.
+
+    The function does nothing if ``scratch`` is None.
+    """
     if scratch is not None and start < scratch.exp_sums.shape[2]:
         scratch.exp_sums[:, :, start:].zero_()
     if scratch is not None and start < scratch.max_logits.shape[2]:

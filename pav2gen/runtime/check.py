@@ -111,8 +111,9 @@ def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
 class Layouts:
     """Remembers the layouts of calls that passed the checks, so that a call with a known layout is not checked again.
 
-    check: returns a call's kernel key, or raises ValueError. layout_of: returns a call's layout, which must contain all
-    properties that ``check`` looks at. Both take the call and its kv_cache_dtype.
+    check: a function of a call and its kv_cache_dtype that returns the call's kernel key, or raises ValueError.
+    layout_of: a function of the same arguments that returns the call's layout. The layout must contain all properties
+    that ``check`` looks at.
     """
 
     def __init__(self, check: Callable[[Any, str], Key], layout_of: Callable[[Any, str], Hashable | None]) -> None:
@@ -162,7 +163,7 @@ def check_declared(
 ) -> None:
     """Raise ValueError unless num_kv_heads and block_size agree with the shape of key_cache.
 
-    num_kv_heads may also be a tensor: the BI-V100 fork of vLLM passes ``head_mapping`` here. A tensor is not compared.
+    If num_kv_heads is a tensor, it is not compared: the BI-V100 fork of vLLM passes its ``head_mapping`` tensor here.
     """
     check_tensor("key_cache", key_cache, operator)
     if key_cache.dim() != 5:
@@ -292,9 +293,9 @@ def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None, operator: str 
 
 
 def check_sparse(sparse: BlockSparse | None, page: int) -> None:
-    """Raise ValueError if the block-sparse pattern is wrong. A sparse block must consist of whole cache pages.
+    """Raise ValueError if the block-sparse pattern is wrong. page: the number of tokens in a cache page.
 
-    page: tokens of a cache page. vLLM asserts the same.
+    A sparse block must consist of whole cache pages, as in vLLM.
     """
     if sparse is None:
         return
@@ -310,7 +311,7 @@ def check_sparse(sparse: BlockSparse | None, page: int) -> None:
 def check_features(call: Call) -> None:
     """Raise ValueError if softcap, sliding_window, sinks or lse is wrong.
 
-    sinks: None or contiguous float32 [heads]. lse: None or contiguous float32 [seqs, heads].
+    sinks must be None or contiguous float32 [heads]. lse must be None or contiguous float32 [seqs, heads].
     """
     check_limits(call.softcap, call.sliding_window)
     seqs, heads = call.query.shape[:2]
@@ -348,9 +349,9 @@ def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...]
 
 
 def check_tensors(call: Call | ExtendCall, modification: Modification | None, operator: str = DECODE) -> None:
-    """Raise ValueError unless each parameter tensor of a modification is contiguous float32, [heads] or [kv_heads].
+    """Raise ValueError unless the parameter tensors of a call's modification have the right shape and dtype.
 
-    The modification's definition says which of the two shapes each tensor has.
+    Each tensor must be contiguous float32. The definition of the modification says whether it is [heads] or [kv_heads].
     """
     lengths = {"heads": call.query.shape[1], "kv_heads": call.key_cache.shape[1]}
     for (name, axis), tensor in zip(modification.tensors if modification else (), call.tensors):

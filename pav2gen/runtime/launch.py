@@ -95,9 +95,12 @@ def launch(
     """Run a kernel's entry function on a checked call, on the current stream of the call's device.
 
     If the partial results of all sequences exceed ``workspace_bytes``, the call is split into several launches.
-    explain: turns an error code into a sentence. workspace: allocates float32 memory (see the function ``workspace``).
-    layout: identifies the call's layout (see ``check.Layouts``). Calls with the same layout share a prepared C struct.
     Raises RuntimeError if a launch fails.
+
+    explain: a function that turns an error code into a sentence.
+    workspace: a function that allocates float32 memory (see ``workspace`` in this module).
+    layout: an object that identifies the call's layout (see ``check.Layouts``). Calls with the same layout share a
+    prepared C struct.
     """
     every = -(-call.max_seq_len // partition_size)
     partitions = launched_partitions(call.max_seq_len, partition_size, call.sliding_window)
@@ -168,8 +171,8 @@ def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
 def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tensor | None) -> None:
     """Set the fields of ``args`` that differ between calls of the same layout: addresses, max_seq_len and scales.
 
-    partials: float32 memory for the softmax state (o, m and z; see ``state``) of every sequence, head and partition.
-    It is None if there is only one partition.
+    partials: float32 memory for the softmax state (o, m and z; see ``state``) of every sequence, head and partition, or
+    None if there is only one partition.
     """
     args.max_seq_len, args.partitions, args.scale = call.max_seq_len, partitions, call.scale
     args.out, args.query = call.out.data_ptr(), call.query.data_ptr()
@@ -203,9 +206,9 @@ def pointer(tensor: torch.Tensor | None) -> int | None:
 
 
 class device_of:
-    """A context manager that makes a tensor's device the current one, and yields the handle of the current stream.
+    """A context manager that makes a tensor's device the current device, and yields the handle of the current stream.
 
-    For a tensor on the CPU it does nothing and yields None.
+    For a tensor on the CPU, the context manager does nothing and yields None.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:

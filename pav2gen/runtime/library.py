@@ -72,7 +72,10 @@ class Library:
         launch(self.function(row), call, row.partition_size, row.workspace_mib * MIB, self.explain, **options)
 
     def function(self, row: Row) -> Any:
-        """The C function that launches the kernel of a dispatch table row. Raises LibraryError if it is missing."""
+        """The C function that launches the kernel of a dispatch table row.
+
+        Raises LibraryError if the library does not have this function.
+        """
         function = self._functions.get(row.symbol)
         if function is None:
             if row.symbol not in self.kernels:
@@ -117,10 +120,11 @@ def kernels_of(rows: Iterable[Row], root: Path = ROOT) -> Kernels:
 
 
 def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
-    """The GPU toolchain called ``name``. If ``name`` is None, it is CoreX where CoreX is installed, else nvcc.
+    """The GPU toolchain called ``name``. None means CoreX if CoreX is installed, else nvcc.
 
-    arch: the GPU architecture. The default is ivcore10 (BI-V100) for CoreX, and the current device's for nvcc. Raises
-    CompilerMissingError if the compiler is missing, and LibraryError if the architecture or ``name`` is unknown.
+    arch: the GPU architecture. The default is ivcore10 (BI-V100) for CoreX, and the current device's architecture for
+    nvcc. Raises CompilerMissingError if the compiler is missing. Raises LibraryError if the architecture or ``name`` is
+    unknown.
     """
     if name in (None, "corex"):
         try:
@@ -158,10 +162,16 @@ def build(
 ) -> Path:
     """Compile ``kernels`` into a library, unless the cache has that library already. Return the library's path.
 
-    toolchain: ``corex``, ``nvcc``, or ``host`` for the CPU; None chooses corex or nvcc. jobs: the number of parallel
-    compilers. warp_size, checked and quick apply only to ``host``. checked: the kernels check each memory access.
-    quick: compile in half the time; the kernels run slower. Tests use it. again: whether to repeat a build that failed
-    before, although nothing has changed since. Raises LibraryError with the compiler's messages.
+    Raises LibraryError with the compiler's messages. ``warp_size``, ``checked`` and ``quick`` have an effect only if
+    the toolchain is ``host``.
+
+    toolchain: ``corex``, ``nvcc``, or ``host`` for the CPU. None means CoreX if CoreX is installed, else nvcc.
+    arch: the GPU architecture (see ``find_toolchain``).
+    jobs: the number of compilers that run in parallel.
+    checked: whether the kernels check each memory access.
+    quick: whether to compile in half the time. The kernels then run slower, which is enough for tests.
+    verbose: whether to report progress on stderr.
+    again: whether to repeat a build that failed before, although nothing has changed since.
     """
     jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
     kernels = dict(sorted(kernels.items()))  # all callers get the same library

@@ -1,6 +1,6 @@
 """The decode operator: vLLM's ``paged_attention_v2``, registered with torch.library.
 
-It chooses a kernel from the dispatch table for each call.
+For each call, the operator chooses a kernel from the dispatch table.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Arguments(NamedTuple):
     partition_size: int
 
     def call(self) -> Call:
-        """Convert the arguments to a ``Call``, the form that kernels receive. Nothing is checked here."""
+        """Convert the arguments to a ``Call``, the form that kernels receive. The arguments are not checked."""
         sparse = None
         if self.blocksparse_vert_stride > 1:
             sparse = BlockSparse(
@@ -100,8 +100,8 @@ class Arguments(NamedTuple):
 class Operator:
     """The decode operator of one generated package.
 
-    tuned: the partition sizes that were measured to be fastest. files: maps each spec's name to the path of the spec
-    file, for messages.
+    tuned: results of tuning (see ``select.Tuned``). files: maps each spec's name to the path of the spec file, for
+    messages.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Operator:
     def ordered_tensors(
         self, modification: str | None, given: Mapping[str, torch.Tensor] | None
     ) -> tuple[torch.Tensor, ...]:
-        """The parameter tensors of a modification, in the order in which the spec declares them.
+        """The parameter tensors of an attention modification, in the order in which the spec declares them.
 
         given: the tensors by name. Raises ValueError if a tensor is missing or unknown.
         """

@@ -8,8 +8,9 @@ import torch
 class Rows:
     """The sequences of a call, in the order in which the kernel processes them. A "row" is a sequence in this order.
 
-    ordered: True if the sequences are sorted, longest first; False if they stay in the call's order. longest: the
-    lengths are clamped on the device to 0 ... ``longest`` tokens. None means that they are not clamped.
+    ordered: True if the sequences are sorted, longest first; False if they stay in the call's order.
+    longest: the upper bound to which the device clamps the lengths, in tokens. If it is None, the lengths are not
+    clamped.
     """
 
     def __init__(self, seq_lens: torch.Tensor, ordered: bool, longest: int | None = None) -> None:
@@ -21,7 +22,7 @@ class Rows:
 
     @property
     def seq_lens(self) -> torch.Tensor:
-        """The sequence lengths in the order of the rows, [seqs] int32. They are clamped at the first access."""
+        """The sequence lengths in the order of the rows, [seqs] int32. The first access clamps the lengths."""
         if not self._clamped:
             self._seq_lens, self._clamped = self._seq_lens.clamp(0, self._longest), True
         return self._seq_lens

@@ -64,9 +64,10 @@ def merge(a: State | None, b: State) -> State:
 
 
 def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
-    """Write out = o / z for the rows ``taken``, or zeros for a row that attends to no token. Write lse if requested.
+    """Write out = o / z for the rows ``taken``, or zeros for a row that attends to no token.
 
-    The sink, if any, is added to the softmax denominator z here and nowhere else. ``state`` is overwritten.
+    If the call has an ``lse`` tensor, its rows are written too. If the call has sinks, each head's sink is added to the
+    softmax denominator z here and nowhere else. ``state`` is overwritten.
     """
     z, lse = with_sink(state, call.sinks, call.lse is not None)
     if call.lse is not None and lse is not None:
@@ -75,10 +76,13 @@ def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
 
 
 def with_sink(state: State, sinks: torch.Tensor | None, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Add the sinks to the softmax denominator. Return (the divisor of o, the log-sum-exp or None).
+    """Add the attention sinks to the softmax denominator. Return (the divisor of o, the log-sum-exp or None).
 
-    sinks: logits that broadcast to the shape of m, or None. lse: whether to compute the log-sum-exp, which is the
-    natural logarithm of the denominator and includes the sink. With a sink, state.o is rescaled in place.
+    A sink is an extra logit of a head that takes part in the softmax and has no value. With sinks, state.o is rescaled
+    in place.
+
+    sinks: float32 logits that broadcast to the shape of m, or None.
+    lse: whether to compute the log-sum-exp: the natural logarithm of the denominator with the sink.
     """
     if sinks is None and not lse:
         return state.z, None
@@ -93,11 +97,13 @@ def with_sink(state: State, sinks: torch.Tensor | None, lse: bool) -> tuple[torc
 
 
 def weigh(state: State, scores: torch.Tensor) -> torch.Tensor:
-    """Turn ``scores`` into weights e^(score - maximum) in place, and return them. Update ``state`` with these tokens.
+    """Turn the scores of new tokens into softmax weights e^(score - maximum) in place, and return the weights.
 
-    scores: [rows, parts, ..., tokens of a part]. state: m, z [rows, ...] and o [rows, ..., head size], where m is the
-    maximum score so far, times LOG2_E. m and z are updated to include the new tokens. o is only rescaled to the new m;
-    the caller then adds the weighted values of the new tokens to o.
+    ``state.m`` and ``state.z`` are updated to include the new tokens. ``state.o`` is only rescaled to the new maximum.
+    The caller must then add the weighted values of the new tokens to ``state.o``.
+
+    state: m and z are [rows, ...], and o is [rows, ..., head size]. m is the maximum score so far, times LOG2_E.
+    scores: [rows, parts, ..., tokens of a part] float32.
     """
     m = scores.amax(-1).amax(1).mul_(LOG2_E)
     torch.maximum(m, state.m, out=m)

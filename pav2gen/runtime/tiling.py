@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 
 class Tile(NamedTuple):
-    """A rectangle of items (see the module): some partitions of the first rows of a row tile.
+    """A rectangle of items: some partitions of the first rows of a row tile. The module defines these words.
 
-    rows: the number of sequences. parts: the partitions, as a slice of their numbers. pages: the pages of each item. An
-    item has fewer pages than a partition only if ``parts`` is a single partition, trimmed to the pages that are used.
-    chunk: the number of items in a chunk. tail: the number of token slots at the end of the tile that lie past the end
-    of the sequence, if the tile has a single sequence of known length; else 0. masked: whether any other slots may lie
-    past the end of their sequence. padded: whether the tile has pages beyond the end of the longest sequence.
+    rows: the number of sequences.
+    parts: the numbers of the partitions, as a slice.
+    pages: the number of pages in each item. It is less than the pages of a partition only if the tile has a single
+    partition that was trimmed to its used pages.
+    chunk: the number of items in a chunk.
+    masked: whether token slots may lie past the end of their sequence, the last ``tail`` slots excluded.
+    padded: whether the tile has pages beyond the end of the longest sequence.
+    tail: the number of token slots at the end of the tile that lie past the end of the sequence. It is more than 0 only
+    if the tile has a single sequence of known length.
     """
 
     rows: int
@@ -60,10 +64,10 @@ class Tile(NamedTuple):
         return self.items, self.pages, self.chunk
 
     def chunks(self, *tensors: torch.Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """Split tensors into the parts that belong to each chunk of the tile.
+        """Iterate over the chunks of the tile. For each chunk, yield the part of each tensor that belongs to the chunk.
 
-        tensors: the first dimension of each is a multiple of ``items``. None stands for a tensor that a kernel does not
-        use; the first argument must not be None.
+        tensors: tensors that have a multiple of ``items`` as their first dimension. All except the first may be None,
+        which yields None for each chunk.
         """
         if self.chunk >= self.items:
             return iter((tensors,))
@@ -76,14 +80,14 @@ class Tile(NamedTuple):
 
 
 class RowTile(NamedTuple):
-    """The tiles that process the same sequences. rows: the numbers of these sequences, in the order of the tiling."""
+    """All tiles that process the same sequences. rows: the numbers of the sequences, as a slice."""
 
     rows: slice
     tiles: tuple[Tile, ...]
 
 
 class Counts(NamedTuple):
-    """Counts of a tiling's row tiles, tiles and chunks. They determine how many PyTorch calls the operator makes."""
+    """The numbers of row tiles, tiles and chunks in a tiling, which determine the number of PyTorch calls."""
 
     row_tiles: int
     tiles: int
@@ -98,8 +102,9 @@ class Counts(NamedTuple):
 class Tiling(NamedTuple):
     """All tiles of one call of the operator.
 
-    ordered: whether the sequences are sorted by length, longest first. covered: the number of partitions that are
-    processed for every sequence. shapes: one tile of each distinct ``Tile.shape``.
+    ordered: whether the sequences are sorted by length, longest first.
+    covered: the number of partitions that are processed for every sequence. Long sequences have more partitions.
+    shapes: one tile of each distinct ``Tile.shape``.
     """
 
     row_tiles: tuple[RowTile, ...]
@@ -112,7 +117,7 @@ class Tiling(NamedTuple):
         return (tile for row_tile in self.row_tiles for tile in row_tile.tiles)
 
     def counts(self) -> Counts:
-        """The numbers of row tiles, tiles and chunks. The number of PyTorch calls follows from these."""
+        """Count the row tiles, tiles and chunks of this tiling."""
         tiles = list(self.tiles())
         chunks = [_ceil(tile.items, tile.chunk) for tile in tiles]
         return Counts(
@@ -130,13 +135,14 @@ class Tiling(NamedTuple):
 class Budget(NamedTuple):
     """The bounds of the workspace on one type of device, and the memory that a tile needs. All fields are in bytes.
 
-    chunk: bound of the buffers of one chunk (keys or values). segment: bound of the buffers of one tile (scores).
-    padding: processing this many bytes of padding takes as long as one more tile.
-    chunk_page: size of a page in a chunk's buffers, for each KV head.
-    segment_page: size of a page in a tile's buffers, for each KV head.
-    page: further size of a page in a tile's buffers, for all heads together.
-    segment_item: size of an item in a tile's buffers, without its pages, for each KV head.
-    row: size of the softmax state of a sequence, for each KV head.
+    chunk: the bound for the buffers of one chunk (keys or values).
+    segment: the bound for the buffers of one tile (scores).
+    padding: the amount of padding that takes as long to process as one more tile.
+    chunk_page: memory for a page in a chunk's buffers, for each KV head.
+    segment_page: memory for a page in a tile's buffers, for each KV head.
+    segment_item: memory for an item in a tile's buffers, without the memory for its pages, for each KV head.
+    page: further memory for a page in a tile's buffers, for all heads together.
+    row: memory for the softmax state of a sequence, for each KV head.
     """
 
     chunk: int
@@ -160,10 +166,12 @@ class Budget(NamedTuple):
     ) -> Tiling:
         """The tiling of a call that has a sequence of each of the ``lengths`` (tokens).
 
-        partition_size, page: their sizes in tokens. known: True if ``lengths`` are the real lengths; False if they are
-        upper bounds, which must be positive. attended: for each sequence, how many tokens at its start need no mask.
-        None means all of them. With ``attended``, the sequences must be given longest first. If a single item exceeds
-        the budget, each tile has one item.
+        If a single item exceeds the budget, each tile has one item.
+
+        partition_size, page: the number of tokens in a partition and in a page.
+        known: True if ``lengths`` are the real lengths; False if they are upper bounds. Upper bounds must be positive.
+        attended: for each sequence, the number of tokens at its start that need no mask. None means that no token of a
+        sequence needs a mask. If ``attended`` is given, the sequences must be sorted, longest first.
         """
         exempt = None if attended is None else tuple(attended)
         return _fit(self, tuple(lengths), exempt, kv_heads, partition_size, page, known)
@@ -226,8 +234,10 @@ def _covered(shortest: RowTile) -> int:
 class _Cut:
     """Makes the tiles of a call.
 
-    extents: the pages of each sequence, sorted, largest first. attended: for each sequence, how many tokens at its
-    start need no mask. whole: pages of a partition. page: tokens of a page. known: whether the lengths are exact.
+    attended: for each sequence, the number of tokens at its start that need no mask.
+    extents: the number of pages of each sequence, sorted, largest first.
+    whole: the number of pages in a partition. page: the number of tokens in a page.
+    known: whether the lengths are exact.
     tails: whether a tile with a single sequence uses ``Tile.tail`` instead of a mask.
     """
 
@@ -247,14 +257,14 @@ class _Cut:
         self.spare = budget.spare_pages(kv_heads)  # so many pages of padding cost as much as one more tile
 
     def row_tiles(self) -> Iterator[slice]:
-        """The sequences of each row tile. There are as few row tiles as fit the budget, all of about the same size."""
+        """The sequences of each row tile. In a group, the row tiles are as large as fits, and of about equal size."""
         for group in self._groups():
             rows = self.budget.rows(min(self.whole, self.extents[group.start]), self.kv_heads)
             for span in _even(group.stop - group.start, rows):
                 yield slice(group.start + span.start, group.start + span.stop)
 
     def _groups(self) -> Iterator[slice]:
-        """Split the sequences into groups. In a group, padding all first partitions to the largest one costs little."""
+        """Split the sequences into groups in which it costs little to pad all first partitions to the largest one."""
         start = wasted = 0
         for row, extent in enumerate(self.extents):
             wasted += min(self.whole, self.extents[start]) - min(self.whole, extent)
@@ -264,7 +274,10 @@ class _Cut:
         yield slice(start, len(self.extents))
 
     def tiles(self, rows: slice) -> Iterator[Tile]:
-        """The tiles of a row tile, in the order of the partitions. Later tiles have fewer rows: short sequences end."""
+        """The tiles of a row tile, in the order of the partitions.
+
+        Later tiles have fewer rows, because short sequences have fewer partitions.
+        """
         start, active = 0, int(rows.stop - rows.start)
         while active:
             stop = self._stop(rows.start, active)
@@ -278,7 +291,7 @@ class _Cut:
         return _ceil(self.extents[row], self.whole)
 
     def _stop(self, first: int, active: int) -> int:
-        """The exclusive last partition of a rectangle that has the ``active`` sequences from ``first`` on.
+        """The partition where a rectangle of the ``active`` sequences from ``first`` on ends (exclusive).
 
         The rectangle ends where the shortest of these sequences ends, or later if padding is cheaper than another tile.
         """
@@ -349,6 +362,6 @@ def _step(total: int, most: int) -> int:
 
 
 def _even(total: int, most: int) -> Iterator[slice]:
-    """Split the range 0 ... ``total`` evenly into the fewest slices that have at most ``most`` elements each."""
+    """Split the range from 0 to ``total`` evenly into the fewest slices that have at most ``most`` elements each."""
     step = _step(total, most) if total else 1
     return (slice(start, min(start + step, total)) for start in range(0, total, step))

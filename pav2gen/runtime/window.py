@@ -16,11 +16,11 @@ from .tiling import Budget, Tile, Tiling, partitions_reached
 
 
 class WindowRows(Rows):
-    """The sequences of a call that has a sliding window. They stay in the call's order.
+    """The sequences of a call that has a sliding window, in the call's order.
 
-    starts: [seqs, 1] int32, the first position of each sequence's window. firsts: [seqs, 1] int32, the first partition
-    that is processed, which normally contains that position. latest: the largest allowed value in ``firsts``; it keeps
-    all processed partitions within the longest possible sequence.
+    starts: [seqs, 1] int32, the first position of each sequence's window.
+    firsts: [seqs, 1] int32, the first partition that is processed for each sequence.
+    latest: the largest value in ``firsts``. It keeps all processed partitions within the longest possible sequence.
     """
 
     def __init__(self, seq_lens: torch.Tensor, window: int, partition: int, latest: int) -> None:
@@ -32,7 +32,7 @@ class WindowRows(Rows):
 def window_rows(call: Call, budget: Budget, partition: int, page: int, window: int) -> tuple[Tiling, WindowRows]:
     """The tiling of a call that has a sliding window, and the call's sequences with their windows.
 
-    partition, page and window: sizes in tokens.
+    partition, page, window: the number of tokens in a partition, in a page and in the window.
     """
     longest = longest_length(call, page)
     reached = partitions_reached(longest, partition, window)
@@ -45,8 +45,9 @@ def window_rows(call: Call, budget: Budget, partition: int, page: int, window: i
 def window_segment(call: Call, rows: WindowRows, first: int, tile: Tile, partition: int, page: int) -> Segment:
     """The token positions and page numbers of ``tile``, whose first sequence is number ``first`` of the call.
 
-    ``call.segment`` does the same for calls without a window. Here partition 0 of the tiling is the first partition of
-    each window. Pages before the window and pages past the end of the sequence are replaced by page 0.
+    ``call.segment`` does the same for calls without a window. In a call with a window, partition 0 of a tile is the
+    first partition that is processed for each sequence. Pages before the window and pages past the end of the sequence
+    are replaced by page 0.
     """
     taken, whole = slice(first, first + tile.rows), partition // page
     start = tile.parts.start * partition

@@ -32,7 +32,7 @@ def aligned(num_bytes: int) -> int:
 
 
 class Buffer:
-    """A part of the workspace. It caches its typed views, so that all chunks of the same size use the same view."""
+    """A part of the workspace, with a cache of its typed views. All chunks of the same size use the same view."""
 
     def __init__(self, data: torch.Tensor) -> None:
         """data: the memory as a one-dimensional uint8 tensor, aligned for every dtype."""
@@ -63,7 +63,7 @@ def carve(block: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, Buffer]:
 
 
 class Workspace:
-    """A block of memory that the tiles of a call use one after the other. It caches the buffers of each tile shape."""
+    """A block of memory that the tiles of a call use one after the other, with a cache of each tile shape's buffers."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         with torch.inference_mode(False):  # the memory of an inference tensor could not be used outside that mode

@@ -1,5 +1,5 @@
-// Device helpers that every kernel shares: loads of 4, 8 and 16 bytes, conversion of cache elements to float, and
-// reductions over a warp. The compilation sets the warp size: 64 on BI-V100, 32 on NVIDIA.
+// Device functions that all kernels share: loads of 4, 8 and 16 bytes, conversion of cache elements to float, and
+// reductions over a warp. The compiler's command line defines the warp size: 64 for BI-V100, 32 for NVIDIA.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,15 +17,15 @@ namespace pav2 {
 constexpr int kWarp = PAV2_WARP_SIZE;
 static_assert(kWarp == 32 || kWarp == 64, "a warp has 32 or 64 lanes");
 
-// The mask of all lanes. CoreX reads these 32 bits as all 64 lanes, because CUDA's signature has only 32 bits.
+// The mask of all lanes of a warp. CUDA's functions take a mask of 32 bits; CoreX interprets this mask as all 64 lanes.
 constexpr unsigned kFullMask = 0xffffffffu;
 
-// Replaces a maximum of -inf in differences: exp(-inf - kLowest) is 0, while -inf - -inf is NaN.
+// Stands in for a maximum of -inf where it is subtracted: exp(-inf - kLowest) is 0, while -inf - -inf is NaN.
 constexpr float kLowest = -3.402823466e+38f;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// The sum and the maximum over all lanes. Every lane gets the result.
+// The sum and the maximum over all lanes of a warp. Every lane gets the result.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(kFullMask, x, lanes, kWarp);
@@ -38,7 +38,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum over the lanes that differ only in the bits First, 2 * First, ... below End.
+// The sum over all lanes whose numbers differ only in the bits First, 2 * First, 4 * First, ... below End.
 template <int First, int End>
 __device__ __forceinline__ float lane_sum(float x) {
 #pragma unroll
@@ -46,7 +46,7 @@ __device__ __forceinline__ float lane_sum(float x) {
     return x;
 }
 
-// The result of a load of 4, 8 or 16 bytes.
+// The result of one load of N 32-bit words: 4, 8 or 16 bytes.
 template <int N>
 struct Words {
     unsigned word[N];
@@ -72,7 +72,7 @@ __device__ __forceinline__ Words<4> load<4>(const char* address) {
     return {{v.x, v.y, v.z, v.w}};
 }
 
-// Stores 4, 8 or 16 bytes.
+// Stores N words (4, 8 or 16 bytes) at once.
 template <int N>
 __device__ __forceinline__ void store(char* address, const Words<N>& words) {
     if constexpr (N == 4) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store(char* address, const Words<N>& words) {
     }
 }
 
-// Clears all bytes but the first `bytes`, which may be negative.
+// Sets all bytes after the first `bytes` bytes to 0. If `bytes` is negative, all bytes become 0.
 template <int N>
 __device__ __forceinline__ void clear_from(int bytes, Words<N>& words) {
 #pragma unroll
@@ -95,7 +95,7 @@ __device__ __forceinline__ void clear_from(int bytes, Words<N>& words) {
     }
 }
 
-// Reads N floats of shared memory, in the widest reads that N allows.
+// Reads N floats from shared memory, with the widest loads that N allows.
 template <int N>
 __device__ __forceinline__ void read_floats(const float* from, float* x) {
     if constexpr (N % 4 == 0) {
@@ -116,8 +116,8 @@ __device__ __forceinline__ void read_floats(const float* from, float* x) {
     }
 }
 
-// Storage formats of a cache. A word of 32 bits holds kPerWord elements; unpack() turns a word into floats.
-// unpack() returns an element divided by kCodeScale, without rounding; the caller multiplies its scale by kCodeScale.
+// The storage formats of a cache. A word of 32 bits holds kPerWord elements. unpack() converts a word to floats. Each
+// float is the element's value divided by kCodeScale, without rounding. The caller includes kCodeScale in its scale.
 struct Float32 {
     static constexpr int kPerWord = 1;
     static constexpr float kCodeScale = 1.0f;
@@ -142,7 +142,7 @@ struct BFloat16 {
     }
 };
 
-// OCP E5M2: the upper byte of a float16.
+// The fp8 format E5M2 of the Open Compute Project (OCP): the upper byte of a float16.
 struct E5M2 {
     static constexpr int kPerWord = 4;
     static constexpr float kCodeScale = 1.0f;
@@ -152,9 +152,10 @@ struct E5M2 {
     }
 };
 
-// OCP E4M3. Its exponent and fraction move to the places of a float16. The bias of a float16 is 15 and that of E4M3 is
-// 7, so the value comes out 2^8 too small. A code with all magnitude bits set is NaN. For that code alone, adding 0x80
-// carries into bit 14, which makes the exponent all ones.
+// The fp8 format E4M3 of OCP. Exponent and fraction are moved to the bits where a float16 has them. A float16 has the
+// exponent bias 15 and E4M3 has 7, so the resulting float16 is too small by a factor of 2^8. A code is NaN if all its
+// exponent and fraction bits are set. Only for this code does adding 0x80 to the moved bits carry into bit 14. Setting
+// bit 14 makes all exponent bits of the float16 one, which is a NaN.
 struct E4M3 {
     static constexpr int kPerWord = 4;
     static constexpr float kCodeScale = 256.0f;
@@ -170,7 +171,7 @@ struct E4M3 {
     }
 };
 
-// Symmetric int8.
+// Symmetric int8: the element is the code itself, a signed integer.
 struct Int8 {
     static constexpr int kPerWord = 4;
     static constexpr float kCodeScale = 1.0f;
@@ -186,20 +187,20 @@ __device__ __forceinline__ void unpack(const Words<N>& loaded, float* x) {
     for (int w = 0; w < N; ++w) Stored::unpack(loaded.word[w], x + w * Stored::kPerWord);
 }
 
-// Unpacks kWords words, those of part `part`.
+// Unpacks kWords of the loaded words: those from word part * kWords on.
 template <class Stored, int kWords, int N>
 __device__ __forceinline__ void unpack_part(const Words<N>& loaded, int part, float* x) {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) Stored::unpack(loaded.word[part * kWords + w], x + w * Stored::kPerWord);
 }
 
-// The address of an element that lies `element` elements after `cache`.
+// The address of element number `element` of a cache. The element must begin at a whole byte.
 template <class Stored>
 __device__ __forceinline__ const char* address_of(const void* cache, int64_t element) {
     return static_cast<const char*>(cache) + element * 4 / Stored::kPerWord;
 }
 
-// Conversions of the elements of query, out and tmp_out.
+// Conversions between float and the element types of query, out and tmp_out.
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

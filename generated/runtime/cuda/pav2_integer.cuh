@@ -1,5 +1,5 @@
-// Division and remainder of integers as Python defines them: the quotient is rounded down, and the remainder has the
-// sign of the divisor. C rounds towards zero. The divisor is not 0.
+// Integer division and remainder as Python defines them: the quotient is rounded down, and the remainder has the sign
+// of the divisor. C rounds the quotient towards zero instead. The divisor must not be 0.
 #pragma once
 
 namespace pav2 {

@@ -15,17 +15,18 @@ class ExtendCall(NamedTuple):
 
     * Sequence s owns the rows from begin to end (exclusive). begin is query_start_loc[s], clamped to [0, tokens]. end
       is query_start_loc[s + 1], clamped to [begin, tokens]. q_len is end - begin.
-    * Only the first max_query_len rows of a sequence are computed. All other rows keep their values in ``out`` and
-      ``lse``, and so do rows that no sequence owns. The positions of rows do not depend on max_query_len.
+    * Only the first max_query_len rows of a sequence are computed. ``out`` and ``lse`` are not written for other rows,
+      nor for rows that no sequence owns. The positions of rows do not depend on max_query_len.
     * The length of sequence s is seq_lens[s], clamped to [0, max_seq_len]. max_seq_len is at most the number of tokens
       that a block table row can address.
-    * Row i of a sequence is at position length - q_len + i. If this is negative, the row attends to no key.
+    * Row i of a sequence is at position length - q_len + i. A row at a negative position attends to no key.
 
-    A kernel is called only if there are at least one row and one sequence, and max_query_len and max_seq_len are at
-    least 1. max_query_len is at most the number of rows of ``query``.
+    A kernel is called only if the numbers of rows and sequences, max_query_len and max_seq_len are all at least 1.
+    max_query_len is at most the number of rows of ``query``.
 
+    tensors: the parameter tensors of the attention modification.
     read_lengths: whether the host may read ``query_start_loc`` and ``seq_lens``. If False, the host code of a kernel
-    knows only the tensors' shapes, ``max_query_len`` and ``max_seq_len``.
+    uses only the tensors' shapes, ``max_query_len`` and ``max_seq_len``.
     """
 
     out: torch.Tensor

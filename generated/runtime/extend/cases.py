@@ -27,11 +27,14 @@ ONE_PARTITION = 1 << 30
 class ExtendCase(Case):
     """Describes the inputs of an extend test. ``seq_lens`` include the new tokens. ``partition_size`` is not used.
 
-    query_lens: the number of new tokens of each sequence. leading_rows, trailing_rows: the number of query rows before
-    the first sequence and after the last sequence. No sequence owns these rows, and they are NaN. shared_pages: this
-    many pages at the start of sequence 0 are also used by the other sequences, where both sequences fill the page.
-    starts: the values of query_start_loc, for tests of invalid values; ``query_lens`` must then be the numbers of rows
-    after clamping. tokens: the number of query rows; given only with ``starts``.
+    query_lens: the number of new tokens of each sequence.
+    leading_rows, trailing_rows: the numbers of query rows before the first sequence and after the last sequence. No
+    sequence owns these rows, and their queries are NaN.
+    shared_pages: the number of pages at the start of sequence 0 that the other sequences use too. A page is shared only
+    with sequences that fill it.
+    starts: the values of query_start_loc, for tests of invalid values. ``query_lens`` must then be the numbers of rows
+    that the sequences own after clamping.
+    tokens: the number of query rows. It is given only with ``starts``.
     """
 
     query_lens: Sequence[int] = ()

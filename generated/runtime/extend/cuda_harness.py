@@ -1,4 +1,4 @@
-"""Test harnesses for CUDA extend kernels. They run a kernel on a GPU, or on the CPU with ``runtime.simt``.
+"""Test harnesses that run CUDA extend kernels on a GPU, or on the CPU with ``runtime.simt``.
 
 On the CPU, a checked build also checks and counts the kernel's memory accesses.
 """
@@ -27,8 +27,8 @@ from .launch import launch
 class CudaExtend(ExtendHarness):
     """Runs and checks one CUDA extend kernel.
 
-    machine: where the kernel runs. "gpu", or "warp64" or "warp32" for the CPU at this warp size. rows: the dispatch
-    rows of the kernels to compile.
+    machine: "gpu" for a GPU, "warp64" or "warp32" for the CPU with simulated warps of 64 or 32 lanes.
+    rows: the dispatch rows of all kernels to compile.
     """
 
     backend = "cuda"
@@ -102,10 +102,12 @@ class CheckedExtend(CudaExtend):
     ) -> None:
         """Check that the kernel loads exactly as much memory, and uses as much shared memory, as its plan says.
 
-        page_bytes: the size of one page of one KV head, keys and values together, in bytes. shared_bytes: the shared
-        memory of one thread block, in bytes. blocks_per_group: the number of thread blocks that divide the query heads
-        of one KV head among themselves. Each of them loads the keys and values. reads: how often one such thread block
-        reads each byte of the cache. It is 1 unless a sequence has more query tokens than a tile.
+        page_bytes: the size of one page of one KV head, keys and values together, in bytes.
+        shared_bytes: the shared memory that one thread block uses, in bytes.
+        blocks_per_group: the number of thread blocks that share the query heads of one KV head. Each of these thread
+        blocks loads the keys and values.
+        reads: how often one thread block of each group must read each byte of the cache. A number over 1 is needed only
+        if a sequence has more query tokens than a tile.
         """
         call = cases.make(case)
         self.run(call)

@@ -82,9 +82,12 @@ def launch(
 def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
     """The number of tiles of a call, and the number of tiles of each sequence (0 if the tiles are packed).
 
-    tile_tokens: query tokens of a tile. There are two ways to number the tiles, and the one with fewer tiles is chosen.
-    Either every sequence gets enough tiles for ``max_query_len`` tokens; short sequences then leave some unused. Or
-    the tiles are packed (see pav2_extend.cuh); up to one tile per sequence is then unused. Only host values are used.
+    tile_tokens: the number of query tokens in a tile.
+
+    There are two ways to number the tiles, and this function chooses the one with fewer tiles. In the first way, every
+    sequence gets enough tiles for ``max_query_len`` tokens, and short sequences leave some of their tiles unused. In
+    the second way, the tiles are packed (see pav2_extend.cuh), and each sequence leaves at most one tile unused. The
+    choice uses only values that the host knows.
     """
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     each, packed = -(-call.max_query_len // tile_tokens), tokens // tile_tokens + seqs

@@ -1,6 +1,6 @@
 """The operator ``paged_attention_extend``, registered with torch.library.
 
-It chooses a kernel from the dispatch table for each call.
+For each call, the operator chooses a kernel from the dispatch table.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Arguments(NamedTuple):
     backend: str
 
     def call(self) -> ExtendCall:
-        """Convert the arguments to an ``ExtendCall``, the form that kernels receive. Nothing is checked here."""
+        """Convert the arguments to an ``ExtendCall``, the form that kernels receive. The arguments are not checked."""
         return ExtendCall(
             out=self.out,
             query=self.query,
@@ -94,7 +94,7 @@ class ExtendOperator:
     def ordered_tensors(
         self, modification: str | None, given: Mapping[str, torch.Tensor] | None
     ) -> tuple[torch.Tensor, ...]:
-        """The parameter tensors of a modification, in the order in which the spec declares them.
+        """The parameter tensors of an attention modification, in the order in which the spec declares them.
 
         given: the tensors by name. Raises ValueError if a tensor is missing or unknown.
         """
@@ -130,9 +130,9 @@ class ExtendOperator:
 
 
 def preferring_cuda(rows: Iterable[Row], max_query_len: int) -> list[Row]:
-    """The dispatch rows whose CUDA kernel should be preferred to their PyTorch kernel for this ``max_query_len``.
+    """The dispatch rows from ``rows`` for which the CUDA kernel is preferred to the PyTorch kernel.
 
-    These are the rows without a PyTorch kernel, and the rows whose CUDA kernel is the faster one at this query length.
+    The CUDA kernel is preferred if it is faster at ``max_query_len``, or if the row has no PyTorch kernel.
     """
     return [row for row in rows if max_query_len <= row.cuda_query_len or not row.torch]
 
@@ -150,7 +150,8 @@ def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
 def attend_nothing(call: ExtendCall) -> None:
     """Write the result of a call in which no sequence has cached tokens.
 
-    For each row that the call computes, out becomes 0. lse becomes the head's sink, or -inf without sinks.
+    In the rows that the call computes, ``out`` is set to 0. ``lse`` is set to the sink of each head, or to -inf if the
+    call has no sinks.
     """
     owned = owned_rows(call)  # [tokens]
     call.out.masked_fill_(owned.view(-1, 1, 1), 0.0)

@@ -2,8 +2,8 @@
 
 A row is one query token. A *query tile* is a set of consecutive rows of one sequence. The kernel reads the keys and
 values of a query tile once for all its rows and heads. ``runtime.tiling`` then treats each query tile like a sequence
-of a decode call: it splits the tokens up to the tile's last row into partitions, and processes a rectangle of query
-tiles and partitions at a time.
+of a decode call. It splits the tokens up to the query tile's last row into partitions, and it forms rectangles of query
+tiles and partitions.
 
 A *group* is a set of query tiles that are padded to the same width (number of rows). The split depends only on values
 that the host knows. There are two cases:
@@ -41,7 +41,7 @@ class QueryTile(NamedTuple):
     """A set of consecutive query rows of one sequence.
 
     sequence: the number of the sequence. first: the index of the first row in the query. rows: the number of rows.
-    position: the first row's position in the sequence. It is negative if a sequence has more rows than tokens.
+    position: the first row's position in the sequence, which is negative if a sequence has more rows than tokens.
     """
 
     sequence: int
@@ -60,16 +60,19 @@ class QueryTile(NamedTuple):
         return max(0, self.position + self.rows - self.begin(shape))
 
     def attended_by_all(self, shape: Shape) -> int:
-        """How many tokens from ``begin`` on need no mask, because all rows attend to them. With a window, always 0."""
+        """How many tokens, from ``begin`` on, need no mask because all rows attend to these tokens.
+
+        With a sliding window, the result is always 0.
+        """
         return max(0, self.position + 1) if shape.window is None else 0
 
 
 class Group(NamedTuple):
     """Query tiles that are processed together, padded to the same width.
 
-    width: the number of rows of each query tile. A query tile with fewer rows repeats its last row. tiles: the query
-    tiles in the order of ``tiling``. None if the device computes them. number: the number of query tiles, or an upper
-    bound of it.
+    width: the number of rows of each query tile. A query tile with fewer rows repeats its last row.
+    tiles: the query tiles in the order of ``tiling``, or None if the device computes the query tiles.
+    number: the number of query tiles, or an upper bound of this number if the device computes the query tiles.
     """
 
     width: int
@@ -86,12 +89,12 @@ class Group(NamedTuple):
 class ExtendBudget(NamedTuple):
     """The bounds of the workspace on one type of device, and the memory that a tile needs, in bytes.
 
-    width: the largest number of rows in a query tile. chunk, segment, padding, chunk_page, page: as in
-    ``tiling.Budget``.
+    width: the largest number of rows in a query tile.
+    chunk, segment, padding, chunk_page, page: as in ``tiling.Budget``.
     segment_page, segment_item, row: as in ``tiling.Budget``, for a query tile with a single row.
-    row_page: further size of a page in a tile's buffers, for each row and all heads together.
-    row_padding: processing this much padding takes as long as one more tile. It is a number of query rows × pages × KV
-    heads, not of bytes.
+    row_page: further memory for a page in a tile's buffers, for each row and all heads together.
+    row_padding: the amount of padding that takes as long to process as one more tile. Its unit is query rows × pages ×
+    KV heads.
     """
 
     width: int
@@ -109,7 +112,7 @@ class ExtendBudget(NamedTuple):
     def of(self, width: int) -> Budget:
         """The budget of ``runtime.tiling`` for query tiles of ``width`` rows.
 
-        A page of padding takes more time in wider query tiles, so the wider they are, the less padding is accepted.
+        A page of padding takes more time in wider query tiles, so the budget accepts fewer pages of padding.
         """
         return Budget(
             chunk=self.chunk,
@@ -123,7 +126,7 @@ class ExtendBudget(NamedTuple):
         )
 
     def widest(self, shape: Shape, max_query_len: int) -> int:
-        """The largest number of rows of a query tile of which one partition fits the workspace.
+        """The largest number of rows that a query tile may have if one partition of it must fit the workspace.
 
         The result is at least 1, and at most ``width`` and ``max_query_len``.
         """
@@ -136,9 +139,11 @@ class ExtendBudget(NamedTuple):
     ) -> tuple[Group, ...]:
         """The groups of query tiles of a call, if the host knows the lengths.
 
+        Only the first ``max_query_len`` rows of each sequence are included.
+
         starts: the first row of each sequence, then the end of the last sequence. A sequence owns no rows if the next
-        sequence starts before it. Only the first ``max_query_len`` rows of a sequence are computed. seq_lens: the
-        length of each sequence in tokens, new tokens included, at least 0.
+        sequence starts before it.
+        seq_lens: the length of each sequence in tokens, new tokens included. The lengths must not be negative.
         """
         return _fit(self, tuple(starts), tuple(seq_lens), shape, max_query_len)
 

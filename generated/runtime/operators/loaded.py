@@ -32,7 +32,7 @@ class Kernels:
         self._told: set[str] = set()  # reasons why no library could be loaded, each logged once
 
     def module(self, row: Row) -> ModuleType:
-        """The Python module of a dispatch row's PyTorch kernel. It is imported at the first use."""
+        """The Python module of a dispatch row's PyTorch kernel. The first call for a row imports the module."""
         if row.torch not in self._modules:
             self._modules[row.torch] = importlib.import_module(f"{self.package}.{row.torch}")
         return self._modules[row.torch]
@@ -48,12 +48,13 @@ class Kernels:
         return self.libraries[on_gpu]
 
     def backend(self, asked: str, rows: Iterable[Row], on_gpu: bool, operator: str = check.DECODE) -> str:
-        """The backend of a call, "torch" or "cuda".
+        """The backend of a call, "torch" or "cuda". Raises ValueError for an unknown backend.
 
-        It is ``asked`` unless that is empty, else the environment variable PAV2_BACKEND if it is set, else the default.
-        On a GPU, the default is "cuda" if a library is loaded and one of ``rows`` has a CUDA kernel. In all other cases
-        the default is "torch". rows: the dispatch rows that can serve the call. operator: the name at the start of the
-        error message. Raises ValueError for an unknown backend.
+        If ``asked`` is not empty, the result is ``asked``. Otherwise the environment variable PAV2_BACKEND decides, if
+        it is set. Otherwise the result is "cuda" if the call is on a GPU, a library is loaded, and one of ``rows`` has
+        a CUDA kernel. In all other cases the result is "torch".
+
+        rows: the dispatch rows that can serve the call. operator: the name at the start of the error message.
         """
         name = asked or os.environ.get("PAV2_BACKEND", "")
         if not name:
@@ -73,16 +74,22 @@ class Kernels:
     ) -> str | None:
         """Load the library of CUDA kernels and return its path. Compile the library first if it is not in the cache.
 
-        toolchain: "corex", "nvcc" or "host" (the CPU). warp_size, checked: used only by "host". checked: load a
-        checked build, in which kernels may access only the memory that is registered with a ``runtime.simt`` session.
-        library: the path of a compiled library. Raises LibraryError if the library cannot be built or loaded, was built
-        for a different device, or was compiled from other sources.
+        toolchain: "corex", "nvcc" or "host" (the CPU).
+        library: the path of a compiled library.
+        arch: the GPU architecture (see ``library.find_toolchain``).
+        warp_size: the warp size of a "host" library, 32 or 64.
+        checked: whether a "host" library is a checked build. Its kernels may access only the memory that is registered
+        with a ``runtime.simt`` session.
 
-        If toolchain and library are both None, three places are tried in this order: the path in the environment
-        variable PAV2_LIBRARY, the first prebuilt/*.so in the package, and a library compiled for this machine's GPU.
-        Without a GPU or without CUDA kernels, nothing is compiled and the result is None. If a library is already
-        loaded, its path is returned. If loading fails, the reason is logged once, the result is None, and the PyTorch
-        kernels are used. A build that failed before is not repeated.
+        Raises LibraryError if the library cannot be built or loaded, was built for a different device, or was compiled
+        from other sources.
+
+        If toolchain and library are both None, this method raises no error and does the following. If a library for the
+        GPU is loaded already, its path is returned. Otherwise three sources are tried in this order: the path in the
+        environment variable PAV2_LIBRARY, the first prebuilt/*.so in the package, and compilation for this machine's
+        GPU. Nothing is compiled if there is no GPU or no CUDA kernel; the result is then None. If loading fails, the
+        reason is logged once, the result is None, and the PyTorch kernels are used. A build that failed before is not
+        repeated.
         """
         by_default = toolchain is None and library is None
         if by_default and True in self.libraries:

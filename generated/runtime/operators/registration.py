@@ -63,7 +63,7 @@ def with_tensors_checked(operator: Callable[..., None], name: str) -> Callable[.
 def _check_scalar(argument: str, value: object, kind: str, operator: str) -> None:
     """Raise ValueError if torch cannot convert ``value`` to the schema type ``kind``.
 
-    kind: ``int``, ``float`` or ``str``, or one of these in ``Optional[...]``. Other types are not checked.
+    kind: ``int``, ``float`` or ``str``, or one of these in ``Optional[...]``. For any other type, nothing is checked.
     """
     if value is None and kind.startswith("Optional["):
         return
@@ -103,9 +103,9 @@ def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[
 
 
 def _without_data(operator: str) -> Callable[..., None]:
-    """An operator's implementation for meta tensors, which have no data. It computes nothing.
+    """Make an operator's implementation for meta tensors, which have no data.
 
-    It raises ValueError if any tensor argument is not a meta tensor.
+    The implementation computes nothing. It raises ValueError if any tensor argument is not a meta tensor.
     """
 
     def run(*args: object) -> None:

@@ -69,7 +69,7 @@ class Program:
 
     @property
     def message(self) -> str:
-        """The reason why the most recent failed launch was stopped. An empty string if no launch has failed."""
+        """The reason why the most recent failed launch was stopped, or an empty string if no launch has failed."""
         return str(self.library.simt_message().decode("utf-8", "replace"))
 
 
@@ -97,7 +97,7 @@ class Session:
         """Register memory as a buffer that kernels may access.
 
         :param memory: a torch tensor, a numpy array, an object with the buffer protocol, or an address
-        :param nbytes: the buffer's size in bytes. It is required only if `memory` is an address.
+        :param nbytes: the buffer's size in bytes, required only if `memory` is an address
         :param writable: if False, the checks report every write to the buffer
         :param initialised: if False, the checks report every read of a byte that has not been written in this session
         :raises ValueError: the name is already used, or the memory overlaps another buffer

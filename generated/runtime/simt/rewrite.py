@@ -82,7 +82,7 @@ def _rewritten(text: str, name: str, first: int) -> str:
 
 
 def _kernel_start(code: str, at: int, floor: int) -> int | None:
-    """The position where the kernel's expression begins that ends before `at`. None if there is no expression.
+    """The position where the kernel expression begins that ends before position `at`, or None without an expression.
 
     The expression can be a `name`, `a::b<c, 4>`, `(expression)` or `table[i]`. `floor`: the first position to look at.
     """

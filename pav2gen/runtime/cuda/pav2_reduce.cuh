@@ -1,7 +1,8 @@
-// The second kernel: merges the partitions of each head of each sequence by log-sum-exp.
+// The reduction kernel: it merges the partial results of all partitions, for each sequence and query head.
 //
-// Grid [heads, seqs, slices]. A block merges one slice of the head size: up to 64 elements, four of them for a thread.
-// It visits only the partitions that its sequence has, so its work does not depend on max_seq_len.
+// The grid is [heads, seqs, slices]. A slice is up to 64 elements of a head's output. A thread block merges one slice,
+// and a thread handles four elements of it. The block visits only the partitions that its sequence has, so the time
+// does not depend on max_seq_len.
 //
 //                   elements 0-3     4-7       ...    60-63
 //   partition 0   |  thread 0    thread 1      ...  thread 15
@@ -10,8 +11,8 @@
 //   partition 15  |  thread 240  thread 241    ...  thread 255
 //   partition 16  |  thread 0 again
 //
-// A thread loads the next kLoadsInFlight of its partitions before it uses the first, so the chain of dependent loads is
-// ceil(partitions / (kPartitionLanes * kLoadsInFlight)) long.
+// A thread loads kLoadsInFlight partitions before it uses the first of them. It therefore waits for memory only
+// ceil(partitions / (kPartitionLanes * kLoadsInFlight)) times.
 #pragma once
 
 #include "pav2_args.h"
@@ -22,24 +23,25 @@ namespace pav2 {
 
 constexpr int kReduceThreads = 256;
 constexpr int kReduceWarps = kReduceThreads / kWarp;
-constexpr int kLoadsInFlight = 4;  // partitions that a thread loads before it uses the first
+constexpr int kLoadsInFlight = 4;  // partitions that a thread loads before it uses the first of them
 
-// How the threads of a block lie over its slice of a head.
+// How the threads of a block are distributed over partitions and over the elements of a slice.
 template <int kHeadSize>
 struct ReduceShape {
-    static constexpr int kElementLanes = kHeadSize <= 32 ? 8 : 16;  // threads side by side in a partition
-    static constexpr int kPartitionLanes = kReduceThreads / kElementLanes;
+    static constexpr int kElementLanes = kHeadSize <= 32 ? 8 : 16;  // threads that load one partition's slice together
+    static constexpr int kPartitionLanes = kReduceThreads / kElementLanes;  // partitions that a block loads at once
     static constexpr int kSliceElements = 4 * kElementLanes;
     static constexpr int kSlices = ceil_div(kHeadSize, kSliceElements);
     static_assert(kHeadSize % 4 == 0, "a thread loads four elements of a head");
     static_assert(kWarp % kElementLanes == 0 && kSliceElements <= kReduceThreads, "a partition's threads share a warp");
 };
 
-// The partitions that a thread has merged so far: z = sum of exp(m_p - m) z_p, and o likewise, for four elements.
+// The result of the partitions that a thread has merged so far. For partitions p with the states m_p, z_p and o_p: m is
+// the maximum of all m_p, z = sum of exp(m_p - m) * z_p, and o = sum of exp(m_p - m) * o_p. o has four elements.
 struct Merged {
     float m = kLowest, z = 0.0f, o[4] = {};
 
-    // Raises the maximum that z and o are relative to.
+    // Sets m to a larger maximum, and rescales z and o to it.
     __device__ __forceinline__ void raise(float maximum) {
         const float factor = __expf(m - maximum);
         m = maximum;
@@ -48,7 +50,7 @@ struct Merged {
         for (int i = 0; i < 4; ++i) o[i] *= factor;
     }
 
-    // Adds a partition; its maximum is at most m. A partition without attended tokens has m = -inf.
+    // Adds a partition. Its maximum m_p must be at most m. A partition without attended tokens has m_p = -inf.
     __device__ __forceinline__ void add(float m_p, float z_p, const float4& o_p) {
         const float weight = __expf(m_p - m);
         z = fmaf(weight, z_p, z);
@@ -59,7 +61,8 @@ struct Merged {
     }
 };
 
-// The largest x of the block's threads; every thread has it. `maxima` holds one float for each warp.
+// The maximum of x over all threads of the block. Every thread gets the result. maxima: shared memory, one float per
+// warp.
 __device__ __forceinline__ float block_max(float x, float* maxima) {
     x = warp_max(x);
     if (threadIdx.x % kWarp == 0) maxima[threadIdx.x / kWarp] = x;
@@ -69,7 +72,8 @@ __device__ __forceinline__ float block_max(float x, float* maxima) {
     return x;
 }
 
-// Merges every kPartitionLanes-th of the `count` partitions of a row of the workspace, from partition `first` on.
+// Merges every kPartitionLanes-th partition of a row of the workspace, from partition `first` to `count` (exclusive). A
+// row is one query and query head. element: the first of the thread's four elements in the head.
 template <int kHeadSize, class Args>
 __device__ __forceinline__ Merged merge_partitions(const Args& a, int64_t row, int element, int first, int count) {
     constexpr int kStride = ReduceShape<kHeadSize>::kPartitionLanes;
@@ -98,8 +102,9 @@ __device__ __forceinline__ Merged merge_partitions(const Args& a, int64_t row, i
     return merged;
 }
 
-// out = sum of w_p o_p / sum of w_p z_p over the `count` partitions p of a row, with w_p = exp(m_p - max m).
-// A row's sink takes part here, once. `row` is its place in the workspace, `out_row` its place in out and lse.
+// Computes a row of out from its `count` partitions p: out = (sum of w_p * o_p) / (sum of w_p * z_p), where the weight
+// w_p is exp(m_p - the maximum of all m). The row's sink is added to the denominator here. row: index of the row in the
+// workspace. out_row: index of the row in out and lse.
 template <class scalar_t, int kHeadSize, class Args>
 __device__ __forceinline__ void merge_row(const Args& a, int64_t row, int64_t out_row, int head, int slice, int count) {
     using Shape = ReduceShape<kHeadSize>;
@@ -113,7 +118,7 @@ __device__ __forceinline__ void merge_row(const Args& a, int64_t row, int64_t ou
     }
     merged.raise(block_max(merged.m, maxima));
 
-    // Adds up the threads of an element: within a warp by shuffles, then across warps through shared memory.
+    // Adds up the results of all threads with the same elements: within a warp by shuffles, then through shared memory.
     merged.z = lane_sum<Shape::kElementLanes, kWarp>(merged.z);
 #pragma unroll
     for (int i = 0; i < 4; ++i) merged.o[i] = lane_sum<Shape::kElementLanes, kWarp>(merged.o[i]);
@@ -136,8 +141,8 @@ __device__ __forceinline__ void merge_row(const Args& a, int64_t row, int64_t ou
     if (dim == 0 && a.lse != nullptr) a.lse[out_row] = all.lse();
 }
 
-// Merges the partitions of a sequence that a head attends, and marks the others as empty in the caller's scratch.
-// kWindow: tokens of the sliding window, or 0; earlier partitions have no slot in the workspace.
+// Merges the partitions of a sequence that a head attends. Marks all other partitions as empty in the caller's scratch.
+// kWindow: tokens of the sliding window, or 0. Partitions before the window are not stored in the workspace.
 template <class scalar_t, int kHeadSize, int kPageTokens, int kPartitionTokens, int kWindow>
 __global__ void __launch_bounds__(kReduceThreads) reduce_kernel(Pav2Args a) {
     const int head = blockIdx.x, seq = blockIdx.y, slice = blockIdx.z;

@@ -1,6 +1,6 @@
-// vLLM's block-sparse pattern (paged_attention_kernel, vLLM 0.6.3). A block here is sparse_block_size tokens. Each head
-// attends its last local_blocks blocks and every vert_stride-th block. The first of these depends on the query head
-// (step >= 0) or on the KV head (step < 0).
+// vLLM's block-sparse pattern, as in paged_attention_kernel of vLLM 0.6.3. A sparse block has sparse_block_size
+// tokens. Each query head attends the last local_blocks sparse blocks of the sequence and every vert_stride-th sparse
+// block. The offset of the strided blocks depends on the query head (step >= 0) or on the KV head (step < 0).
 #pragma once
 
 #include "pav2_args.h"

@@ -1,4 +1,4 @@
-// The C interface of a cache writer: one struct of plain C types, passed by pointer to each entry function.
+// The C interface of a cache writer: one struct of plain C types, which each entry function receives by pointer.
 // pav2_args.h defines the codes that an entry function returns.
 #pragma once
 
@@ -14,20 +14,20 @@ typedef struct Pav2WriteArgs {
     int32_t size;  // sizeof(Pav2WriteArgs)
 
     const void* key;  // [tokens, kv heads, head size], heads contiguous
-    const void* value;
-    void* key_cache;  // [blocks, kv heads, head size / x, block size, x]
+    const void* value;  // [tokens, kv heads, head size], heads contiguous
+    void* key_cache;  // [blocks, kv heads, head size / x, block size, x], where x elements have 16 bytes
     void* value_cache;  // [blocks, kv heads, head size, block size]
-    const void* slot_mapping;  // [tokens], slot_bytes each; a token is skipped if its slot is outside the cache
-    const float* k_scale_ptr;  // one element, or one for each KV head; if null, k_scale is the scale
-    const float* v_scale_ptr;
+    const void* slot_mapping;  // [tokens], int32 or int64: each token's slot; slots outside the cache are skipped
+    const float* k_scale_ptr;  // one element, or [kv heads]; if null, k_scale is the scale
+    const float* v_scale_ptr;  // one element, or [kv heads]; if null, v_scale is the scale
 
     int64_t key_stride, value_stride;  // from one token to the next
     int64_t key_block_stride, key_head_stride;
     int64_t value_block_stride, value_head_stride;
-    int64_t num_slots;  // slots of the cache: blocks * block size
+    int64_t num_slots;  // number of token slots in the cache: blocks * block size
 
     int32_t num_tokens, num_kv_heads;
-    int32_t slot_bytes;  // 4 or 8
-    int32_t k_scale_stride, v_scale_stride;  // 0 if all heads share one scale
+    int32_t slot_bytes;  // bytes of an element of slot_mapping: 4 or 8
+    int32_t k_scale_stride, v_scale_stride;  // 1 if each KV head has its own scale, else 0
     float k_scale, v_scale;
 } Pav2WriteArgs;

@@ -119,7 +119,7 @@ class ExtendHarness:
             assert done.lse is None or (direct.lse is not None and torch.equal(done.lse, direct.lse))
 
     def run_by_table(self, call: ExtendCall, **options: Any) -> ExtendCall:
-        """Run a call through the package's operator, with this kernel's backend. Return it with its outputs."""
+        """Run a call through the package's operator, with this kernel's backend. Return the call with its outputs."""
         call = copy_outputs(call)
         names = getattr(self.row.modification, "tensors", ())
         self.package.paged_attention_extend(

@@ -1,4 +1,4 @@
-"""The float64 reference of the extend operator. It uses functions of the decode operator's float64 reference.
+"""The float64 reference of the extend operator, built on the float64 reference of the decode operator.
 
 The rows (query tokens) of each sequence are determined in plain Python, which shares no code with the kernels.
 """

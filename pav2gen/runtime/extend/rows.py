@@ -2,9 +2,9 @@
 
 A row is one query token. ``tiles`` defines query tiles and groups. A query tile with fewer rows than the width of its
 group repeats its last row. All copies of that row's result are equal, so the order in which they are written does not
-matter. If the host does not know the lengths, some query tiles at the end of a group may have no rows. Such a tile
-repeats the last row of the last query tile that has rows. If no query tile has rows, ``out`` is rewritten with the
-values that it already has.
+matter. If the host does not know the lengths, some query tiles at the end of a group may have no rows. A query tile
+without rows repeats the last row of the last query tile that has rows. If no query tile has rows, ``out`` is
+rewritten with the values that it already has.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from .tiles import ExtendBudget, Group, Shape
 
 
 class Taken(NamedTuple):
-    """The query tiles that a row tile processes (see ``runtime.tiling``).
+    """The query tiles that a row tile processes (see ``runtime.tiling``), as tensors on the device.
 
-    sequences: [query tiles] int64, the sequence of each query tile. rows: [query tiles, width] int64, the index of each
-    row in the query. queries: [query tiles, width] int32, the position of each row in its sequence.
-    places: [query tiles * width] int64, for each row the index of the result that is stored in it. None if every row
-    has a result of its own.
-    some: [1] bool, whether any query tile has a row. None if all query tiles have rows.
+    sequences: [query tiles] int64, the sequence of each query tile.
+    rows: [query tiles, width] int64, the index of each row in the query.
+    places: [query tiles * width] int64, for each row the index of the result to store in this row. It is None if each
+    row has a separate result.
+    some: [1] bool, whether any query tile has a row. It is None if all query tiles have rows.
+    queries: [query tiles, width] int32, the position of each row in its sequence.
     seq_lens: [query tiles] int32, the length of each query tile's sequence in tokens, new tokens included.
-    ends: [query tiles, 1] int32, the number of tokens up to and including the last row; 0 if there is no row.
-    starts: [query tiles, 1] int32, the first position of the first row's sliding window. None without a window.
+    ends: [query tiles, 1] int32, the number of tokens up to and including the tile's last row, or 0 without rows.
+    starts: [query tiles, 1] int32, the first position of the first row's sliding window. It is None if the kernel has
+    no sliding window.
     """
 
     sequences: torch.Tensor
@@ -59,12 +61,15 @@ class Taken(NamedTuple):
 class Part(NamedTuple):
     """The key positions and page numbers of a tile (see ``runtime.tiling``).
 
-    queries, seq_lens: as in ``Taken``. positions: [1 or query tiles, tokens] int32, the position of each key.
-    hidden: [query tiles, parts, 1, width, 1, tokens of a part] bool, True where a row does not attend to a key. None if
-    every row attends to every key.
-    unread: [query tiles, tokens] bool, True where no row of a query tile attends to a key. None if all keys are read.
-    pages: [items, pages] int32, the block number of each page, or 0 for a page to which no row attends. An item is one
-    partition of one query tile. The items of a query tile are consecutive.
+    An item is one partition of one query tile. The items of a query tile are consecutive.
+
+    queries, seq_lens: as in ``Taken``.
+    positions: [1 or query tiles, tokens] int32, the position of each key in its sequence.
+    hidden: [query tiles, parts, 1, width, 1, tokens of a part] bool, True where a row does not attend to a key. It is
+    None if every row attends to every key.
+    unread: [query tiles, tokens] bool, True where no row of a query tile attends to a key. It is None if ``hidden`` is
+    None.
+    pages: [items, pages] int32, the block number of each page, or 0 for a page to which no row attends.
     """
 
     tile: Tile
@@ -79,7 +84,7 @@ class Part(NamedTuple):
 def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Group, ...]:
     """Split the rows of a call into groups of query tiles.
 
-    The split uses the sequence lengths if the host may read them, else upper bounds. shape: the sizes of the kernel.
+    The split uses the sequence lengths if the host may read them. Otherwise it uses upper bounds of the lengths.
     """
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     bound = budget.bound(tokens, seqs, call.max_seq_len, shape, call.max_query_len)
@@ -98,9 +103,11 @@ def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Gro
 class QueryRows:
     """The query tiles of a group, as tensors on the device.
 
-    For each query tile, four tensors [query tiles] int64 give: the sequence (sequences), the index of the first row in
-    the query (firsts), the number of rows (counts), and the position of the first row in the sequence (positions), or
-    -1 if there is no row. total: [1] int64, the number of query tiles that have rows. None if all have rows.
+    sequences: [query tiles] int64, the sequence of each query tile.
+    firsts: [query tiles] int64, the index in the query of the tile's first row.
+    counts: [query tiles] int64, the number of rows of the tile.
+    positions: [query tiles] int64, the position of the tile's first row in its sequence, or -1 if the tile has no rows.
+    total: [1] int64, the number of query tiles that have rows. It is None if all query tiles have rows.
     """
 
     def __init__(self, call: ExtendCall, group: Group, shape: Shape) -> None:
@@ -132,7 +139,7 @@ class QueryRows:
         self.positions = contexts.add_(before).masked_fill_(self.counts == 0, -1)
 
     def take(self, taken: slice) -> Taken:
-        """The rows of the group's query tiles number ``taken.start`` to ``taken.stop`` (exclusive)."""
+        """Compute the rows of some query tiles of the group. taken: the numbers of these query tiles, as a slice."""
         width, window = self.group.width, self.shape.window
         each = torch.arange(width, device=self.firsts.device)
         offsets = torch.minimum(each, self.counts[taken].sub(1).clamp_min_(0).unsqueeze(1))  # [query tiles, width]
@@ -222,11 +229,14 @@ class QueryRows:
 
 
 def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor) -> None:
-    """Write out = o / z for the rows of ``held``, or zeros for a row that attends to no token. Write lse if requested.
+    """Write out = o / z for the rows of ``held``, or zeros for a row that attends to no token.
 
-    state: m, z [query tiles, kv heads, width, group] and o [query tiles, kv heads, width, group, head size], float32;
-    they are overwritten. m is the maximum score times LOG2_E. group: the query heads of a KV head. found: memory for
-    the results, [query tiles, width, kv heads, group, head size] in the dtype of out.
+    If the call has an ``lse`` tensor, its rows are written too. Below, ``group`` is the number of query heads per KV
+    head.
+
+    state: the softmax state, which is overwritten. m and z are float32 [query tiles, kv heads, width, group]. o is
+    float32 [query tiles, kv heads, width, group, head size]. m is the maximum score times LOG2_E.
+    found: memory for the results, [query tiles, width, kv heads, group, head size] in the dtype of ``out``.
     """
     sinks = None if call.sinks is None else call.sinks.view(state.m.shape[1], 1, -1)
     if call.sinks is not None or call.lse is not None:

@@ -1,4 +1,4 @@
-"""Compiles one CUDA source of a checked build, and adds unused bytes after every shared array. It runs as a script:
+"""Compiles one CUDA source of a checked build, and adds unused bytes after every shared array. Use as a script:
 
     python assemble.py g++ -O1 … -c kernel.cu -o kernel.o
 
@@ -22,7 +22,10 @@ _ZEROS = re.compile(r"\s*\.(zero|space)\s+\d+\s*$")
 
 
 def with_gaps(lines: Iterable[str]) -> Iterator[str]:
-    """Add `GAP` unused bytes after each zero-initialized array in a TLS section. lines: those of an assembly file."""
+    """Add `GAP` unused bytes after each zero-initialized array in a TLS section.
+
+    `lines`: the lines of an assembly file.
+    """
     shared = False
     for line in lines:
         section = _SECTION.match(line)

@@ -105,11 +105,11 @@ def compile_commands(
     """The commands that `build` would run, for use in another build system. The parameters are those of `build`.
 
     The name of each object file contains a hash of all its inputs, so an existing object file need not be compiled
-    again. This function itself writes one type of file: if a source or its headers contain launches `kernel<<<…>>>`,
-    the rewritten source is stored in the cache.
+    again. If a source or its headers contain launches `kernel<<<…>>>`, this function stores the rewritten source in the
+    cache folder. It writes no other files.
 
-    :param out: the path of the library. None names the library by a hash too, in the cache folder.
-    :param program: link an executable program instead of a library
+    :param out: the path of the library. If it is None, the library is in the cache folder and is named by a hash.
+    :param program: whether to link an executable program instead of a library
     :raises CompileError: a source can't be read, or a file that it includes is not found
     """
     cache = Path(cache_dir) if cache_dir else default_cache()
@@ -269,7 +269,8 @@ class _CompileSettings:
 def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
     """The texts of a source and of all headers that it includes directly or indirectly, by path.
 
-    Headers are searched in the source's folder and in `folders`. `#if` is ignored, and so are the simulator's headers.
+    Headers are searched in the folder of the including file and in `folders`. The simulator's own headers are left
+    out. An `#include` counts even if `#if` excludes it.
     """
     texts: dict[Path, str] = {}
     queue = [source]

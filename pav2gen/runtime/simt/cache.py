@@ -1,8 +1,8 @@
-"""Decides whether a compiled file is up to date. A JSON file beside it, its *note*, lists its inputs.
+"""Decides whether a compiled file is up to date. Each compiled file has a *note*: a JSON file that lists its inputs.
 
-The note of `x.o` is `x.o.json`. It has the digest of `x.o`, and the digest of every file that the compiler read to make
-`x.o`, as listed by the compiler. The name `x` contains a hash of everything else that determines the result: the flags,
-the compiler, and the environment variables that the compiler reads.
+The note of `x.o` is `x.o.json`. The note has the digest of `x.o`, and the digest of every file that the compiler read
+to make `x.o`. The name `x` contains a hash of everything else that determines the result: the flags, the compiler, and
+the environment variables that the compiler reads.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def platform_cache(variable: str, name: str) -> Path:
 
 
 def own_folder(folder: Path) -> Path:
-    """Create a folder that only this user can write to, or check that an existing folder is like that.
+    """Create a folder that only this user can write to, or check that no other user can write to an existing folder.
 
-    The check protects this user, because libraries from the folder are loaded and executed.
+    The check matters because libraries from the folder are loaded and executed.
 
     :raises CacheError: the folder belongs to another user, others can write to it, or it can't be created
     """
@@ -91,7 +91,7 @@ class Digests:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """The sha256 of a regular file in hexadecimal. An empty string if the path is not a readable regular file.
+    """The sha256 of a regular file in hexadecimal, or an empty string if the path is not a readable regular file.
 
     The function never blocks, not even on a FIFO.
     """
@@ -129,7 +129,10 @@ def read_note(output: Path) -> Mapping[str, object]:
 
 
 def inputs_of(output: Path) -> dict[str, str]:
-    """The recorded digest of each file from which `output` was compiled, by path. Empty if there is no note."""
+    """The recorded digest of each file from which `output` was compiled, by path.
+
+    The result is empty if `output` has no note.
+    """
     inputs = read_note(output).get("inputs")
     if not isinstance(inputs, dict):
         return {}
@@ -224,14 +227,14 @@ def _programs_of(driver: str) -> tuple[str, ...]:
 def _nvcc_folder(compiler: str) -> str:
     """The folder that contains nvcc's tools, such as ptxas.
 
-    nvcc itself is asked for it, because the nvcc on PATH may be a script that calls an nvcc elsewhere.
+    The folder is read from nvcc's output, because the nvcc on PATH may be a script that calls an nvcc elsewhere.
     """
     said = re.search(r"^#\$ _HERE_=(.+)$", _asked(compiler, "--dryrun", "-x", "cu", "-c", os.devnull), re.MULTILINE)
     return said[1] if said else os.path.dirname(compiler)
 
 
 def _asked(*command: str) -> str:
-    """The output of a command (stdout, then stderr). An empty string if the command can't be run or fails."""
+    """The output of a command (stdout, then stderr), or an empty string if the command can't be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     except OSError:

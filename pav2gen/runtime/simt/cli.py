@@ -30,8 +30,8 @@ _REPORT_HEAD = b'{\n "warp_size"'
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Compile and run a CUDA program.
 
-    :return: 2 if the program does not compile, else the program's exit code. If that is 0 although the checks have
-        found a fault or the program left no report, the result is 1.
+    :return: the exit code of this command: 2 if the program does not compile; else the program's exit code, if that
+        is not 0; else 1 if the checks have found a fault or the program left no report; else 0
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -150,7 +150,7 @@ def _policy(args: argparse.Namespace) -> Policy:
 
 
 def _run(program: Path, arguments: Sequence[str], policy: Policy) -> tuple[int, bytes | None]:
-    """Run the program. Return its exit code and the bytes of the report that it wrote, or None without a report.
+    """Run the program. Return its exit code, and the bytes of its report (None if the program wrote no report).
 
     If a signal ended the program, the exit code is 128 plus the signal's number.
     """
