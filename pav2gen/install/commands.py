@@ -1,5 +1,4 @@
-"""Defines the commands ``install``, ``status``, ``uninstall`` and ``wheel``: their arguments, and how they print
-results.
+"""Defines the commands ``install``, ``status``, ``uninstall`` and ``wheel``: their arguments and their printed output.
 
 ``pav2gen.cli`` adds these commands to the command line.
 """

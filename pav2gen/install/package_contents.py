@@ -1,6 +1,4 @@
-"""Collects the files for a vLLM tree or a wheel: the chosen specs of a package, and a dispatch table for these specs
-alone.
-"""
+"""Collects the files for a vLLM tree or a wheel: the chosen specs of a package, and a dispatch table for only these."""
 
 from __future__ import annotations
 

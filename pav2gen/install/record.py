@@ -1,8 +1,8 @@
-"""INSTALLED.json, in ``pav2/``: the record of an install. It says what changed, from which package, and how to undo it.
+"""INSTALLED.json, the record of an install in ``pav2/``: what changed, from which package, and how to undo the changes.
 
 An install writes the record twice. Before its first change, it writes a record that also contains the record of the
-install that it replaces. After its last change, it writes a record without that. If an install is killed in between,
-the next install or uninstall therefore recognizes the files of both.
+earlier install that it replaces. After its last change, it writes the record without the earlier one. So after a crash,
+the next install or uninstall recognizes the files of both installs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class RecordedEdit:
-    """The edit of one source file of vLLM: its sha256 before and after, and the hunks. The hunks leave out the BOM."""
+    """The edit of one source file of vLLM.
+
+    before, after: the SHA-256 of the file before and after the edit. hunks: the lines that changed, without a BOM.
+    """
 
     before: str
     after: str
@@ -31,12 +34,14 @@ class RecordedEdit:
 
 @dataclass(frozen=True)
 class Record:
-    """One install.
+    """The record of one install.
 
-    specs: name -> the sha256 of the spec and the number of its kernels. all_specs: whether every spec of the package
-    was installed. writer: where the generated writer is called, "auto" or "always". operators: the number of kernels of
-    each operator. files: path below ``pav2/`` -> sha256. edits: path below vLLM's folder -> edit. replaces: the record
-    of the previous install, while this install is under way; otherwise None.
+    specs: maps the name of each spec to its SHA-256 and its number of kernels. all_specs: whether every spec of the
+    package was installed. writer: as in ``apply.InstallOptions``. operators: the number of kernels of each operator.
+    files: maps each path below ``pav2/`` to the file's SHA-256. edits: maps each path below vLLM's folder to its edit.
+
+    complete: whether the install ended. replaces: while the install runs, the record of the earlier install, if there
+    was one; else None.
     """
 
     generator: str
@@ -54,24 +59,27 @@ class Record:
     replaces: Record | None = None
 
     def content(self) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of INSTALLED.json."""
         return (json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True) + "\n").encode()
 
     def under_way(self, earlier: Record | None) -> Record:
-        """A copy of this record to write before the first change. It contains the record of the earlier install."""
+        """Return the record to write before the first change.
+
+        It also contains ``earlier``, the record of the earlier install.
+        """
         return replace(self, complete=False, replaces=earlier and replace(earlier, replaces=None))
 
     def states(self) -> list[Record]:
-        """The records of the installs that may have written files of the tree: this one, and one that it replaces."""
+        """Return the records of the installs that may have written files: this record, and the one that it replaces."""
         return [self, *([self.replaces] if self.replaces else [])]
 
     def known(self, path: str) -> set[str]:
-        """The sha256s that an unedited file below ``pav2/`` can have."""
+        """Return the SHA-256 digests that an unedited file below ``pav2/`` can have."""
         return {state.files[path] for state in self.states() if path in state.files}
 
 
 def parse_record(content: bytes, where: str) -> Record:
-    """The record in a file. Raises UserError for a file that no install can have written."""
+    """Parse the record in a file. Raises UserError for a file that no install can have written."""
     try:
         return _record(_RECORD(json_data.parse_json(content)))
     except ValueError as error:
@@ -91,7 +99,10 @@ def _record(data: dict[str, Any]) -> Record:
 
 
 def _hunk(value: Any) -> Hunk:
-    """Reads the lines that an edit removed, and the lines that it added."""
+    """Read the lines that an edit removed, and the lines that it added.
+
+    Raises ValueError for lines that no install adds.
+    """
     lines = json_data.items(_lines)(value)
     if len(lines) != len(Hunk._fields):
         raise ValueError(f"{json_data.seen(value)} is not a pair of texts")
@@ -102,7 +113,7 @@ def _hunk(value: Any) -> Hunk:
 
 
 def _lines(value: Any) -> str:
-    """Reads lines of a source file. They may hold any character."""
+    """Read lines of a source file, with any characters."""
     if not isinstance(value, str):
         raise ValueError(f"{json_data.seen(value)} is not a text")
     return value

@@ -1,4 +1,4 @@
-"""Makes the sentences with which ``install`` and ``status`` say what each operator of an install serves."""
+"""Makes the sentences in which ``install`` and ``status`` say which calls the generated operators serve in a tree."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pav2gen.install.editing.patch import Fork
 
 
 def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[str]:
-    """A sentence for each operator.
+    """Yield the sentences for one tree: who writes the cache, who computes prefills, and what happens with a softcap.
 
-    operators: the number of installed kernels of each operator. writer: the ``writer`` option of the install, "auto" or
-    "always".
+    operators: the number of installed kernels of each operator. writer: as in ``apply.InstallOptions``.
     """
     yield f"cache writes: {_writes(fork.writer, operators.get('cache', 0), writer)}"
     yield f"prefills with a cached prefix: {_prefixes(fork.prefix, operators.get('extend', 0))}"
@@ -20,14 +19,21 @@ def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[st
 
 
 def _softcap(kernels: int) -> str:
-    """How a model with a softcap runs in a backend that refuses it. kernels: the number of extend kernels."""
+    """Say how a model with a softcap runs in a backend that raises an error for it.
+
+    kernels: the number of installed extend kernels.
+    """
     if not kernels:
         return "refused when the model loads; no extend kernels are installed"
     return "kernels with this softcap serve decodes and prompts; without them the model is refused at load"
 
 
 def _writes(own: str, kernels: int, writer: str) -> str:
-    """Who fills the cache. own: what the tree's own writer can do, one of ``WRITER_KINDS``; empty if unknown."""
+    """Say who writes the KV cache.
+
+    own: what vLLM's own writer can do, one of ``WRITER_KINDS``, or empty if unknown. kernels: the number of installed
+    cache writers. writer: as in ``apply.InstallOptions``.
+    """
     if not own or (own == "whole" and writer != "always"):
         return "the tree's own writer"
     if not kernels:
@@ -39,7 +45,11 @@ def _writes(own: str, kernels: int, writer: str) -> str:
 
 
 def _prefixes(own: str, kernels: int) -> str:
-    """Who computes prefills with a cached prefix. own: one of ``PREFIX_KINDS``; empty if the tree has no such path."""
+    """Say who computes prefills with a cached prefix.
+
+    own: what vLLM's own function does, one of ``PREFIX_KINDS``, or empty if there is none. kernels: the number of
+    installed extend kernels.
+    """
     if own in ("hangs", "none"):
         why = "its Triton kernel hangs this card" if own == "hangs" else "it is a stub"
         there = f"the extend kernels ({kernels})" if kernels else "no extend kernels are installed"

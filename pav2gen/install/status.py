@@ -1,4 +1,4 @@
-"""``pav2gen status``: what is installed in a vLLM tree, whether it is current, and whether someone edited it."""
+"""Implements ``pav2gen status``: says what is installed in a vLLM tree, and whether it is current and unedited."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from pav2gen.output.tree import DEFAULT_FOLDER
 
 @dataclass(frozen=True)
 class Status:
-    """A tree: its kind, the record of its install (None if nothing is installed), and sentences on its faults.
+    """The state of an install in one tree.
 
-    edited: what someone changed by hand. stale: how the install differs from the generated package. None means that
-    this is unknown, and ``unknown`` says why. library: what the installed library's record says; may be empty.
+    record: None if nothing is installed. edited: sentences on what was changed by hand. stale: sentences on how the
+    install differs from the generated package. None means that this is unknown, and ``unknown`` says why. library: a
+    description of the installed library of CUDA kernels, or empty.
     """
 
     tree: VllmTree
@@ -40,9 +41,9 @@ class Status:
 
 
 def status(path: Path, generated: Path = DEFAULT_FOLDER) -> list[Status]:
-    """The installs in the vLLM trees at ``path``, compared with the package at ``generated``. Writes nothing.
+    """Compare the installs in the vLLM trees at ``path`` with the package at ``generated``. Writes nothing.
 
-    Raises UserError if no tree is found, or a tree differs from every known vLLM.
+    Raises UserError if there is no tree, or if a tree differs from every known vLLM.
     """
     return [_status(read_tree_state(tree), generated) for tree in find_trees(path)]
 
@@ -60,7 +61,7 @@ def _status(found: TreeState, generated: Path) -> Status:
 
 
 def _library(found: TreeState) -> tuple[str, list[str]]:
-    """What the record of the installed library says, and sentences on why the library cannot be used."""
+    """Describe the installed library by its record. Also return sentences on why the library cannot be used, if so."""
     name = found.record.prebuilt if found.record else ""
     path = f"{PREBUILT}/{name}"
     if not name or path not in found.files:
@@ -72,7 +73,7 @@ def _library(found: TreeState) -> tuple[str, list[str]]:
 
 
 def _edited(found: TreeState) -> Iterator[str]:
-    """A sentence for each thing that changed since the install."""
+    """Yield a sentence for each file that was changed since the install."""
     for path, source in found.sources.items():
         if found.record and path in found.record.edits and not source.patched:
             yield f"{path} does not call the kernels: its lines were taken out"
@@ -85,7 +86,7 @@ def _edited(found: TreeState) -> Iterator[str]:
 
 
 def _stale(record: Record, generated: Path) -> Iterator[str]:
-    """A sentence for each difference that an install of the current package would make."""
+    """Yield a sentence for each difference that an install of the current package would make."""
     choice = Choice(() if record.all_specs else tuple(record.specs), record.min_seq_len, record.tests)
     today = package_contents(generated, choice, MODULES)
     for name, entry in today.specs.items():

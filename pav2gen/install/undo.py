@@ -1,4 +1,4 @@
-"""``pav2gen uninstall``: removes an install. Each byte of the tree is then as it was before."""
+"""Implements ``pav2gen uninstall``: removes an install. Each byte of the tree is then as it was before."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pav2gen.output.lock import OnWait, locked, no_wait
 
 @dataclass(frozen=True)
 class Undone:
-    """What uninstall removed from a tree, or would remove. Empty if nothing was installed.
+    """What ``uninstall`` removed from a tree, or would remove in a dry run.
 
-    restored: the sources that are again as before the install. edited: the sources that keep edits made since then.
-    kept: files in ``pav2/`` that no install put there.
+    restored: the source files that are now as before the install. edited: the source files that keep later edits. kept:
+    files in ``pav2/`` that no install put there. diff: the changes of source files, as a unified diff.
     """
 
     tree: VllmTree
@@ -35,9 +35,9 @@ class Undone:
 def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: OnWait = no_wait) -> list[Undone]:
     """Remove the installs from the vLLM trees at ``path``.
 
-    A source that nobody edited since the install gets its old bytes back. An edited source loses only our lines. Raises
-    UserError and changes nothing if our lines were edited, if files edited by hand would be lost (unless ``force``), or
-    if a file cannot be written.
+    A source file that nobody edited since the install gets its old bytes back. From an edited file, only our lines are
+    removed. Raises UserError and changes nothing if our lines were edited, or if a file cannot be written. Without
+    ``force``, also raises it if files that were edited by hand would be lost.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -55,7 +55,7 @@ def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: O
 
 
 def _changes(found: TreeState) -> list[Change]:
-    """The changes in their order: the sources first, so that they never call a removed file; the record last."""
+    """Return the changes in order: vLLM's sources first, so that they never call a removed file. The record is last."""
     tree = found.tree
     patched = {path: source for path, source in found.sources.items() if source.patched}
     ours = found.files.keys() - set(found.strangers())

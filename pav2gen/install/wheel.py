@@ -1,7 +1,7 @@
-"""``pav2gen wheel``: packs the generated package as a wheel with a vLLM plugin, for forks that must stay unpatched.
+"""Implements ``pav2gen wheel``: packs the generated package as a wheel with a vLLM plugin.
 
-This module writes the wheel's zip file itself. That needs neither a build backend nor a network, and the same package
-always gives the same bytes.
+The wheel is for a vLLM whose files must not change. This module writes the wheel's zip file itself, which needs neither
+a build backend nor a network. The same package always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel: its file name, its bytes and the package in it."""
+    """A wheel: its file name, its bytes, and the package that it contains."""
 
     name: str
     data: bytes
@@ -48,10 +48,10 @@ class Wheel:
 
 
 def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, name: str = NAME) -> Wheel:
-    """Write the wheel of the chosen specs of ``generated`` into the folder ``dest``. ``name`` is its import name.
+    """Write a wheel of the chosen specs of the package at ``generated`` into the folder ``dest``.
 
-    Raises UserError if ``generated`` does not hold a sound package, if the name cannot be imported or does not begin
-    with ``PREFIX``, and if the folder cannot be written.
+    name: the import name of the package in the wheel. Raises UserError if ``generated`` has no complete package, if the
+    name is not valid or does not begin with ``PREFIX``, or if the folder cannot be written.
     """
     if not NAME_FORM.fullmatch(name) or keyword.iskeyword(name):
         raise UserError(f"--name {quoted(name)} is not an import name; write it as pav2_kernels, in small letters")
@@ -71,7 +71,10 @@ def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, na
 
 
 def render(chosen: PackageContents, name: str) -> Wheel:
-    """The wheel of ``chosen``. Its version contains the package's digest, so different packages differ in version."""
+    """Make the wheel of ``chosen``, with the import name ``name``.
+
+    The wheel's version contains a digest of the package, so that different packages have different versions.
+    """
     version = f"{pav2gen.__version__}+{chosen.digest[:12]}"
     tag = f"py3-none-linux_{chosen.machine}" if chosen.machine else "py3-none-any"
     info = f"{name}-{version}.dist-info"
@@ -84,7 +87,10 @@ def render(chosen: PackageContents, name: str) -> Wheel:
 
 
 def _metadata(chosen: PackageContents, name: str, version: str, tag: str) -> dict[str, str]:
-    """The files of the dist-info folder. The wheel requires neither torch nor vLLM: both are the vendor's own."""
+    """Return the files of the dist-info folder, by name.
+
+    The wheel requires neither torch nor vLLM, which vendors replace.
+    """
     specs = ", ".join(f"{spec} ({len(entry.rows)})" for spec, entry in chosen.specs.items())
     return {
         "METADATA": (
@@ -104,12 +110,15 @@ def _metadata(chosen: PackageContents, name: str, version: str, tag: str) -> dic
 
 
 def _digest(content: bytes) -> str:
-    """A sha256 in the form of RECORD."""
+    """Return a SHA-256 digest in the form that the file RECORD of a wheel needs."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def _zipped(files: Mapping[str, bytes]) -> bytes:
-    """A zip of ``files`` in their order. It holds neither dates nor owners, nor anything else from this machine."""
+    """Return a zip file of ``files``, in their order.
+
+    It contains no dates, owners, or other facts about this machine.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, content in files.items():

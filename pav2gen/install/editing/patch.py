@@ -83,8 +83,9 @@ class Fork:
 
 @dataclass(frozen=True)
 class PatchedSources:
-    """The source files of a tree after the edits, by path below vLLM's folder, the kind of the tree, and notes on the
-    tree.
+    """The source files of a tree after the edits, by path below vLLM's folder.
+
+    fork: the kind of the tree. notes: notes on the tree for the user.
     """
 
     fork: Fork

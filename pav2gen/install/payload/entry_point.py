@@ -12,9 +12,7 @@ from importlib.util import find_spec
 
 
 def register() -> None:
-    """Apply the kernels to the vLLM of this process, if PAV2_PLUGIN is 1. vLLM calls this function in each of its
-    processes.
-    """
+    """Apply the kernels to the vLLM of this process, if PAV2_PLUGIN is 1. vLLM calls this function in every process."""
     if os.environ.get("PAV2_PLUGIN", "") != "1":
         return
     if find_spec("torch") is None:

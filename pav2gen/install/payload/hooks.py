@@ -136,13 +136,12 @@ def check_layer(
     writer: str = "",
     prefix: str = "",
 ) -> None:
-    """Report which generated operators serve an attention layer, and raise ValueError for a layer that nothing can
-    serve.
+    """Report which generated operators serve an attention layer. Raise ValueError for a layer that nothing can serve.
 
-    A patched vLLM calls this function at the end of the layer's constructor. impl: the layer's backend. Backends that
-    do not decode with ``PagedAttention`` are skipped. writer, prefix: see ``report``. The other arguments are those of
-    vLLM's ``Attention``, with the heads of one tensor-parallel rank. The layer's dtype is taken from torch's default
-    dtype, because vLLM sets this to the model's dtype while it loads a model.
+    A patched vLLM calls this function at the end of the layer's constructor. impl: the layer's backend object. Backends
+    that do not decode with ``PagedAttention`` are skipped. writer, prefix: see ``report``. The other arguments are
+    those of vLLM's ``Attention``, with the heads of one tensor-parallel rank. The layer's dtype is torch's default
+    dtype, because vLLM sets the default to the model's dtype while it loads a model.
 
     A layer may use features that vLLM does not pass to its operators, such as a softcap. ``impl.forward`` is wrapped so
     that the hooks know these features. The ValueError is for a layer that vLLM itself would have refused.

@@ -110,10 +110,9 @@ def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
 
 
 def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
-    """Return vLLM's ``reshape_and_cache`` if it is to be replaced: if it cannot write every cache dtype, or if
-    ``always()``.
+    """Return vLLM's ``reshape_and_cache`` if it is to be replaced, else an empty list.
 
-    Otherwise the list is empty.
+    It is replaced if it cannot write every cache dtype, or if PAV2_WRITER=always.
     """
     found: list[Writer] = optional(find_writers, tree, live_one=getattr(ops, "reshape_and_cache", None))
     return [writer for writer in found if writer.kind != "whole" or always()]

@@ -1,4 +1,4 @@
-"""The hook that a patched vLLM calls for prefills with a cached prefix: several query tokens for each sequence."""
+"""The hook that a patched vLLM calls for prefills with a cached prefix. They have several query tokens per sequence."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ def serve_prefix(
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
 ) -> torch.Tensor | None:
-    """The result of ``forward_prefix``, computed by the generated extend operator. None leaves the call to vLLM.
+    """Compute ``forward_prefix`` with the generated extend operator.
 
-    own: what the tree's own path does. "works" if it works; "hangs" if its Triton kernel hangs the card; "none" if it
-    only raises. query: [tokens, heads, head size], packed. Sequence s has rows query_start_loc[s] up to, but without,
-    query_start_loc[s + 1]. key_cache, value_cache: in vLLM's layout; they already hold the keys and values of the new
-    tokens. seq_lens include the new tokens.
+    Returns None if vLLM must run its own code instead.
 
-    If no kernel takes the call, vLLM's own path serves it, and the log says so once. If that path does not work, or
-    would ignore something that the layer asks for, NoKernelError says what to build.
+    own: what vLLM's own function does. "works": it works. "hangs": it runs a Triton kernel that hangs the GPU. "none":
+    it only raises an error. query: [tokens, heads, head size]. The rows of sequence s are query_start_loc[s] to
+    query_start_loc[s + 1] - 1. key_cache, value_cache: in vLLM's layout; they already contain K and V of the new
+    tokens. seq_lens: [seqs] int32, including the new tokens. Returns the output, [tokens, heads, head size].
+
+    If no kernel takes the call, vLLM's own function serves it, and the log says so once. If that function does not
+    work, or would ignore something that the layer needs, NoKernelError says what to build.
     """
     if disabled():
         return None
@@ -63,7 +65,7 @@ def serve_prefix(
 
 
 def with_window(features: Features, sliding_window: int | None) -> Features:
-    """The features of a layer with the window that a call names. vLLM has 0, -1 or None where there is no window."""
+    """Return ``features`` with the sliding window of a call. vLLM passes 0, -1 or None if there is no window."""
     return features._replace(sliding_window=sliding_window) if (sliding_window or 0) > 0 else features
 
 
@@ -77,9 +79,12 @@ def extend(
     block_tables: torch.Tensor,
     **call: Any,
 ) -> torch.Tensor:
-    """Run the generated ``paged_attention_extend``, and return its result. ``call`` holds its other arguments by name.
+    """Run the generated ``paged_attention_extend``.
 
-    kv_cache_dtype: vLLM's name. Raises ValueError or NoKernelError for a call that no kernel takes.
+    Returns its output, [tokens, heads, head size] in the query's dtype.
+
+    kv_cache_dtype: vLLM's name of the cache dtype. call: the other arguments of the operator. Raises ValueError or
+    NoKernelError for a call that no kernel takes.
     """
     out, page = torch.empty(query.shape, dtype=query.dtype, device=query.device), key_cache.shape[3]
     operator = getattr(importlib.import_module(__package__), EXTEND)

@@ -1,4 +1,4 @@
-"""Code that all hooks share: the shape of a call, the reasons why no kernel takes it, and the log."""
+"""Code that all hooks share: the shape of a call, the reasons why no kernel takes a call, and the log."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ STORED = ("fp8_e4m3", "fp8_e5m2", "int8")
 
 
 def disabled() -> bool:
-    """Whether PAV2_DISABLE=1 asks for vLLM's own path."""
+    """Whether the user set PAV2_DISABLE=1, to run vLLM's own code."""
     return os.environ.get("PAV2_DISABLE", "") == "1"
 
 
 def stored_dtype(kv_cache_dtype: str) -> str:
-    """The dtype of the codes in a cache that vLLM calls ``kv_cache_dtype``. PAV2_KV_CACHE_DTYPE replaces fp8 names.
+    """Return the dtype of the codes in a KV cache that vLLM calls ``kv_cache_dtype``.
 
-    Raises ValueError if PAV2_KV_CACHE_DTYPE is not one of ``STORED``.
+    If PAV2_KV_CACHE_DTYPE is set, its value replaces vLLM's names that begin with fp8. Raises ValueError if the value
+    is not one of ``STORED``.
     """
     wanted = os.environ.get("PAV2_KV_CACHE_DTYPE", "")
     if not wanted or not kv_cache_dtype.startswith("fp8"):
@@ -45,12 +46,15 @@ def stored_dtype(kv_cache_dtype: str) -> str:
 
 
 def foreign_codes(kv_cache_dtype: str) -> bool:
-    """Whether a cache holds codes that vLLM does not know. Only our kernels may then touch it."""
+    """Whether a cache contains int8 codes, which vLLM does not know.
+
+    Only generated kernels can then read and write it.
+    """
     return stored_dtype(kv_cache_dtype) == "int8" != kv_cache_dtype
 
 
 def stored(cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """The cache, viewed in the dtype of its codes. vLLM keeps every compressed cache as uint8."""
+    """Return a view of ``cache`` in the dtype of its codes. vLLM allocates every compressed cache as uint8."""
     return cache.view(torch.int8) if foreign_codes(kv_cache_dtype) and cache.dtype == torch.uint8 else cache
 
 
@@ -62,9 +66,10 @@ def shape_of(
     vert_stride: int | None,
     features: Features,
 ) -> dict[str, Any]:
-    """The arguments of ``supports`` for a call, taken from its tensors. A fork's ``num_kv_heads`` may be a tensor.
+    """Return the arguments of ``supports`` for a call, taken from its tensors.
 
-    If the query or the key cache has another number of dimensions than vLLM's, all sizes are 0: no kernel has them.
+    The number of KV heads is taken from the key cache, because some forks pass ``num_kv_heads`` as a tensor. If the
+    query or the key cache has another number of dimensions than in vLLM, all sizes are 0. No kernel has such sizes.
     """
     known = query.dim() == 3 and key_cache.dim() == 5
     return {
@@ -90,9 +95,9 @@ def refusal(
     alibi_slopes: torch.Tensor | None,
     kv_cache_dtype: str,
 ) -> str:
-    """The reason why the operator would refuse these tensors of a decode. Empty if it takes them.
+    """Return why the generated decode operator would refuse these tensors. The text is empty if it takes them.
 
-    ``supports`` checks only the sizes and dtypes of a model. A tree may keep its tensors in another layout.
+    ``supports`` checks only the sizes and dtypes of a model. This function also checks the layout of the tensors.
     """
     call = Call(
         out=torch.empty(query.shape, dtype=query.dtype, device=query.device),
@@ -118,9 +123,11 @@ def refusal(
 
 @functools.cache
 def miss(**shape: Any) -> str:
-    """The reason why no decode kernel serves a rank of ``shape``. Empty if one does; then its library is loaded.
+    """Return why no decode kernel serves layers of this shape. The text is empty if a kernel does.
 
-    A library that was installed with the kernels is used, unless PAV2_LIBRARY names another.
+    shape: the arguments of ``supports``, with the heads of one tensor-parallel rank. If a kernel serves the shape, the
+    library of the CUDA kernels is loaded. It is the library that was installed with the kernels, unless PAV2_LIBRARY
+    names another one.
     """
     if not shape["block_size"]:
         return "the query or the key cache has another number of dimensions than vLLM's"
@@ -135,7 +142,10 @@ def miss(**shape: Any) -> str:
 
 @functools.cache
 def lacks(operator: str, **shape: Any) -> str:
-    """The reason why ``operator`` does not serve a rank of ``shape``. Empty if it does."""
+    """Return why ``operator`` does not serve layers of this shape. The text is empty if it does.
+
+    operator: a key of ``OPERATORS``. shape: the arguments of ``supports``.
+    """
     word = OPERATORS[operator]
     if word == "decode":
         return miss(**shape)
@@ -147,12 +157,15 @@ def lacks(operator: str, **shape: Any) -> str:
 
 
 def how_to_build(word: str) -> str:
-    """The advice that adds kernels of an operator. ``word`` is its name in a spec."""
+    """Return the advice how to add kernels of an operator. ``word`` is the operator's name in a spec."""
     return f"add {word} to the operators of the spec, then build and install it again"
 
 
 def log_once(level: int, message: str, about: tuple[Any, ...] = ()) -> None:
-    """Log a message once in this process. With ``about``, only the first message with the same ``about`` is logged."""
+    """Log a message once in this process.
+
+    If ``about`` is given, only the first message with this ``about`` is logged.
+    """
     if (about or message) not in _logged:
         _logged.add(about or message)
         logger.log(level, "pav2: %s", message)

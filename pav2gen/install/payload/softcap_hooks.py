@@ -1,8 +1,8 @@
-"""Hooks for models with a softcap in a backend that cannot compute it, such as XFormers.
+"""Hooks for models with a softcap, in a vLLM backend that cannot compute it, such as XFormers.
 
-Such a backend refuses a softcap when a layer is made, or ignores it with a warning. The decode kernels and the extend
-kernels compute it: the former for decodes, the latter for prompts. The keys and values of a prompt are in the cache
-before its attention is computed. So the extend kernels take a prompt as a sequence in which all tokens are new.
+When a layer is made, such a backend raises an error for a softcap, or ignores it with a warning. The generated decode
+kernels compute the softcap of decodes. The generated extend kernels compute the softcap of prompts: vLLM writes K and V
+of a prompt into the cache first, and the extend kernels then take all tokens of the prompt as new tokens.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _arguments: ContextVar[dict[str, Any]] = ContextVar("pav2_arguments")
 
 
 def take_softcap(impl: Any, softcap: float | None) -> float | None:
-    """The softcap to pass to a backend's constructor: None if ``require_softcap`` will handle it.
+    """Return the softcap to pass to a backend's constructor: None if ``require_softcap`` will handle it.
 
-    If the package has no extend kernels, the softcap stays, so the backend refuses it. The log says why.
+    If the package has no extend kernels, the softcap is returned as it is, so that the backend raises its own error.
+    The log then says why.
     """
     if softcap is None or disabled():
         return softcap
@@ -50,9 +51,10 @@ def take_softcap(impl: Any, softcap: float | None) -> float | None:
 
 
 def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Features:
-    """Serve decodes and prompts of a layer with a softcap, or log why that is not possible. Returns its features.
+    """Make the generated kernels serve decodes and prompts of a layer with a softcap. Returns the layer's features.
 
-    Raises ValueError if the kernels cannot serve the layer and its backend would have refused the softcap.
+    impl: the layer's backend object. shape: the arguments of ``supports``. If the kernels cannot serve the layer, raise
+    ValueError if the backend would have raised an error for the softcap. Otherwise, the log says why.
     """
     reason = _obstacle(impl, shape)
     if not reason:
@@ -66,7 +68,7 @@ def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Fea
 
 
 def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
-    """The reason why the kernels cannot serve both prompts and decodes with the softcap. Empty if they can."""
+    """Return why the kernels cannot serve decodes and prompts with the softcap. The text is empty if they can."""
     if not hasattr(impl, PROMPTS):
         return "this backend computes prompts in another way"
     if "sliding_window" in shape:
@@ -75,7 +77,7 @@ def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
 
 
 def _serve_prompts(impl: Any, features: Features) -> None:
-    """Replace the attention of prompts in one backend object."""
+    """Replace the function that computes the attention of prompts in one backend object."""
     forward, own = impl.forward, getattr(impl, PROMPTS)
     signature = inspect.signature(forward)
 
@@ -101,7 +103,7 @@ def _serve_prompts(impl: Any, features: Features) -> None:
 def prompt_through_cache(
     impl: Any, query: torch.Tensor, metadata: Any, given: dict[str, Any], features: Features
 ) -> torch.Tensor:
-    """The attention of whole prompts. Their keys and values are already in the cache.
+    """Compute the attention of whole prompts, with K and V from the cache: [tokens, heads, head size].
 
     query: [tokens, heads, head size]. metadata: vLLM's metadata of these prompts. given: the arguments of the backend's
     ``forward``.
@@ -118,11 +120,11 @@ def prompt_through_cache(
 
 
 def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page: int) -> torch.Tensor:
-    """The block tables of prompts, made from the slots of their tokens: [prompts, pages] int32.
+    """Make the block tables of prompts from the slots of their tokens: [prompts, pages] int32.
 
-    vLLM makes no block tables for prompts. slots: [tokens]. starts: [prompts + 1], the first token of each prompt.
-    longest: the number of tokens in the longest prompt. Entries past a prompt's last page repeat that page. Nothing is
-    read back to the host.
+    vLLM makes no block tables for prompts. slots: [tokens], the position of each token in the cache. starts: [prompts +
+    1], the index of the first token of each prompt. longest: the number of tokens of the longest prompt. page: the
+    tokens of a page. Entries past a prompt's last page repeat that page. The host reads no tensor.
     """
     first = torch.arange(0, longest, page, device=slots.device)  # the first token of each page, within its prompt
     tokens = torch.minimum(starts[:-1, None] + first, starts[1:, None] - 1)

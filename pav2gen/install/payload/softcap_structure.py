@@ -1,4 +1,4 @@
-"""Finds the constructors in vLLM's XFormers backend that refuse a softcap. The generated kernels can compute it."""
+"""Finds the constructors in vLLM's XFormers backend that raise an error for a softcap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ NEEDED = {
 
 
 def find_refusals(tree: ast.Module) -> list[ast.FunctionDef]:
-    """Every constructor of the backend that raises for a softcap. Empty if the class lacks what ``NEEDED`` lists."""
+    """Return every constructor of the backend that raises an error for a softcap.
+
+    The list is empty if the class lacks a method or a parameter of ``NEEDED``.
+    """
     for name, wanted in NEEDED.items():
         found = methods(tree, IMPL, name)
         if not found or not all(wanted <= parameters(method.function).keys() for method in found):
@@ -27,7 +30,7 @@ def find_refusals(tree: ast.Module) -> list[ast.FunctionDef]:
 
 
 def _refuses(function: ast.FunctionDef) -> bool:
-    """Whether a constructor raises for some values of the softcap."""
+    """Whether a constructor raises an error for some values of the softcap."""
     return SOFTCAP in parameters(function) and any(
         isinstance(node, ast.If)
         and any(isinstance(name, ast.Name) and name.id == SOFTCAP for name in ast.walk(node.test))

@@ -1,7 +1,7 @@
-"""Finds the code of a vLLM tree that decodes. It looks at syntax and names, never at line numbers or text.
+"""Finds the code in a vLLM tree that decodes, by its syntax and its names. Line numbers and formatting do not matter.
 
-``pav2gen install`` edits the code that is found in the files; the plugin of a wheel replaces it in memory. ``ALIASES``
-lists the names that differ between versions of vLLM and its forks.
+``pav2gen install`` edits the found code in the files. The plugin of a wheel replaces it in memory. ``ALIASES`` lists
+the names that differ between versions of vLLM and its forks.
 """
 
 from __future__ import annotations
@@ -80,14 +80,18 @@ FEATURES = ("blocksparse_params", "logits_soft_cap", "per_layer_sliding_window")
 
 
 class Unfit(Exception):
-    """The calls cannot be put into a file. The message completes a sentence that begins with the file's name."""
+    """Raised if the calls cannot be put into a file.
+
+    The message continues a sentence that begins with the file's name.
+    """
 
 
 class Operator(NamedTuple):
-    """A ``paged_attention_v2`` of a tree.
+    """A definition of ``paged_attention_v2`` in a vLLM tree.
 
-    arguments: our name of each parameter -> the tree's. extras: further parameters -> the source of their defaults.
-    works: whether the body can do more than raise. scales: "float", "tensor", or "one" for a single kv_scale.
+    arguments: maps our name of each parameter to its name in the tree. extras: maps each further parameter to the
+    source text of its default. works: False if the body only raises an error. scales: how it takes the scales of K and
+    V. They are "float" or "tensor", or "one" if K and V share one kv_scale.
     """
 
     function: ast.FunctionDef
@@ -98,12 +102,14 @@ class Operator(NamedTuple):
 
 
 class Decode(NamedTuple):
-    """The choice between V1 and V2 in a ``forward_decode``.
+    """The ``if`` statement in a ``forward_decode`` that chooses between V1 and V2.
 
-    choice: the ``if`` with V1 in its body and V2 in its else branch. first: the ``if`` that its elif chain starts with.
-    arguments: our name of each argument of ``choose_v1`` -> the tree's. plain: V1 is called without kv_cache_dtype or
-    without the block-sparse pattern. detours: the ``if`` statements in the else branch that can call a kernel other
-    than V2. others: the ``if`` statements before the choice that can call a kernel other than V1 and V2.
+    choice: the ``if`` that calls V1 in its body and V2 in its else branch. first: the ``if`` at the start of the elif
+    chain that contains ``choice``. arguments: maps our name of each argument of ``choose_v1`` to its name in the tree.
+    plain: whether V1 is called without kv_cache_dtype or without the block-sparse pattern.
+
+    detours: the ``if`` statements in the else branch that can call a kernel other than V2. others: the ``if``
+    statements before ``choice`` that can call a kernel other than V1 and V2.
     """
 
     function: ast.FunctionDef
@@ -116,23 +122,26 @@ class Decode(NamedTuple):
 
 
 class Decodes(NamedTuple):
-    """All choices between V1 and V2 in a module. ``foreign`` holds the overrides that decode in another way."""
+    """All choices between V1 and V2 in a module.
+
+    ``foreign`` are the overrides of ``forward_decode`` that make no such choice.
+    """
 
     choices: tuple[Decode, ...]
     foreign: tuple[Method, ...]
 
 
 class Layer(NamedTuple):
-    """An ``Attention.__init__``. The install has it call ``check_layer`` with ``arguments`` at its end."""
+    """An ``Attention.__init__``. An install adds a call of ``check_layer`` with ``arguments`` at its end."""
 
     function: ast.FunctionDef
     arguments: Mapping[str, str]
 
 
 def find_v2(tree: ast.Module) -> list[Operator]:
-    """Every ``paged_attention_v2`` of a module.
+    """Return every definition of ``paged_attention_v2`` in a module.
 
-    Raises Unfit if the module has none, if one has unknown parameters, or if the name is also bound to something else.
+    Raises Unfit if there is none, if one has unknown parameters, or if the module also gives the name another value.
     """
     found = [_operator(function) for function in functions(tree.body, V2)]
     if not found:
@@ -142,16 +151,19 @@ def find_v2(tree: ast.Module) -> list[Operator]:
 
 
 def v1_works(tree: ast.Module) -> bool:
-    """Whether ``paged_attention_v1`` can do more than raise. If the module does not define it, it counts as working."""
+    """Whether ``paged_attention_v1`` does more than raise an error.
+
+    A module without a definition of it counts as working.
+    """
     found = list(functions(tree.body, V1))
     return not found or any(not only_raises(function) for function in found)
 
 
 def find_decode(tree: ast.Module) -> Decodes:
-    """Every choice between V1 and V2 that ``PagedAttention.forward_decode`` can make.
+    """Return every choice between V1 and V2 in ``PagedAttention.forward_decode`` and its overrides.
 
-    A definition that only raises is left out. Raises Unfit if no definition is left, if one does not choose between V1
-    and V2, or if the module also binds the method to something else.
+    A definition that only raises an error is left out. Raises Unfit if no definition is left, if one does not choose
+    between V1 and V2, or if the module also gives the method another value.
     """
     defined = methods(tree, "PagedAttention", "forward_decode")
     if not defined:
@@ -168,7 +180,7 @@ def find_decode(tree: ast.Module) -> Decodes:
 
 
 def find_layers(tree: ast.Module) -> list[Layer]:
-    """The constructors of attention layers that make a backend and have the arguments of ``check_layer``."""
+    """Return the constructors of attention layers that make a backend and have the arguments of ``check_layer``."""
     found = []
     for method in methods(tree, "Attention", "__init__"):
         function, given = method.function, parameters(method.function)
@@ -179,7 +191,10 @@ def find_layers(tree: ast.Module) -> list[Layer]:
 
 
 def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
-    """Raise Unfit if ``statement`` rebinds ``name``: calls may then not run the definition. None passes."""
+    """Raise Unfit if ``statement``, which rebinds ``name``, is not None.
+
+    Calls of ``name`` may then not run the definition.
+    """
     if statement is not None:
         raise Unfit(
             f"line {statement.lineno}: {name} is also bound here, so that a call in its definition may never run"
@@ -187,7 +202,7 @@ def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
 
 
 def _operator(function: ast.FunctionDef) -> Operator:
-    """The description of a ``paged_attention_v2``. Raises Unfit for unknown parameters."""
+    """Describe a ``paged_attention_v2``. Raises Unfit for unknown parameters."""
     given = parameters(function)
     arguments = named(function, ALIASES, V2)
     arguments.update({name: name for name in OPTIONAL if name in given})
@@ -204,14 +219,19 @@ def _operator(function: ast.FunctionDef) -> Operator:
 
 
 def _scales(function: ast.FunctionDef, name: str) -> str:
-    """The kind of a scale by its annotation: "tensor" (vLLM 0.7 and later) or "float"."""
+    """Return the kind of a scale by its annotation: "tensor" (vLLM 0.7 and later) or "float"."""
     args = function.args
     annotations = [arg.annotation for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs) if arg.arg == name]
     return "tensor" if annotations[0] is not None and "Tensor" in ast.unparse(annotations[0]) else "float"
 
 
 def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: str) -> dict[str, str]:
-    """Our name of each wanted parameter -> the function's name. Raises Unfit if the function lacks a parameter."""
+    """Map our name of each wanted parameter to the function's name of it.
+
+    Raises Unfit if the function lacks a parameter.
+
+    wanted: for each parameter its possible names, ours first. owner: the name of the function, for the message.
+    """
     given = parameters(function)
     found: dict[str, str] = {}
     for names in wanted:
@@ -223,7 +243,10 @@ def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: s
 
 
 def _decode(function: ast.FunctionDef) -> Decode:
-    """The choice in a ``forward_decode``. Raises Unfit unless there is one, with the arguments of ``choose_v1``."""
+    """Describe the choice between V1 and V2 in a ``forward_decode``.
+
+    Raises Unfit unless there is exactly one choice, and the function has the arguments of ``choose_v1``.
+    """
     found = list(_choices(function.body))
     if len(found) != 1:
         raise Unfit(
@@ -243,7 +266,11 @@ def _decode(function: ast.FunctionDef) -> Decode:
 
 
 def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
-    """Each choice between V1 and V2 below ``body``: a pair of the ``if`` that starts its elif chain, and the choice."""
+    """Yield each choice between V1 and V2 in ``body``, as a pair.
+
+    The pair is the ``if`` at the start of an elif chain, and the ``if`` or ``elif`` in this chain that makes the
+    choice.
+    """
     for statement in body:
         if isinstance(statement, ast.If):
             for link in elif_chain(statement):
@@ -259,7 +286,7 @@ def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
 
 
 def _detours(body: list[ast.stmt], name: str) -> Iterator[ast.If]:
-    """The ``if`` statements around the call of ``name`` that compute something in their other branch."""
+    """Yield the ``if`` statements around a call of ``name`` that compute something in their other branch."""
     for statement in body:
         for block in blocks(statement):
             if has_call(block, name):
@@ -270,6 +297,6 @@ def _detours(body: list[ast.stmt], name: str) -> Iterator[ast.If]:
 
 
 def _computes(block: list[ast.stmt]) -> bool:
-    """Whether a block calls a function and does more than raise."""
+    """Whether a block calls a function, and does not only raise an error."""
     called = any(isinstance(node, ast.Call) for statement in block for node in ast.walk(statement))
     return called and not block_only_raises(block)

@@ -1,4 +1,4 @@
-"""Questions about the syntax tree of a Python module: its functions, methods, parameters, stubs and calls."""
+"""Answers questions about the syntax tree of a Python module: its functions, methods, parameters, stubs and calls."""
 
 from __future__ import annotations
 
@@ -15,27 +15,33 @@ class Method(NamedTuple):
 
 
 def functions(body: Iterable[ast.stmt], name: str) -> Iterator[ast.FunctionDef]:
-    """The functions called ``name`` in a block. ``if`` and ``try`` blocks inside it are searched, classes are not."""
+    """Yield the functions called ``name`` in a block, also within ``if`` and ``try`` statements.
+
+    Classes are not searched.
+    """
     for statement in _in_same_scope(body):
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
             yield statement
 
 
 def classes(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef]:
-    """The classes in a block. ``if`` and ``try`` blocks are searched; bodies of classes and functions are not."""
+    """Yield the classes in a block, also within ``if`` and ``try`` statements.
+
+    Classes and functions are not searched.
+    """
     for statement in _in_same_scope(body):
         if isinstance(statement, ast.ClassDef):
             yield statement
 
 
 def methods(tree: ast.Module, owner: str, name: str) -> list[Method]:
-    """Every definition of the method ``name`` in the classes called ``owner``, in the order of the file."""
+    """Return every definition of the method ``name`` in the classes called ``owner``, in the order of the file."""
     owners = [found for found in classes(tree.body) if found.name == owner]
     return [Method(found, function) for found in owners for function in functions(found.body, name)]
 
 
 def overrides(tree: ast.Module, owner: str, name: str) -> list[Method]:
-    """Every definition of the method ``name`` in the module's direct and indirect subclasses of ``owner``."""
+    """Return every definition of the method ``name`` in the module's direct and indirect subclasses of ``owner``."""
     bases, found = {owner}, []
     for each in classes(tree.body):
         if each.name != owner and any(_last_name(base) in bases for base in each.bases):
@@ -45,15 +51,17 @@ def overrides(tree: ast.Module, owner: str, name: str) -> list[Method]:
 
 
 def only_delegates(method: Method) -> bool:
-    """Whether a method only calls the method of the same name of another class."""
+    """Whether a method only calls a method with its own name, such as that of a base class."""
     body = [statement for statement in method.function.body if not _does_nothing(statement)]
     return len(body) == 1 and has_call(body, method.function.name)
 
 
 def rebinding(tree: ast.Module, name: str, owner: str = "") -> ast.stmt | None:
-    """A statement that rebinds ``name`` in the module, or in the class ``owner``, without defining a function.
+    """Return a statement that gives ``name`` another value, in the module or in the class ``owner``.
 
-    It can be an assignment to the name, to ``owner.name`` or to ``owner`` itself, a ``setattr``, or an import of the
+    None if there is none.
+
+    Such a statement assigns to the name, to ``owner.name`` or to ``owner`` itself, calls ``setattr``, or imports the
     name. An assignment that uses the definition, such as ``name = staticmethod(name)``, does not count.
     """
     for statement in _in_same_scope(tree.body):
@@ -64,7 +72,7 @@ def rebinding(tree: ast.Module, name: str, owner: str = "") -> ast.stmt | None:
 
 
 def blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The blocks of statements in a compound statement."""
+    """Yield the blocks of statements in a compound statement."""
     for field in ("body", "orelse", "finalbody"):
         block = getattr(statement, field, None)
         if isinstance(block, list):
@@ -74,12 +82,16 @@ def blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def only_raises(function: ast.FunctionDef) -> bool:
-    """Whether a function is a stub: it does nothing, or it has no branch and ends in a raise or ``assert False``."""
+    """Whether a function is a stub: it does nothing, or only raises an error.
+
+    It counts as raising if its last statement is a raise or ``assert False``, and nothing before it returns or
+    branches.
+    """
     return block_only_raises(function.body)
 
 
 def block_only_raises(block: Iterable[ast.stmt]) -> bool:
-    """Whether a block of statements would make a function a stub: see ``only_raises``."""
+    """Whether a function with this block of statements as its body would be a stub. See ``only_raises``."""
     body = [statement for statement in block if not _does_nothing(statement)]
     if not body:
         return True
@@ -89,7 +101,7 @@ def block_only_raises(block: Iterable[ast.stmt]) -> bool:
 
 
 def parameters(function: ast.FunctionDef) -> dict[str, str]:
-    """Each parameter of a function, with the source of its default. The source is empty if there is no default."""
+    """Return the source text of the default of each parameter. The text is empty if a parameter has no default."""
     args = function.args
     positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
     found = dict.fromkeys(positional, "")
@@ -99,7 +111,7 @@ def parameters(function: ast.FunctionDef) -> dict[str, str]:
 
 
 def calls(body: Iterable[ast.AST], name: str) -> Iterator[ast.Call]:
-    """The calls of ``name`` or ``anything.name`` below ``body``."""
+    """Yield the calls of ``name`` or ``anything.name`` within ``body``."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Call) and _last_name(node.func) == name:
@@ -107,13 +119,13 @@ def calls(body: Iterable[ast.AST], name: str) -> Iterator[ast.Call]:
 
 
 def has_call(body: Iterable[ast.AST], *names: str) -> bool:
-    """Whether one of ``names`` is called below ``body``."""
+    """Whether ``body`` contains a call of one of ``names``."""
     nodes = list(body)
     return any(True for name in names for _ in calls(nodes, name))
 
 
 def names_in_calls(body: Iterable[ast.AST], name: str) -> set[str]:
-    """The variables that occur in the arguments of the calls of ``name`` below ``body``."""
+    """Return the variables that occur in the arguments of the calls of ``name`` within ``body``."""
     return {
         node.id
         for call in calls(body, name)
@@ -135,7 +147,7 @@ def imports(tree: ast.Module, package: str) -> bool:
 
 
 def elif_chain(statement: ast.If) -> Iterator[ast.If]:
-    """An ``if`` statement, followed by each of its ``elif`` statements."""
+    """Yield an ``if`` statement, and then each of its ``elif`` statements."""
     yield statement
     while has_elif(statement):
         statement = statement.orelse[0]  # type: ignore[assignment]
@@ -143,13 +155,13 @@ def elif_chain(statement: ast.If) -> Iterator[ast.If]:
 
 
 def has_elif(statement: ast.If) -> bool:
-    """Whether the else branch is an ``elif``: its ``if`` starts in the same column as the statement."""
+    """Whether the else branch is an ``elif``. The syntax tree shows it as an ``if`` that starts in the same column."""
     block = statement.orelse
     return len(block) == 1 and isinstance(block[0], ast.If) and block[0].col_offset == statement.col_offset
 
 
 def _in_same_scope(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a block and of its inner blocks. Bodies of functions and classes are left out."""
+    """Yield the statements of a block and of the blocks in it, except for the bodies of functions and classes."""
     for statement in body:
         yield statement
         if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -158,7 +170,7 @@ def _in_same_scope(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _binds(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement assigns or imports ``name``."""
+    """Whether a statement imports ``name``, or assigns a value to it that does not use the old one."""
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         return any((alias.asname or alias.name) == name for alias in statement.names)
     bound = any(isinstance(target, ast.Name) and target.id == name for target in _targets(statement))
@@ -171,7 +183,7 @@ def _mentions(value: ast.AST | None, name: str) -> bool:
 
 
 def _sets_attribute(statement: ast.stmt, owner: str, name: str) -> bool:
-    """Whether a statement assigns ``owner.name``, or calls ``setattr`` for it."""
+    """Whether a statement assigns a value to ``owner.name``, or calls ``setattr`` to do so."""
     assigned = any(
         isinstance(target, ast.Attribute) and target.attr == name and _last_name(target.value) == owner
         for target in _targets(statement)
@@ -184,7 +196,7 @@ def _sets_attribute(statement: ast.stmt, owner: str, name: str) -> bool:
 
 
 def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
-    """The targets of an assignment. A tuple yields the tuple and each of its parts."""
+    """Yield the targets of an assignment. For a tuple, yield the tuple and each of its elements."""
     if isinstance(statement, ast.Assign):
         for target in statement.targets:
             yield from (node for node in ast.walk(target) if isinstance(node, ast.expr))
@@ -193,7 +205,7 @@ def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _last_name(node: ast.AST) -> str:
-    """The name of ``name`` or ``anything.name``. Empty for every other expression."""
+    """Return the last part of the expression ``name`` or ``anything.name``. Return "" for any other expression."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
@@ -206,5 +218,5 @@ def _does_nothing(statement: ast.stmt) -> bool:
 
 
 def _branches(statement: ast.stmt) -> bool:
-    """Whether a statement returns from the function, or contains blocks of its own."""
+    """Whether a statement is a ``return``, or contains blocks of statements."""
     return isinstance(statement, ast.Return) or any(True for _ in blocks(statement))

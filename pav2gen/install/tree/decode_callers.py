@@ -1,4 +1,4 @@
-"""Finds the backends of a vLLM tree that call ``PagedAttention.forward_decode``, and the classes that override it."""
+"""Finds attention backends of a vLLM tree that call ``PagedAttention.forward_decode``, and classes that override it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SUBCLASS = re.compile(rb"^\s*class \w+\([^)]*\bPagedAttention\b", re.M)
 
 
 def calls_forward_decode(tree: VllmTree) -> bool:
-    """Whether a backend calls ``forward_decode``. Also True for a tree without backends, such as an excerpt."""
+    """Whether an attention backend of the tree calls ``forward_decode``. Also True for a tree without backends."""
     files = [file for folder in BACKENDS for file in _sources(tree, folder)]
     return not files or any(_CALL.search(file.read_bytes()) for file in files)
 
 
 def foreign_overrides(tree: VllmTree) -> Iterator[str]:
-    """A note for each subclass of ``PagedAttention`` that overrides ``forward_decode`` in another file."""
+    """Yield a note for each subclass of ``PagedAttention`` in another file that overrides ``forward_decode``."""
     for folder in ("attention/ops", *BACKENDS):
         for file in _sources(tree, folder):
             path = file.relative_to(tree.folder).as_posix()
@@ -35,7 +35,7 @@ def foreign_overrides(tree: VllmTree) -> Iterator[str]:
 
 
 def foreign_note(method: Method, path: str) -> str:
-    """The note on a class that overrides ``forward_decode``."""
+    """Return the note about a class that overrides ``forward_decode``."""
     return (
         f"{path} line {method.function.lineno}: {method.owner.name} decodes in its own way; its decodes do not reach "
         "these kernels"
@@ -47,7 +47,7 @@ def _sources(tree: VllmTree, folder: str) -> list[Path]:
 
 
 def _parsed(file: Path) -> ast.Module:
-    """The syntax tree of a file. Empty if the file is not valid Python."""
+    """Parse a file. If it is not valid Python, return an empty module."""
     try:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):

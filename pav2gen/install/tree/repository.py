@@ -1,4 +1,4 @@
-"""The git repository of a tree: checks that it is clean, and commits an install."""
+"""The git repository of a vLLM tree: checks that nothing is uncommitted, and commits an install."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from pav2gen.install.tree.trees import VllmTree
 
 
 class Repository:
-    """A git work tree, found from vLLM's folder. Raises UserError if none is found, or if it is dirty."""
+    """The git work tree that contains vLLM's folder."""
 
     def __init__(self, trees: Sequence[VllmTree]) -> None:
-        """Find the repository of ``trees``. All must lie in the same one, and it must be clean."""
+        """Find the git work tree of ``trees``.
+
+        Raises UserError if there is none, if ``trees`` lie in several ones, or if it has uncommitted changes.
+        """
         self._shown = trees[0].shown
         tops = {self._git(tree.folder, "rev-parse", "--show-toplevel").strip() for tree in trees}
         if len(tops) > 1:
@@ -34,7 +37,7 @@ class Repository:
     def commit(self, paths: Sequence[Path], message: str) -> str:
         """Commit the changes and removals of ``paths``, and nothing else. Returns the commit's short hash.
 
-        Raises UserError and restores the index if git refuses. A hook of the repository can make it refuse.
+        If git refuses to commit, for example because of a hook, restore the index and raise UserError.
         """
         names = [str(path.relative_to(self._top)) for path in paths]
         tracked = set(self._git(self._top, "ls-files", "-z", "--", *names).split("\0"))

@@ -1,4 +1,4 @@
-"""Reads and tidies a tree: the files of an install, vLLM's sources without our lines, and later edits."""
+"""Reads the state of a vLLM tree: the files of an install, and vLLM's sources with and without our lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pav2gen.output.disk import Disk
 class SourceState:
     """A source file of vLLM: its bytes now, its bytes without our lines, and whether our lines are in it.
 
-    edited: whether it was changed after the install. Both byte strings then contain the changes.
+    edited: whether the file was edited after the install. Both byte strings then contain that edit.
     """
 
     now: bytes
@@ -35,7 +35,12 @@ class SourceState:
 
 @dataclass(frozen=True)
 class TreeState:
-    """The state of a tree. files: path below ``pav2/`` -> sha256. The record and leftovers of runs are not in it."""
+    """The state of a vLLM tree.
+
+    sources: vLLM's source files, by path below vLLM's folder. files: the SHA-256 of each file below ``pav2/``, by path.
+    The record, caches and temporary files are not among them. leftovers: the caches and temporary files below
+    ``pav2/``.
+    """
 
     tree: VllmTree
     record: Record | None
@@ -44,22 +49,22 @@ class TreeState:
     leftovers: tuple[str, ...]
 
     def edited(self) -> list[str]:
-        """The files of the package that are missing or were changed since the install, by path below ``pav2/``."""
+        """Return the installed files that are missing, or were changed since the install, by path below ``pav2/``."""
         if self.record is None:
             return []
         return [path for path in sorted(self.record.files) if self.files.get(path) not in self.record.known(path)]
 
     def strangers(self) -> list[str]:
-        """The files in ``pav2/`` that no install put there."""
+        """Return the files in ``pav2/`` that no install put there."""
         ours = {path for state in (self.record.states() if self.record else ()) for path in state.files}
         return sorted(self.files.keys() - ours)
 
 
 def read_tree_state(tree: VllmTree) -> TreeState:
-    """The state of a tree.
+    """Read the state of a tree.
 
-    Raises UserError if a file to be edited is missing, a file cannot be read, the record is broken, or our lines were
-    changed, so that they cannot be recognized.
+    Raises UserError if a file to be edited is missing, if a file cannot be read, or if the record is damaged. Also
+    raises it if our lines in a source file were changed, so that they cannot be found.
     """
     disk = Disk(tree.pav2, tree.where(PAV2))
     if tree.pav2.is_symlink():
@@ -77,7 +82,10 @@ def read_tree_state(tree: VllmTree) -> TreeState:
 
 
 def _sources(tree: VllmTree) -> list[str]:
-    """The files of the tree that an install edits. Raises UserError for a vLLM without the first two."""
+    """Return the files of the tree that an install edits.
+
+    Raises UserError if one of the two required files is missing.
+    """
     for path in (OPS, DECODE):
         if not tree.source(path).is_file():
             raise UserError(
@@ -87,7 +95,7 @@ def _sources(tree: VllmTree) -> list[str]:
 
 
 def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
-    """A source file, without the lines of any install in the record."""
+    """Read a source file, and take out the lines of every install in the record."""
     try:
         now = tree.source(path).read_bytes()
     except OSError as error:
@@ -112,10 +120,10 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
 
 
 def tidy(found: TreeState, files: Collection[str] = ()) -> None:
-    """Remove what no install needs: temporary files of a command that was killed, old caches, and empty folders.
+    """Remove temporary files of a command that was killed, old caches, and empty folders.
 
-    Temporary files are removed everywhere, also beside vLLM's sources. Compiled files and caches are removed in folders
-    of ``pav2/`` that hold none of ``files``.
+    Temporary files are removed everywhere, also beside vLLM's sources. Caches and compiled files are removed from those
+    folders of ``pav2/`` that contain none of ``files``, the paths that stay installed.
     """
     folders = {os.path.dirname(path) for path in files}
     for path in found.leftovers:

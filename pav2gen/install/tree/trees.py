@@ -1,4 +1,4 @@
-"""Finds vLLM's package folders in a source checkout, an installation, or a prefix. Each real folder is found once."""
+"""Finds vLLM's package folders in a source checkout, an installation, or a prefix. Each folder is found only once."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ TWINS = {"lib": "lib64", "lib64": "lib"}
 
 @dataclass(frozen=True)
 class VllmTree:
-    """vLLM's package folder, resolved, and the name that messages give it."""
+    """The folder of vLLM's package, with symbolic links resolved, and the name that messages give it."""
 
     folder: Path
     shown: str
 
     @property
     def pav2(self) -> Path:
-        """The folder for the generated package."""
+        """The folder of the generated package in this tree."""
         return self.folder / PAV2
 
     def source(self, path: str) -> Path:
-        """The file of a source of vLLM, resolved: never a symbolic link."""
+        """Return the path of one of vLLM's source files, with symbolic links resolved."""
         return (self.folder / path).resolve()
 
     def where(self, path: str) -> str:
-        """The name that messages give a file below the folder."""
+        """Return the name that messages give to a file of the tree."""
         return f"{self.shown}/{path}"
 
 
 def find_trees(path: Path) -> list[VllmTree]:
-    """The vLLM trees at ``path``: itself, its ``vllm``, and those below lib and lib64 of a prefix.
+    """Return the vLLM trees at ``path``: the folder itself, its ``vllm``, and those below ``lib`` and ``lib64`` in it.
 
-    Raises UserError if none is found, if the path cannot be read, or if a symbolic link leads from a file to be edited
-    to a place outside of these trees.
+    Raises UserError if there is none, or if the path cannot be read. Also raises it if a symbolic link leads from a
+    file to be edited to a place outside of these trees.
     """
     try:
         if not path.is_dir():
@@ -69,7 +69,7 @@ def _check_links(trees: Sequence[VllmTree]) -> None:
 
 
 def _candidates(path: Path) -> Iterator[Path]:
-    """The folders at ``path`` that hold vLLM's package."""
+    """Yield the folders at ``path`` that contain vLLM's package."""
     installed = path.glob("lib*/python*/*-packages/vllm")
     for folder in (path, path / "vllm", *sorted(installed)):
         if is_vllm(folder):
@@ -77,7 +77,7 @@ def _candidates(path: Path) -> Iterator[Path]:
 
 
 def _with_twins(folders: Iterable[Path]) -> Iterator[Path]:
-    """Add to each folder below lib the same one below lib64, and the other way round."""
+    """Yield each folder. For a folder below lib, also yield the folder with this name below lib64, and the reverse."""
     for folder in folders:
         yield folder
         parts = folder.absolute().parts
@@ -89,5 +89,5 @@ def _with_twins(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def is_vllm(folder: Path) -> bool:
-    """Whether a folder is vLLM's package: it holds one of the files to edit, or the models folder of another vLLM."""
+    """Whether a folder is vLLM's package: it contains a file to edit, or the models folder of another vLLM version."""
     return any((folder / path).is_file() for path in (OPS, DECODE)) or (folder / "model_executor/models").is_dir()

@@ -1,4 +1,4 @@
-"""Imports a package before it is installed, in a separate process of the Python that will run it."""
+"""Imports a package as a test before it is installed, in a separate process of the Python that will run it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ import pav2_trial.hooks
 
 
 def try_import(files: Mapping[str, bytes], python: str) -> bool:
-    """Whether ``python`` imported the package of ``files``. False if that Python has no torch.
+    """Import the package of ``files`` with ``python``. Returns True, or False if that Python has no torch.
 
-    Raises UserError with the last line of the error if the import fails.
+    files: maps each path in the package to its content. Raises UserError with the last line of the error if the import
+    fails.
     """
     with tempfile.TemporaryDirectory(prefix="pav2gen-") as folder:
         for path, content in files.items():

@@ -1,4 +1,4 @@
-"""Finds compiled files that Python runs without checking their source. An edit of the source then has no effect."""
+"""Finds compiled Python files that hide an edit of their source: Python runs them without checking the source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HASHED, CHECKED = 1, 2
 
 
 def unchecked(source: Path) -> list[Path]:
-    """The compiled files of ``source`` that Python runs without checking the source, sorted."""
+    """Return the compiled files of ``source`` that Python runs without checking the source, sorted."""
     return [file for file in sorted(source.parent.glob(f"__pycache__/{source.stem}.*.pyc")) if _flags(file) == HASHED]
 
 
