@@ -86,13 +86,13 @@ def bench(
     First, the results of each kernel and baseline are compared with a float64 reference. Kernels and baselines with
     wrong results are not timed. If a generated kernel has wrong results, the command exits with 1.
 
-    The others are timed in rounds. Each round runs all of them once, in a random order. Successive calls use different
-    inputs. Together, these inputs are larger than the processor's cache.
+    Kernels and baselines with right results are timed in rounds. Each round runs every one of them once, in a random
+    order. Successive calls use different inputs. Together, these inputs are larger than the processor's cache.
 
-    Each table is printed as soon as all of its problems are measured. Ctrl-C ends the measurement. The figures measured
-    until then are printed, and are kept in FILE.
+    A table is printed as soon as all of its rows are measured. Ctrl-C ends the measurement. The figures measured until
+    then are printed, and kept in the file of --json.
 
-    With --operator extend, the extend kernels are measured beside torch's attention and one decode call. An extend
+    With --operator extend, the extend kernels are measured beside torch's attention and decode kernels. An extend
     kernel takes several new tokens of each sequence. The lengths of --seq-len include the new tokens.
 
     \b
@@ -164,13 +164,14 @@ def tune(
     """Find the fastest partition sizes of SPEC on this device, and write specs/tuning/SPEC.DEVICE.yaml.
 
     The next build copies the rows of that file into the dispatch table. On this device, a row then overrides the cost
-    model. A row applies to calls with at most its numbers of sequences and tokens, and at least half of each number.
+    model. A row that was measured with 8 sequences applies to calls with 5 to 8 sequences, and likewise for tokens.
 
-    Kernels with wrong results are left out, and the command then exits with 1. Noisy measurements are marked as noisy
-    and have no effect. After an interruption, the same command continues where it stopped.
+    Kernels with wrong results are left out of the file, and the command then exits with 1. Noisy measurements are
+    marked as noisy and have no effect. If the command is interrupted, the next run continues from there.
 
-    With --layouts, no file is written. The command compiles promising layouts of the CUDA kernels into one library, and
-    times them. It prints the times, and the line of the spec that selects the fastest layout.
+    With --layouts, no file is written. A layout says how a thread block of a CUDA kernel divides its work. The command
+    compiles promising layouts into one library, and times them. It prints the times, and the line of the spec that
+    selects the fastest layout.
 
     \b
     Example:
@@ -286,8 +287,8 @@ def command_line(ctx: click.Context) -> str:
 def progress() -> Iterator[Callable[[str, int], Callable[[], object]]]:
     """Show a progress bar on stderr, if stderr is a terminal.
 
-    Yields a function that takes a title and a number of steps, and starts a bar. It returns a function that advances
-    the bar by one step.
+    Yields a function ``begin(title, steps)``, which starts a bar. ``begin`` returns a function that advances the bar by
+    one step.
     """
     from rich.console import Console
     from rich.progress import Progress, TextColumn

@@ -1,4 +1,4 @@
-"""Predicts times on a GPU without measurements, from its bandwidth, its multiprocessors and its launch time."""
+"""Predicts kernel times on a GPU from its bandwidth, its multiprocessors and its launch time, without measurements."""
 
 from __future__ import annotations
 

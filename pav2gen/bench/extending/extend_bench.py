@@ -69,8 +69,8 @@ class Pair(NamedTuple):
 class Contestant(NamedTuple):
     """An extend kernel, a baseline, or a decode kernel that is timed for comparison.
 
-    run: a function that makes the whole call. bare: a function that runs only the kernel. Its ATen calls and its memory
-    are counted. row: the dispatch row of an extend kernel, else None.
+    run: a function that makes the whole call. bare: a function that runs only the kernel, so that the ATen calls and
+    the memory of the kernel can be counted. row: the dispatch row of an extend kernel, else None.
     """
 
     name: str
@@ -139,8 +139,8 @@ def problems(setup: bench.Setup, rows: list[Row], options: ExtendOptions) -> tup
 def measure(setup: bench.Setup, rows: list[Row], problem: ExtendProblem, options: ExtendOptions) -> dict[str, Any]:
     """Measure one problem, and return its entry in the document's ``points``.
 
-    First, check the results of every extend kernel and baseline, and count their costs. Then time those with right
-    results and the decode kernels, in the same rounds.
+    First, check the results of every extend kernel and baseline, and count their costs. Then time the kernels and
+    baselines with right results, and the decode kernels, in the same rounds.
     """
     decode, inputs = problem.decode, setup.inputs(problem.decode)
     query = queries(problem)
@@ -223,10 +223,10 @@ def _on_decode(run: Callable[[Call], object]) -> Callable[[Pair], object]:
 
 
 def baselines(problem: ExtendProblem, names: tuple[str, ...]) -> tuple[list[Contestant], Mapping[str, str]]:
-    """Return the baselines to measure, and for each baseline that cannot solve ``problem`` the reason.
+    """Return the baselines to measure, and the reason for each baseline that cannot solve ``problem``, by name.
 
-    "sdpa" is torch's attention with an explicit mask. If all tokens of a sequence are new, "sdpa causal" is measured
-    too. It is torch's causal attention without a mask tensor. Without "sdpa" in ``names``, there are no baselines.
+    "sdpa" is torch's attention with an explicit mask. "sdpa causal" is torch's causal attention without a mask tensor.
+    It is measured only if all tokens of the sequences are new. Without "sdpa" in ``names``, there are no baselines.
     """
     if "sdpa" not in names:
         return [], {}
@@ -263,7 +263,7 @@ def pair(call: Call, query: torch.Tensor, problem: ExtendProblem) -> Pair:
 
 
 def rotation(inputs: Inputs, first: Pair, problem: ExtendProblem) -> Iterator[Pair]:
-    """Yield the pairs of calls that ``inputs`` contains, one after the other, endlessly."""
+    """Yield a decode call and an extend call for each call of ``inputs``, one pair after the other, endlessly."""
     for number in itertools.cycle(range(inputs.count)):
         call = inputs.call(number)
         yield Pair(call, first.extend._replace(block_tables=call.block_tables))
@@ -304,10 +304,10 @@ def entry(
     device: torch.device,
     step: Callable[[], object],
 ) -> dict[str, Any]:
-    """Return the document's entry of one kernel or baseline, still without times.
+    """Return the entry of one kernel or baseline in the document. The times are added to it later.
 
-    If its results are right, the entry has the error, the number of ATen calls, and the workspace in bytes. Otherwise,
-    ``because`` has the reason why it is not timed.
+    If the results are right, the entry has the error, the number of ATen calls, and the workspace in bytes. Otherwise,
+    ``because`` has the reason why the kernel or baseline is not timed.
     """
     found: dict[str, Any] = {"name": contestant.name, "because": ""}
     if contestant.row:

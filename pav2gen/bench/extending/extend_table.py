@@ -16,7 +16,7 @@ from pav2gen.runtime.select import MIB, Key
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table for each configuration (``Key``) and number of KV heads, in the order of the document's points."""
+    """Yield a table for each configuration (``Key``) and number of KV heads, in the order of measurement."""
     groups: dict[tuple[Key, int], list[Mapping[str, Any]]] = {}
     for point in document["points"]:
         groups.setdefault((Key(**point["key"]), point["kv_heads"]), []).append(point)

@@ -88,7 +88,7 @@ def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
     """Call the V1 operator of the BI-V100 fork.
 
     This operator takes the index of the KV head of each query head. It has no parameters for scales or for block-sparse
-    patterns. Raises NotApplicable if the call needs either.
+    patterns. Raises NotApplicable if the call needs scales or such a pattern.
     """
     if kv_cache_dtype != "auto" or call.sparse is not None:
         raise NotApplicable("V1 of this fork drops fp8 scales and block-sparse patterns")

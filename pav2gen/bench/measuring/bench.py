@@ -40,10 +40,11 @@ FIXED_BYTES = 64 << 20
 class BenchOptions:
     """Options of a measurement.
 
-    tensor_parallel: the tensor-parallel size to measure. None means the smallest size that each kernel serves. max_gib:
-    problems with a larger KV cache, in GiB, are left out. seconds: no problem begins after this time; 0 means no limit.
-    progress: a function that takes a problem's title and its number of steps. It returns a function to call after each
-    step. kept: a function to call after each problem, with the document so far and the estimated seconds that remain.
+    tensor_parallel: the tensor-parallel size to measure. For None, each kernel is measured with the smallest size that
+    it serves. max_gib: problems with a larger KV cache, in GiB, are left out. seconds: no problem begins after this
+    time; 0 means no limit. progress: a function that takes a problem's title and its number of steps. Its result is a
+    function to call after each step. kept: a function to call after each problem, with the document so far and the
+    estimated seconds that remain.
     """
 
     device: torch.device
@@ -92,7 +93,7 @@ class Setup:
         return tuple(found)
 
     def kernels(self, key: Key) -> list[Contestant]:
-        """Return the decode kernels with the configuration ``key``, as contestants."""
+        """Return a ``Contestant`` for each decode kernel with the configuration ``key``."""
         return kernels(self.package, self.keys[key], self.backends)
 
     def inputs(self, problem: Problem, seed: int = 0) -> Inputs:
@@ -101,7 +102,7 @@ class Setup:
 
 
 def ranks(spec: Spec, key: Key, tensor_parallel: int | None = None) -> list[RankShape]:
-    """Return the rank shapes (heads of a tensor-parallel rank) that the kernels with the configuration ``key`` serve.
+    """Return the numbers of heads of a tensor-parallel rank that the kernels with the configuration ``key`` serve.
 
     tensor_parallel: consider only this tensor-parallel size. None means all sizes of the spec.
     """
@@ -160,8 +161,9 @@ def interrupted(document: Mapping[str, Any]) -> bool:
 
 
 def _measure_all(setup: Setup, every: Sequence[Problem], options: BenchOptions, document: dict[str, Any]) -> None:
-    """Measure the problems, and append each result to ``points`` of ``document``. Stop when ``options.seconds`` are
-    over.
+    """Measure the problems, and append each result to ``points`` of ``document``.
+
+    Stop after ``options.seconds`` seconds.
     """
     started = time.monotonic()
     for number, problem in enumerate(every):
@@ -250,10 +252,10 @@ def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, 
 def entries_of(
     every: Sequence[Contestant], problem: Problem, inputs: Inputs, device: torch.device, step: Callable[[], object]
 ) -> dict[str, dict[str, Any]]:
-    """Check every contestant (a kernel or a baseline). Return their entries in the document, by name, still without
-    times.
+    """Check every contestant (a kernel or a baseline), and return its entry in the document, by name.
 
-    An entry says whether the results are right. If they are, it has the number of launches, and the workspace in bytes.
+    The times are added later. An entry says whether the results are right. An entry with right results has the number
+    of launches, and the workspace in bytes.
     """
     checker, call = Checker(problem, inputs), inputs.first
     entries = {}

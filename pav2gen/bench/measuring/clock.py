@@ -77,12 +77,12 @@ def interleave(
 ) -> dict[str, Times]:
     """Time several functions in turn, and return the samples of each function by name.
 
-    First come ``warmups`` rounds, which are not recorded, then ``rounds`` recorded ones. Each round samples every
-    function once. The order within a round is random, but does not change from run to run. Each call takes the next
+    Each round samples every function once. The first ``warmups`` rounds are not recorded, and the next ``rounds``
+    rounds are. The order within a round is random, but does not change from run to run. Each call takes the next
     element of ``inputs``.
 
     contestants: the functions by name. step: a function that is called after each sample. once: names of functions that
-    are sampled only in the first recorded round, if a warm-up call takes longer than SLOW_SECONDS.
+    may be slow. Such a function is sampled only once if a warm-up call takes longer than SLOW_SECONDS.
     """
     slow: set[str] = set()
     samples: dict[str, list[float]] = {name: [] for name in contestants}

@@ -29,8 +29,8 @@ class Contestant:
     """A generated kernel or a baseline that is measured.
 
     run: a function that makes the whole call, including the checks of its arguments. bare: a function that runs only
-    the kernel, with a new workspace. Its ATen calls and its memory are counted. backend, row: the backend and the
-    dispatch row of a kernel. For a baseline, they are empty and None.
+    the kernel, with a new workspace, so that the ATen calls and the memory of the kernel can be counted. backend, row:
+    the backend and the dispatch row of a kernel. A baseline has the backend "" and the row None.
     """
 
     name: str
@@ -89,7 +89,9 @@ def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
 
 
 def baselines(problem: Problem, names: Iterable[str]) -> tuple[list[Contestant], dict[str, str]]:
-    """Return the baselines that can solve ``problem``. For the other names of ``names``, return the reason by name."""
+    """Return the baselines among ``names`` that can solve ``problem``, and the reasons why the others cannot,
+    by name.
+    """
     found, absent = [], {}
     for name in names:
         try:
@@ -104,7 +106,7 @@ def baselines(problem: Problem, names: Iterable[str]) -> tuple[list[Contestant],
 class Checker:
     """Compares the results of contestants (kernels and baselines) with the float64 result of one problem.
 
-    checked: the indices of the sequences that are compared, in the batch.
+    checked: the indices in the batch of the sequences that are compared.
     """
 
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
@@ -113,7 +115,7 @@ class Checker:
         self._truth = truth(inputs.small, problem.key.kv_cache_dtype, self.checked, problem.modification)
 
     def verdict(self, contestant: Contestant, call: Call) -> tuple[float, str]:
-        """Run a contestant. Return its error, and the reason to exclude it, which is empty if the result is right.
+        """Run a contestant. Return its error, and the reason to exclude it. The reason is empty if the result is right.
 
         The error is divided by the allowed error. An exception of any type becomes a reason, because a baseline of
         another project may fail in any way.
@@ -153,13 +155,13 @@ def launches(contestant: Contestant, call: Call) -> int | None:
 def cuda_launches(row: Row, call: Call) -> int:
     """Return how many kernels a call of the CUDA backend launches.
 
-    A call is cut into tiles that fit into the workspace. Each tile launches a kernel for its partitions. If a sequence
-    can have several partitions, the tile also launches a kernel that reduces them.
+    A call is cut into tiles, so that each tile fits into the workspace. Each tile launches a kernel for its partitions.
+    If a sequence can have several partitions, the tile also launches a kernel that reduces them.
     """
     partitions = -(-call.max_seq_len // row.partition_size)
     return sum(1 + (partitions > 1) for _ in tiles(call, partitions, row.workspace_mib * MIB))
 
 
 def workspace_bytes(contestant: Contestant, call: Call, device: torch.device) -> int:
-    """Return the most memory, in bytes, that a call has allocated at any time."""
+    """Return the largest amount of memory, in bytes, that a call holds allocated at one time."""
     return peak_bytes(lambda: contestant.bare(call), device)

@@ -33,8 +33,8 @@ def operate(package: ModuleType, call: ExtendCall, row: Row, backend: str) -> No
 def sdpa(call: ExtendCall) -> None:
     """Gather K and V of each sequence, and call torch's attention with an explicit mask.
 
-    A call takes 128 query tokens, and the keys up to the last of these tokens. The query heads of a KV head are passed
-    as query tokens, so that K and V are not repeated.
+    Each call of torch's attention takes up to 128 query tokens, and all keys up to the last of these tokens. The query
+    heads of a KV head are passed as query tokens, so that K and V are not repeated.
     """
     kv_heads, (_, heads, size) = call.key_cache.shape[1], call.query.shape
     group = heads // kv_heads

@@ -26,7 +26,10 @@ class Live:
         self._printed = 0
 
     def keep(self, document: Mapping[str, Any], remaining: float) -> None:
-        """Show and save ``document`` after one more problem was measured. The rest will take ``remaining`` seconds."""
+        """Show and save ``document`` after one more problem was measured.
+
+        remaining: the estimated seconds for the problems that are not measured yet.
+        """
         if self._file:
             measurement_file.write(self._file, document)
         before = self._printed
@@ -35,9 +38,8 @@ class Live:
             click.echo(f"about {duration(remaining)} to come, by the time of the problems so far", err=True)
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """Print everything that was not printed yet, and save ``document``.
-
-        An interrupted measurement ends like this too.
+        """Print everything that was not printed yet, and save ``document``, which may be from an interrupted
+        measurement.
         """
         self._print(document, whole=True)
         if self._file and document["points"]:

@@ -44,7 +44,7 @@ def device_of(name: str) -> torch.device:
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Return a context that makes ``device`` the current GPU, so that events on its stream time it.
 
-    A CPU needs no change.
+    For a CPU, the context does nothing.
     """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -91,8 +91,7 @@ def cache_bytes(device: torch.device) -> int:
 def copy(device: torch.device, cache: int) -> tuple[Run, int]:
     """Return a function that copies a buffer far larger than the cache, to measure the memory's bandwidth.
 
-    Also returns the number of bytes that the function reads and writes. cache: the size of the last-level cache in
-    bytes.
+    Also returns the number of bytes that a copy reads and writes. cache: the size of the last-level cache in bytes.
     """
     size = min(MOST_COPY, max(LEAST_COPY, COPY_CACHES * cache))
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
@@ -105,7 +104,7 @@ def copy(device: torch.device, cache: int) -> tuple[Run, int]:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Call ``run``, and return the most bytes that it has allocated on ``device`` at any time."""
+    """Call ``run``, and return the largest number of bytes that it holds allocated on ``device`` at one time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

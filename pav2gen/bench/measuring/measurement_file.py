@@ -43,7 +43,7 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 def check_writable(path: Path, kind: str = KIND) -> None:
     """Check that ``path`` can be written, so that the results of a long measurement are not lost at its end.
 
-    Raises OSError if it cannot be written, and UserError if it is a file of another kind.
+    Raises OSError if the file cannot be written, and UserError if a file of another kind is there.
     """
     check_replaceable(path, f'{{\n "kind": "{kind}"'.encode(), "a document of pav2gen bench")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,10 +33,10 @@ SPARSE = BlockSparse(local_blocks=4, vert_stride=8, block_size=64, head_sliding_
 
 @dataclass(frozen=True)
 class Problem:
-    """A batch of ``num_seqs`` sequences with ``seq_len`` tokens each, for a tensor-parallel rank with ``kv_heads``
-    heads.
+    """A batch of ``num_seqs`` sequences with ``seq_len`` tokens each, which one tensor-parallel rank computes.
 
-    key: the kernel configuration. modification: the definition of the modification that ``key`` names, or None.
+    key: the kernel configuration. kv_heads: the number of KV heads of the rank. modification: the definition of the
+    modification that ``key`` names, or None.
     """
 
     key: Key
@@ -91,7 +91,7 @@ class Inputs:
     """Several calls of one problem. They have equal values, but read different pages of one KV cache on the device.
 
     small: the same call on the CPU, with a small cache. first: the call with number 0. count: the number of calls.
-    stride: the page numbers of each call are those of the call before it, plus ``stride``.
+    stride: the difference between the page numbers of successive calls.
     """
 
     small: Call

@@ -18,7 +18,7 @@ FIRST_COLUMNS, LAST_COLUMNS = ("S", "L", "contestant", "ms", "+-"), ("GB/s", "co
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table for each configuration (``Key``) and number of KV heads, in the order of the document's points."""
+    """Yield a table for each configuration (``Key``) and number of KV heads, in the order of measurement."""
     groups: dict[tuple[Key, int], list[Mapping[str, Any]]] = {}
     for point in document["points"]:
         groups.setdefault((Key(**point["key"]), point["kv_heads"]), []).append(point)
@@ -61,7 +61,10 @@ def is_chosen(entry: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
 
 
 def _cells(entry: Mapping[str, Any], point: Mapping[str, Any], peers: Sequence[str]) -> tuple[str, ...]:
-    """Return the cells of a kernel or baseline: its name and its figures. ``*`` marks the dispatch table's choice."""
+    """Return the cells of a kernel or baseline: its name and its figures.
+
+    ``*`` marks the kernel that the dispatch table chooses.
+    """
     launches = entry["launches"]
     return (
         entry["name"] + " *" * is_chosen(entry, point),

@@ -177,7 +177,10 @@ def _line(series: Series, x_axis: Axis, y_axis: Axis, y_format: Callable[[float]
 
 
 def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Label]:
-    """Yield the labels at the ends of the lines, from top to bottom. They do not overlap, and stay within the chart."""
+    """Yield the labels at the ends of the lines, from top to bottom.
+
+    Labels do not overlap, and stay within the chart.
+    """
     named = [each for each in series if not each.bare]
     ends = sorted(((y_axis.place(each.points[-1][1]), each) for each in named), key=lambda end: end[0])
     places: list[float] = []

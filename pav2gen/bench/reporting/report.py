@@ -76,7 +76,7 @@ def plans_by_key(kernels: Iterable[Kernel]) -> dict[Key, list[Plan]]:
 
 
 def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
-    """Yield the charts of time over length: one for each configuration, rank, batch and device.
+    """Yield the charts of time over length: one for each configuration, tensor-parallel rank, batch and device.
 
     Each chart also shows the floor, the least possible time.
     """
@@ -120,7 +120,9 @@ def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
 
 
 def floor(points: Sequence[Measurement]) -> Series:
-    """Return the line of the floor: the time to move each byte once, at the bandwidth of a copy in the same run."""
+    """Return the line of the floor: the time to move each byte once, at the bandwidth of a memory copy in the
+    same run.
+    """
     ordered = sorted(points, key=lambda point: point.seq_len)
     return Series("floor: bytes, once", "floor", tuple((float(p.seq_len), p.floor_ms) for p in ordered), area=True)
 
@@ -136,7 +138,7 @@ def grouped(found: Iterable[Measurement]) -> dict[Heading, list[Measurement]]:
 def shares(found: Sequence[Measurement]) -> Bars | None:
     """Return the bar chart of the floor (the least possible time) divided by the measured times.
 
-    Each group of measurements is shown at its greatest length. Returns None if nothing was timed.
+    Only the longest sequences of each group of measurements are shown. Returns None if nothing was timed.
     """
     groups = []
     for points in grouped(found).values():
@@ -155,8 +157,8 @@ def shares(found: Sequence[Measurement]) -> Bars | None:
 def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
     """Return the bar chart of the bytes that a decode of the model's full length loads from the KV cache.
 
-    For each configuration, it compares the CUDA kernel with a kernel that has one thread block for each query head.
-    Returns None if the spec builds no CUDA kernels.
+    For each configuration, the chart compares the CUDA kernel with a kernel that has one thread block for each query
+    head. Returns None if the spec builds no CUDA kernels.
     """
     if "cuda" not in spec.backends:
         return None

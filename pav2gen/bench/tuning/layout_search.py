@@ -1,9 +1,9 @@
 """Implements ``pav2gen tune --layouts``: finds the fastest layout of the CUDA kernels on a GPU.
 
-A layout distributes the work over a thread block: the number of threads, the tokens of a step, and the runs of tokens
-that a warp scores together. The candidates are the layouts that the plans rank first. Each candidate is rendered as a
-separate spec, so that the kernels of all layouts have different symbols and fit into one library. All layouts of a
-kernel are timed in turn, on the same inputs. The command prints the line of the spec that selects the fastest layout.
+A layout says how a thread block divides its work. The candidates are the layouts that the plans rank first. Each
+candidate is rendered as a separate spec. So the kernels of all layouts have different symbols, and fit into one
+library. All layouts of a kernel are timed in turn, on the same inputs. The command prints the line of the spec that
+selects the fastest layout.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Layout(NamedTuple):
 class LayoutOptions:
     """Options of the search for the fastest layout.
 
-    num_seqs, seq_lens: the batch sizes and lengths to time. most: compare at most this many layouts. progress: as in
-    ``bench.BenchOptions``.
+    num_seqs, seq_lens: the batch sizes and lengths to time. most: the largest number of layouts to compare. progress:
+    as in ``bench.BenchOptions``.
     """
 
     device: torch.device
@@ -135,9 +135,9 @@ def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
 
 
 def ranking(found: Sequence[LayoutTimes]) -> list[tuple[Layout, float]]:
-    """Return the layouts with right results in every problem, the fastest first.
+    """Return the layouts with right results in every problem, the fastest first, with a figure for each layout.
 
-    Each layout has its time relative to the fastest layout of a problem, as the geometric mean over all problems.
+    The figure is the layout's time divided by the time of the fastest layout, as the geometric mean over all problems.
     """
     logs: dict[Layout, list[float]] = defaultdict(list)
     for each in found:

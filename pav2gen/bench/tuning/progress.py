@@ -25,8 +25,8 @@ class Journal:
     def __init__(self, path: Path, circumstances: Mapping[str, Any], read: Reader = anything) -> None:
         """Read the journal at ``path``, and write it again without the lines that cannot be used.
 
-        circumstances: the conditions. read: checks a measurement from the file. A measurement that it rejects is made
-        again.
+        circumstances: the conditions of the measurements. read: checks a measurement from the file. A rejected
+        measurement is made again.
         """
         self.path = path
         self.entries: dict[str, Any] = {}

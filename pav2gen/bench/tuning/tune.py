@@ -44,9 +44,9 @@ DIGITS = 6
 class TuneOptions:
     """Options of a tuning run.
 
-    seq_lens: None means the powers of two at which the spec prefers V2. runs: how often each measurement is repeated.
-    rounds: the samples of each kernel in a run. replace: whether to drop the rows of an existing tuning file that are
-    not measured again. progress: as in ``bench.BenchOptions``.
+    seq_lens: the lengths to measure. None means the powers of two at which the spec prefers V2. runs: how often each
+    measurement is repeated. rounds: the samples of each kernel in a run. replace: whether to drop the rows of an
+    existing tuning file that are not measured again. progress: as in ``bench.BenchOptions``.
     """
 
     device: torch.device
@@ -79,8 +79,8 @@ class Outcome:
 def tune(chosen: Selection, options: TuneOptions) -> Outcome:
     """Measure the kernels of ``chosen``, and write the tuning file of this device.
 
-    Raises UserError if no configuration (``Key``) has several partition sizes to choose from. Also raises it if rows of
-    an existing file would be lost.
+    Raises UserError if no configuration (``Key``) has several partition sizes to choose from. Also raises UserError if
+    rows of an existing file would be lost.
     """
     with machine.current(options.device):
         return _tune(chosen, options)
@@ -139,7 +139,7 @@ def _has_choice(rows: Sequence[Row], backend: str) -> bool:
 
 
 def lengths_of(spec: Spec) -> tuple[int, ...]:
-    """Return the powers of two from the length above which V2 is preferred, up to the longest length of the model.
+    """Return the powers of two above the spec's ``min_seq_len``, up to the longest length of the model.
 
     If there are none, return the longest length.
     """
@@ -164,7 +164,7 @@ def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mappin
 
 
 def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> str:
-    """Return why the partition size ``best`` is not certainly the fastest. The text is empty if it is.
+    """Return the reason to doubt that the partition size ``best`` is the fastest. It is empty if there is no doubt.
 
     spread: the range of the times of ``best``, divided by their median.
     """
@@ -251,10 +251,7 @@ def _head(setup: Setup, options: TuneOptions) -> dict[str, object]:
 
 
 def _check_replaced(path: Path, spec: Spec, every: Sequence[tuple[Problem, str]], options: TuneOptions) -> None:
-    """Raise UserError if this run would drop rows of the file at ``path``.
-
-    With ``options.replace``, they may be dropped.
-    """
+    """Raise UserError if this run would drop rows of the file at ``path``, unless ``options.replace`` allows it."""
     if not path.exists() or options.replace:
         return
     try:
