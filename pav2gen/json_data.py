@@ -41,7 +41,7 @@ def _no_number(name: str) -> None:
 
 
 def seen(value: Any) -> str:
-    """Return ``value`` in quotes, for messages. A list or an object is only named as such."""
+    """Return ``value`` in quotes, for messages. For a list or an object, return "a list" or "an object"."""
     return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else quoted(value)
 
 
@@ -206,7 +206,7 @@ def _check_object(value: Any) -> None:
 
 
 def _placed(place: str, read: Reader | None, value: Any) -> Any:
-    """Call ``read`` with ``value``. If it raises ValueError, put ``place`` in front of the message."""
+    """Call ``read`` with ``value``. If ``read`` raises ValueError, put ``place`` in front of the message."""
     assert read is not None
     try:
         return read(value)

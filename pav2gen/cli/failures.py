@@ -32,7 +32,7 @@ class CompilerFailure(Failure):
 def usage_failure(error: click.UsageError) -> click.ClickException:
     """Convert an error in a command's arguments to a Failure.
 
-    click also raises an exception to show the help. That exception is returned as it is.
+    An exception that click raises to show the help is returned unchanged.
     """
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2
         return error

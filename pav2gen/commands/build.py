@@ -29,8 +29,8 @@ class BuildOptions:
     """Options of a build.
 
     out: the folder of the package. filters: as in ``selection.select``. force: whether to replace files that were
-    edited by hand. templates: None means the templates of pav2gen. on_wait: a function to call if another command has
-    locked the package.
+    edited by hand. templates: the templates to render; None means those of pav2gen. on_wait: a function to call if
+    another command has locked the package.
     """
 
     out: Path = DEFAULT_FOLDER
@@ -64,8 +64,9 @@ class Outcome:
 def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
     """Build the specs at ``paths`` into the package ``options.out``. Other specs in the package stay as they are.
 
-    Raises UserError for a bad spec, a filter that selects no kernel, and a package that cannot be read or written. Also
-    raises it if the build would replace files that were edited by hand. Nothing is written then.
+    Raises UserError and writes nothing for a bad spec, a filter that selects no kernel, and a package that cannot be
+    read or written. Without ``options.force``, also raises UserError if the build would replace files that were edited
+    by hand.
     """
     _check_name(options.out)
     selections = load(paths, options.filters)
@@ -112,7 +113,7 @@ def remove(name: str, options: BuildOptions) -> Outcome:
 def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions) -> None:
     """Raise UserError if the package would have both whole specs and specs that were built with ``--filter``.
 
-    A build with ``--filter`` may not write to the default folder either.
+    Also raise UserError if a build with ``--filter`` would write to the default folder.
     """
     shown = found.disk.shown
     whole = [owner for owner, entry in found.manifests.items() if owner != SHARED and not entry.filter]

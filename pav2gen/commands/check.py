@@ -29,7 +29,8 @@ class Drift:
     """One difference between a package and its specs: its kind (one of ``KINDS``), its path, and a note.
 
     owner: the spec to build for the repair. It is ``SHARED`` for a file of all specs, and None if a build does not
-    repair the difference. blocked: whether the path is a link or a folder. A build does not remove such a thing.
+    repair the difference. blocked: whether a link or a folder is in the place of a file. A build does not remove links
+    or folders.
     """
 
     kind: str
@@ -90,7 +91,7 @@ def _drifts(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _cut_short(found: Tree) -> list[str]:
-    """Return the specs with an interrupted build. If it is unknown which ones, return ``SHARED``."""
+    """Return the specs with an interrupted build. If these are unknown, return only ``SHARED``."""
     return sorted(found.journal.keys() - {SHARED}) or ([SHARED] if found.incomplete else [])
 
 

@@ -166,7 +166,7 @@ def _against_target(card: Mapping[str, Any]) -> Iterator[str]:
 def target_of(card: Mapping[str, Any]) -> Target | None:
     """Return the target of a GPU: by name for an Iluvatar GPU, by compute capability for any other.
 
-    None if there is none.
+    Returns None if pav2gen has no target for the GPU.
     """
     name = str(card.get("name", "")).lower().replace(" ", "-").replace("_", "-")
     for target in TARGETS.values():
@@ -237,7 +237,10 @@ def _served(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the values of each axis in ``keys``. Leave out a feature that none of ``keys`` has."""
+    """Describe the values of each axis in ``keys``, the configurations of kernels.
+
+    Leave out features that none of them has.
+    """
     parts = []
     for name in KEY_AXES:
         values = list(dict.fromkeys(key[name] for key in keys if name in key))

@@ -78,7 +78,8 @@ class Explanation:
     that differs from the query on the fewest axes.
 
     edits: changes of one spec. command: the command that builds this spec. A command without edits means that the
-    spec's exclusions must change. Both are empty if a rule forbids the query, or if no spec can be changed to serve it.
+    spec's exclusions must change. edits and command are both empty if a rule forbids the query, or if no spec can be
+    changed to serve it.
     """
 
     query: Mapping[str, object]
@@ -266,7 +267,10 @@ def _values(spec: Spec, key: str) -> str:
 
 
 def _in_braces(spec: Spec, section: str) -> bool:
-    """Whether the file writes a section in braces. Its first value is then on the line of the section's name."""
+    """Whether the file writes a section in braces.
+
+    The first value of such a section is on the line of the section's name.
+    """
     return any(spec.places[f"{section}.{key}"] == spec.places[section] for key in _keys(spec, section))
 
 
@@ -281,7 +285,7 @@ def _range(first: str, last: str) -> str:
 
 
 def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[AxisEdit]) -> bool:
-    """Whether ``spec``, after ``edits``, keeps every rule and has a kernel for ``query``."""
+    """Whether ``spec``, after ``edits``, obeys every rule and has a kernel for ``query``."""
     axes = dict(spec.axes)
     for edit in edits:
         axes.update(edit.values)

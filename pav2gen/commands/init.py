@@ -48,7 +48,7 @@ def init(config: Path, out: Path | None = None, force: bool = False, schema: str
 
 
 def _schema_line(schema: str | None, folder: Path) -> str:
-    """Return the comment that tells the YAML language server which schema the file has. It is empty without a schema.
+    """Return the comment that tells the YAML language server which schema the file has. Without a schema, it is empty.
 
     The comment gives the schema's path relative to ``folder``, the folder of the spec.
     """

@@ -36,11 +36,12 @@ class InstallOptions:
     """Options of an install.
 
     generated: the folder of the generated package. choice: the part of the package to install. commit: whether to
-    commit the install in git. force: whether edits by hand may be lost. python: the interpreter that will run the tree.
-    It imports the package before the install; an empty string skips this test.
+    commit the install in git. force: whether edits by hand may be lost. python: the interpreter that will run vLLM. The
+    interpreter imports the package as a test before the install. An empty string skips this test. on_wait: a function
+    to call if another command has locked the vLLM tree.
 
-    writer: when the tree calls the generated writer of the KV cache. "auto" means only if the tree's own writer cannot
-    write every cache dtype. "always" means always. on_wait: a function to call if another command has locked the tree.
+    writer: when vLLM calls the generated writer of the KV cache. "auto": only if vLLM's own writer cannot write every
+    cache dtype. "always": in any case.
     """
 
     generated: Path = DEFAULT_FOLDER
@@ -55,7 +56,7 @@ class InstallOptions:
 
 @dataclass(frozen=True)
 class PlannedInstall:
-    """The plan for one tree: the changes in their order, the edited source files, the diff, and notes for the user."""
+    """The plan for one vLLM tree: the changes in order, the edited source files, the diff, and notes for the user."""
 
     tree: VllmTree
     fork: Fork
@@ -86,8 +87,8 @@ class Outcome:
 def install(path: Path, options: InstallOptions) -> Outcome:
     """Put the chosen specs of ``options.generated`` into the vLLM trees at ``path``. An earlier install is replaced.
 
-    Everything is computed and tested before the first write. Raises UserError if a tree differs from every known vLLM,
-    the package is damaged, files would be lost, or a file cannot be written. Nothing is changed then.
+    Everything is computed and tested before the first write. Raises UserError and changes nothing if a tree differs
+    from every known vLLM, the package is damaged, files would be lost, or a file cannot be written.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -129,7 +130,8 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
 
 
 def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
-    """Raise UserError if ``pav2/`` in the tree is not from an install, or if edits by hand in it would be lost.
+    """Raise UserError if no install made the folder ``pav2/`` of a tree, or if edits by hand in this folder would be
+    lost.
 
     force: whether edits may be lost. files: the files to install, by path below ``pav2/``.
     """
@@ -172,13 +174,13 @@ def _edit(before: bytes, after: bytes) -> RecordedEdit:
 def _changes(
     found: TreeState, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
 ) -> Iterator[Change]:
-    """Yield the changes that install ``files`` and the edited ``sources``, in order.
+    """Yield the changes, in order, that install ``files`` and the edited ``sources``.
 
-    Nothing is yielded if nothing differs.
+    Without a difference, yield nothing.
 
-    1. Write a record that covers both the old and the new install. 2. Write the new files of the package, the dispatch
-    table last. 3. Edit vLLM's sources, so that they never call a missing file. 4. Remove the files that only the old
-    install has. 5. Write the record of the new install alone.
+    The first change writes a record of both the old and the new install. Then the new files of the package are written,
+    with the dispatch table as the last one. Then vLLM's sources are edited, so that they never call a missing file.
+    Then the files that only the old install has are removed. The last change writes a record of the new install alone.
     """
     tree, there = found.tree, found.record
     place = tree.pav2 / NAME
@@ -205,7 +207,9 @@ def _changes(
 
 
 def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
-    """Yield notes for the user about one tree: its edits, foreign files, and decodes that do not reach the kernels."""
+    """Yield notes for the user about one vLLM tree: its edits, files that are not from pav2gen, and decodes without
+    kernels.
+    """
     yield from edited.notes
     yield from foreign_overrides(found.tree)
     for path, source in found.sources.items():

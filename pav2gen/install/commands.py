@@ -71,7 +71,7 @@ def install(
     tree: Path, specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool, writer: str,
     dry_run: bool, commit: bool, force: bool, python: str, out: Path,
 ) -> None:  # fmt: skip
-    """Put the generated kernels into the vLLM at TREE. vLLM then calls them where they are faster than its own.
+    """Put the generated kernels into the vLLM at TREE. They are called where they are faster than vLLM's own kernels.
 
     TREE is a source checkout, an installed vllm folder, or a prefix that contains one. The package is copied to
     vllm/attention/ops/pav2, and calls of its functions are inserted into vLLM's files. An earlier install is replaced.
@@ -141,8 +141,8 @@ def wheel(
 ) -> None:  # fmt: skip
     """Pack the generated kernels as a wheel with a vLLM plugin, for a vLLM whose files must not change.
 
-    The plugin does nothing unless the environment variable PAV2_PLUGIN is 1. It then changes vLLM in memory, in the
-    same way as an install changes vLLM's files.
+    The plugin does nothing unless the environment variable PAV2_PLUGIN is 1. If it is 1, the plugin changes vLLM in
+    memory in the same way as an install changes vLLM's files.
 
     \b
     Example:

@@ -72,7 +72,7 @@ class PackageContents:
 
 
 def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) -> PackageContents:
-    """Return the chosen part of the package at ``generated``, together with our own ``modules``.
+    """Return the chosen part of the package at ``generated``, together with the modules of hooks for vLLM.
 
     modules: names of files in ``payload``, without ``.py``. Raises UserError if there is no complete package, if a file
     differs from its manifest, or if a chosen spec is missing.
@@ -92,7 +92,7 @@ def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) ->
 
 
 def _sound(generated: Path) -> tree.Tree:
-    """Read the package at ``generated``. Raises UserError if there is none, or if its build was interrupted."""
+    """Read the package at ``generated``. Raises UserError if there is no package, or if its build was interrupted."""
     found = tree.read_tree(generated)
     if SHARED not in found.manifests and not found.broken:
         raise UserError("holds no generated package; run: pav2gen build specs/NAME.yaml", found.disk.shown)
@@ -153,8 +153,8 @@ def _wanted(path: str, choice: Choice) -> bool:
 def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents:
     """Add the compiled library at ``path`` to ``found``. If ``path`` is None, return ``found`` as it is.
 
-    Raises UserError for a file that is not a library of CUDA kernels, for a library for the CPU, and for a library that
-    was compiled from other sources.
+    Raises UserError for a file that is not a library of CUDA kernels for a GPU, and for a library that was compiled
+    from other sources.
     """
     if path is None:
         return found

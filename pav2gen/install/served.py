@@ -19,7 +19,7 @@ def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[st
 
 
 def _softcap(kernels: int) -> str:
-    """Say how a model with a softcap runs in a backend that raises an error for it.
+    """Say how a model with a softcap runs in a backend that raises an error for softcaps.
 
     kernels: the number of installed extend kernels.
     """

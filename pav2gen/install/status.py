@@ -19,11 +19,11 @@ from pav2gen.output.tree import DEFAULT_FOLDER
 
 @dataclass(frozen=True)
 class Status:
-    """The state of an install in one tree.
+    """The state of an install in one vLLM tree.
 
     record: None if nothing is installed. edited: sentences on what was changed by hand. stale: sentences on how the
-    install differs from the generated package. None means that this is unknown, and ``unknown`` says why. library: a
-    description of the installed library of CUDA kernels, or empty.
+    install differs from the generated package, or None if this is unknown. unknown: the reason why it is unknown.
+    library: a description of the installed library of CUDA kernels, or empty.
     """
 
     tree: VllmTree
@@ -61,7 +61,7 @@ def _status(found: TreeState, generated: Path) -> Status:
 
 
 def _library(found: TreeState) -> tuple[str, list[str]]:
-    """Describe the installed library by its record. Also return sentences on why the library cannot be used, if so."""
+    """Describe the installed library by its record. Also return a sentence on why it cannot be used, if it cannot."""
     name = found.record.prebuilt if found.record else ""
     path = f"{PREBUILT}/{name}"
     if not name or path not in found.files:

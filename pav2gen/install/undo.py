@@ -1,4 +1,4 @@
-"""Implements ``pav2gen uninstall``: removes an install. Each byte of the tree is then as it was before."""
+"""Implements ``pav2gen uninstall``: removes an install. Each byte of the tree is then as it was before the install."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Undone:
 def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: OnWait = no_wait) -> list[Undone]:
     """Remove the installs from the vLLM trees at ``path``.
 
-    A source file that nobody edited since the install gets its old bytes back. From an edited file, only our lines are
-    removed. Raises UserError and changes nothing if our lines were edited, or if a file cannot be written. Without
-    ``force``, also raises it if files that were edited by hand would be lost.
+    A source file that nobody edited since the install gets its old bytes back. From an edited file, only the inserted
+    lines are removed. Raises UserError and changes nothing if the inserted lines were edited, or if a file cannot be
+    written. Without ``force``, also raises UserError if files that were edited by hand would be lost.
     """
     trees = find_trees(path)
     with ExitStack() as held:

@@ -1,7 +1,7 @@
 """Implements ``pav2gen wheel``: packs the generated package as a wheel with a vLLM plugin.
 
-The wheel is for a vLLM whose files must not change. This module writes the wheel's zip file itself, which needs neither
-a build backend nor a network. The same package always gives the same bytes.
+The wheel is for a vLLM whose files must not change. This module writes the wheel's zip file itself, so that a build
+backend and a network are not needed. The same package always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Wheel:
 def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, name: str = NAME) -> Wheel:
     """Write a wheel of the chosen specs of the package at ``generated`` into the folder ``dest``.
 
-    name: the import name of the package in the wheel. Raises UserError if ``generated`` has no complete package, if the
-    name is not valid or does not begin with ``PREFIX``, or if the folder cannot be written.
+    name: the import name of the package in the wheel, which must begin with ``PREFIX``. Raises UserError for a wrong
+    name, if ``generated`` has no complete package, or if the folder cannot be written.
     """
     if not NAME_FORM.fullmatch(name) or keyword.iskeyword(name):
         raise UserError(f"--name {quoted(name)} is not an import name; write it as pav2_kernels, in small letters")
@@ -89,7 +89,7 @@ def render(chosen: PackageContents, name: str) -> Wheel:
 def _metadata(chosen: PackageContents, name: str, version: str, tag: str) -> dict[str, str]:
     """Return the files of the dist-info folder, by name.
 
-    The wheel requires neither torch nor vLLM, which vendors replace.
+    The wheel requires neither torch nor vLLM, because vendors supply their own builds of both.
     """
     specs = ", ".join(f"{spec} ({len(entry.rows)})" for spec, entry in chosen.specs.items())
     return {

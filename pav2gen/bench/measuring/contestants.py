@@ -89,8 +89,8 @@ def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
 
 
 def baselines(problem: Problem, names: Iterable[str]) -> tuple[list[Contestant], dict[str, str]]:
-    """Return the baselines among ``names`` that can solve ``problem``, and the reasons why the others cannot,
-    by name.
+    """Return the baselines among ``names`` that can solve ``problem``, and by name the reasons why the others
+    cannot.
     """
     found, absent = [], {}
     for name in names:

@@ -38,9 +38,7 @@ class Live:
             click.echo(f"about {duration(remaining)} to come, by the time of the problems so far", err=True)
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """Print everything that was not printed yet, and save ``document``, which may be from an interrupted
-        measurement.
-        """
+        """Print everything that was not printed yet, and save ``document``. Call this after an interruption, too."""
         self._print(document, whole=True)
         if self._file and document["points"]:
             measurement_file.write(self._file, document)

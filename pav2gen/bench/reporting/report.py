@@ -120,9 +120,7 @@ def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
 
 
 def floor(points: Sequence[Measurement]) -> Series:
-    """Return the line of the floor: the time to move each byte once, at the bandwidth of a memory copy in the
-    same run.
-    """
+    """Return the line of the floor: the time to move each byte once, at the bandwidth of a memory copy."""
     ordered = sorted(points, key=lambda point: point.seq_len)
     return Series("floor: bytes, once", "floor", tuple((float(p.seq_len), p.floor_ms) for p in ordered), area=True)
 

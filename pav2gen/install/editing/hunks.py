@@ -1,6 +1,6 @@
-"""Records the lines that an install changed in a file, as hunks.
+"""Records the lines that an install changed in a file, as hunks, so that the install can be undone.
 
-They can be undone even if the file is edited later.
+Hunks can be undone even if the file is edited later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_ours(hunk: Hunk) -> bool:
 
 
 def hunks(before: str, after: str) -> tuple[Hunk, ...]:
-    """Return the hunks that turn ``before`` into ``after``. An install must have made ``after`` from ``before``.
+    """Return the hunks that turn ``before`` into ``after``, the text that an install made from ``before``.
 
     The new lines of each hunk occur exactly once in ``after``. For each hunk, ``is_ours`` is true.
     """

@@ -1,7 +1,8 @@
 """Computes the edits of a vLLM tree: calls of the generated kernels, the choice of V1 or V2, and a check at model load.
 
-The edits only add lines and change conditions. vLLM's own code stays as the fallback. It also runs if the environment
-variable PAV2_DISABLE is 1.
+V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. The edits only add lines and change
+conditions, so that vLLM's own code stays as the fallback. If the environment variable PAV2_DISABLE is 1, only vLLM's
+own code runs.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ class Fork:
     """The kind of a vLLM tree: what its own attention code can do.
 
     scales: how its operator takes the scales of K and V, a key of ``FAMILIES``. v1: what its V1 can do, a key of
-    ``V1_KINDS``. v2_works: whether its own V2 works. refuses_softcap: whether its XFormers backend raises an error for
-    a softcap. An install then puts a call before this error.
+    ``V1_KINDS``. v2_works: whether its own V2 works. writer: what its ``reshape_and_cache`` can do, one of
+    ``WRITER_KINDS``. prefix: what its ``forward_prefix`` does, one of ``PREFIX_KINDS``. writer and prefix are empty if
+    the function does not have the expected form.
 
-    writer: what its ``reshape_and_cache`` can do, one of ``WRITER_KINDS``. prefix: what its ``forward_prefix`` does,
-    one of ``PREFIX_KINDS``. Each is empty if the function does not have the expected form.
+    refuses_softcap: whether its XFormers backend raises an error for a softcap. If so, an install inserts a call before
+    this error.
     """
 
     scales: str
@@ -94,10 +96,11 @@ class PatchedSources:
 
 
 def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto") -> PatchedSources:
-    """Insert the calls of the generated kernels into ``sources``, which maps paths in the tree to the files' bytes.
+    """Insert the calls of the generated kernels into ``sources``, which maps paths in the vLLM tree to the files'
+    bytes.
 
-    LAYER and BACKEND may be absent. shown: the tree's name in messages. writer: as in ``InstallOptions``. Raises
-    UserError for a file that differs from every known vLLM, or that already has such calls.
+    The files LAYER and BACKEND may be missing. shown: the tree's name in messages. writer: as in ``InstallOptions``.
+    Raises UserError for a file that differs from every known vLLM, or that already has such calls.
     """
     parsed = {path: SourceFile.parse(content, f"{shown}/{path}") for path, content in sources.items()}
     for source in parsed.values():
@@ -164,7 +167,7 @@ def least(kinds: Sequence[str], found: Iterable[str]) -> str:
 def v1_kind(works: bool, plain: bool) -> str:
     """Return the argument ``v1`` for ``choose_v1``, which is a key of ``V1_KINDS``.
 
-    works: whether the tree's V1 works. plain: whether it is called without kv_cache_dtype and the block-sparse pattern.
+    works: whether vLLM's V1 works. plain: whether vLLM calls V1 without kv_cache_dtype and the block-sparse pattern.
     """
     return "none" if not works else "plain" if plain else "whole"
 
@@ -181,8 +184,9 @@ def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
 
 
 def _v2_call(operator: Operator) -> Insertion:
-    """Make the call of the generated kernels at the start of ``paged_attention_v2``. vLLM's own body follows
-    the call.
+    """Return the insertion of a call of the generated kernels at the start of ``paged_attention_v2``.
+
+    The body of vLLM's own function follows the inserted lines.
     """
     lines = _served("hooks", "serve_v2", operator, [f"fallback={operator.works}"])
     comment = "pav2gen: the generated kernels first; PAV2_DISABLE=1 skips them."
@@ -190,7 +194,7 @@ def _v2_call(operator: Operator) -> Insertion:
 
 
 def _write_call(writer: Writer, always: bool) -> Insertion:
-    """Make the call of the generated writer at the start of ``reshape_and_cache``."""
+    """Return the insertion of a call of the generated writer at the start of ``reshape_and_cache``."""
     lines = _served("cache_hooks", "serve_write", writer, [f'writer="{writer.kind}"', f"always={always}"])
     comment = "pav2gen: the generated writer, for what the code below cannot write."
     return Insertion(writer.function.lineno, "start", comment, lines)
@@ -199,7 +203,7 @@ def _write_call(writer: Writer, always: bool) -> Insertion:
 def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[str]) -> str:
     """Return lines that call a hook with the parameters of an operator.
 
-    They return from the operator if the hook served it.
+    The lines also return from the operator if the hook served the call.
     """
     at_default = [f"{name} {'is' if default == 'None' else '=='} {default}" for name, default in found.extras.items()]
     arguments = [*first, *(f"{ours}={theirs}" for ours, theirs in found.arguments.items())]
@@ -208,7 +212,7 @@ def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[st
 
 
 def _prefix_call(prefix: Prefix) -> Insertion:
-    """Make the call of the extend kernels at the start of ``forward_prefix``."""
+    """Return the insertion of a call of the extend kernels at the start of ``forward_prefix``."""
     arguments = [f'own="{prefix.own}"', *(f"{ours}={theirs}" for ours, theirs in prefix.arguments.items())]
     lines = (
         f"{_import('serve_prefix', 'prefix_hooks')}served = {_call('serve_prefix', arguments)}"
@@ -219,7 +223,7 @@ def _prefix_call(prefix: Prefix) -> Insertion:
 
 
 def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
-    """Make the call of ``choose_v1``, which chooses between V1 and V2.
+    """Return the insertion of a call of ``choose_v1``, which chooses between V1 and V2.
 
     The arguments of the call say what vLLM itself would choose, and what its V1 and V2 can do.
     """
@@ -231,14 +235,16 @@ def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
 
 
 def _softcap(function: ast.FunctionDef) -> Insertion:
-    """Make the call of ``take_softcap`` at the start of a constructor that raises an error for a softcap."""
+    """Return the insertion of a call of ``take_softcap`` at the start of a constructor that raises an error for a
+    softcap.
+    """
     lines = f"{_import('take_softcap', 'softcap_hooks')}{SOFTCAP} = take_softcap(self, {SOFTCAP})\n"
     comment = "pav2gen: a softcap that the generated kernels serve is not refused."
     return Insertion(function.lineno, "start", comment, lines)
 
 
 def _layer_check(layer: Layer, fork: Fork) -> Insertion:
-    """Make the call of ``check_layer`` at the end of an attention layer's constructor."""
+    """Return the insertion of a call of ``check_layer`` at the end of an attention layer's constructor."""
     told = [f'writer="{fork.writer}"', f'prefix="{fork.prefix}"']
     arguments = [f"{ours}={theirs}" for ours, theirs in layer.arguments.items()]
     lines = _call("check_layer", ("self.impl", *told, *arguments))
@@ -247,7 +253,7 @@ def _layer_check(layer: Layer, fork: Fork) -> Insertion:
 
 
 def _notes(decodes: Decodes) -> Iterator[str]:
-    """Yield a note for each condition that sends some decodes to another kernel of the tree, past V1 and V2."""
+    """Yield a note for each condition and each override under which decodes run another kernel than V1 and V2."""
     for decode in decodes.choices:
         for test in (*decode.others, *decode.detours):
             yield (
@@ -259,7 +265,10 @@ def _notes(decodes: Decodes) -> Iterator[str]:
 
 
 def _import(name: str, module: str = "hooks") -> str:
-    """Return the import of a hook inside a function. So our modules are loaded only when they are needed."""
+    """Return the import of a hook, as a line within a function.
+
+    So the hook's module is loaded only when it is needed.
+    """
     return f"from {HOOKS}.{module} import {name}\n"
 
 

@@ -1,7 +1,6 @@
-"""Inserts lines into Python source files of vLLM, with libcst.
+"""Inserts lines into Python source files of vLLM, with libcst. The condition of an ``if`` can be replaced, too.
 
-The rest of a file stays the same to the byte: its BOM, line ends, indentation and comments. Only the condition of an
-``if`` can also change.
+The rest of a file stays the same to the byte: its BOM, line ends, indentation and comments.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Map
     """Return the bytes of ``source`` after the ``insertions``. Each insertion begins with its comment.
 
     tests: maps the line of an ``if`` or ``elif`` to the name that becomes its condition. In an insertion, the name
-    ``TEST`` stands for the old condition. libcst parses only the statements that contain these lines. Raises UserError
-    if libcst cannot reproduce a statement exactly, or if the place of an insertion is not found.
+    ``TEST`` stands for the old condition. Only the statements that contain these lines are parsed by libcst. Raises
+    UserError if libcst cannot reproduce a statement exactly, or if the place of an insertion is not found.
     """
     lines = list(io.StringIO(source.text, newline=""))
     for statement in reversed(source.tree.body):
@@ -82,7 +81,10 @@ def _lines_of(statement: ast.stmt) -> tuple[int, int]:
 
 
 def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str], where: str) -> str:
-    """Make ``insertions`` in ``text``, which is one statement of a module. Line 1 is the statement's first line."""
+    """Make ``insertions`` in ``text``, which is one statement of a module.
+
+    Line numbers count from the first line of this statement.
+    """
     try:
         module = cst.parse_module(text)
     except cst.ParserSyntaxError as error:
@@ -152,9 +154,11 @@ class _Editor(cst.CSTTransformer):
         return int(self.get_metadata(PositionProvider, node).start.line)
 
     def _take(self, line: int, place: str) -> list[cst.SimpleStatementLine | cst.BaseCompoundStatement]:
-        """Return the statements to insert at a place, with the comment before the first one. The list may be empty.
+        """Return the statements to insert at a place, and mark the insertion as done.
 
-        The insertion then counts as made.
+        A comment precedes the first statement.
+
+        The list is empty if there is nothing to insert at this place.
         """
         insertion = self._insertions.pop((line, place), None)
         if insertion is None:

@@ -21,10 +21,10 @@ REMEDY = "not all could be put back as it was; restore it from version control"
 
 @dataclass(frozen=True)
 class Change:
-    """A file, and its new bytes. None means that the file is removed.
+    """The change of one file.
 
-    expected: the SHA-256 of the file's old content, as the command read it. If it is empty, no file may exist. If it is
-    None, the old content is not checked.
+    content: the new bytes, or None to remove the file. expected: the SHA-256 of the old content, as the command read
+    it. An empty text means that no file may exist yet. None means that the old content is not checked.
     """
 
     path: Path
@@ -62,7 +62,7 @@ def _make(steps: Transaction, change: Change) -> None:
 
 
 def _check_writable(changes: Iterable[Change], shown: str) -> None:
-    """Raise UserError if a folder cannot be written. This check comes before the first write."""
+    """Raise UserError if a folder cannot be written. The check runs before the first write."""
     for folder in sorted({change.path.parent for change in changes}):
         there = next(above for above in (folder, *folder.parents) if above.exists())
         if not os.access(there, os.W_OK | os.X_OK):

@@ -6,7 +6,10 @@ import difflib
 
 
 def unified(name: str, before: bytes, after: bytes) -> str:
-    """Return the diff from ``before`` to ``after``, with the header of ``git diff``. It is empty if they are equal."""
+    """Return the diff from ``before`` to ``after``, with the header of ``git diff``.
+
+    Without a difference, it is empty.
+    """
     old, new = (content.decode(errors="backslashreplace").splitlines(keepends=True) for content in (before, after))
     return "".join(_ended(line) for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
 

@@ -1,4 +1,7 @@
-"""The hook that a patched vLLM calls to fill the KV cache. The generated writer fills caches that vLLM's own cannot."""
+"""The hook that a patched vLLM calls to fill the KV cache.
+
+The generated writer can write cache dtypes that vLLM's own writer cannot.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from .serving import disabled, foreign_codes, how_to_build, log_once, stored, st
 def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
     """Run the generated ``reshape_and_cache`` with the arguments ``call``.
 
-    Returns False if vLLM must run its own instead.
+    Returns False if vLLM must run its own writer.
 
     writer: what vLLM's own writer can do. "whole": it takes every argument. "plain": it ignores kv_cache_dtype, or
     raises an error for values other than "auto". "none": it only raises an error.
 
     always: whether to prefer the generated writer (``pav2gen install --writer always``). Otherwise, vLLM's writer gets
-    all calls that it can serve. The generated writer gets the rest. If no kernel takes such a call, the operator's
-    error says why.
+    all calls that it can serve. The generated writer gets all other calls. If it has no kernel for such a call, the
+    operator raises an error that says why.
     """
     if disabled():
         return False
@@ -50,7 +53,7 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
 
 
 def check_writer(kv_cache_dtype: str) -> None:
-    """Raise ValueError if vLLM's own writer would have to write codes that vLLM does not know, such as int8."""
+    """Raise ValueError if vLLM's own writer would write fp8 codes into a cache that must contain int8 codes."""
     write = getattr(sys.modules.get("vllm._custom_ops"), "reshape_and_cache", None)
     if not foreign_codes(kv_cache_dtype) or write is None or hasattr(write, "__pav2__"):
         return

@@ -42,8 +42,8 @@ class Writer(NamedTuple):
     """A definition of ``reshape_and_cache`` in a vLLM tree.
 
     arguments: maps our name of each parameter to its name in the tree. extras: maps each further parameter to the
-    source text of its default. kind: "whole" if it takes every cache dtype; "plain" if it ignores kv_cache_dtype or
-    raises an error for some values; "none" if it only raises an error.
+    source text of its default. kind: "none" if the function only raises an error; "plain" if it ignores kv_cache_dtype,
+    or raises an error for some values; else "whole".
     """
 
     function: ast.FunctionDef
@@ -55,8 +55,8 @@ class Writer(NamedTuple):
 class Prefix(NamedTuple):
     """A definition of ``PagedAttention.forward_prefix`` in a vLLM tree.
 
-    arguments: maps our name of each argument of ``serve_prefix`` to its name in the tree. own: "works" if the function
-    works; "hangs" if it runs a Triton kernel that hangs the GPU; "none" if it only raises an error.
+    arguments: maps our name of each argument of ``serve_prefix`` to its name in the tree. own: "none" if the function
+    only raises an error; "hangs" if it runs a Triton kernel that hangs the GPU; else "works".
     """
 
     function: ast.FunctionDef
@@ -67,7 +67,8 @@ class Prefix(NamedTuple):
 def find_writers(tree: ast.Module) -> list[Writer]:
     """Return every definition of ``reshape_and_cache`` in a module.
 
-    Raises Unfit if there is none, if one has unknown parameters, or if the module also gives the name another value.
+    Raises Unfit if there is no definition, if a definition has unknown parameters, or if the module also gives the name
+    another value.
     """
     found = [_writer(function) for function in functions(tree.body, WRITER)]
     if not found:
@@ -79,8 +80,8 @@ def find_writers(tree: ast.Module) -> list[Writer]:
 def find_prefixes(decode: ast.Module, ops: ast.Module) -> list[Prefix]:
     """Return every definition of ``PagedAttention.forward_prefix`` in the module ``decode``.
 
-    ops: the module of the tree's operators. Raises Unfit if there is none, if one lacks a parameter, or if the module
-    also gives the method another value.
+    ops: the module of the tree's operators. Raises Unfit if there is no definition, if a definition lacks a parameter,
+    or if the module also gives the method another value.
     """
     vendor = imports(ops, VENDOR)
     found = [_prefix(method.function, vendor) for method in methods(decode, "PagedAttention", "forward_prefix")]

@@ -1,4 +1,4 @@
-"""The entry point of a wheel of kernels for vLLM. It imports the kernels only if PAV2_PLUGIN is 1.
+"""The entry point of a wheel of kernels for vLLM. It imports the kernels only if the variable PAV2_PLUGIN is 1.
 
 In a wheel of the package ``NAME``, this file is the module ``NAME_plugin``, beside the package.
 """
@@ -12,7 +12,10 @@ from importlib.util import find_spec
 
 
 def register() -> None:
-    """Apply the kernels to the vLLM of this process, if PAV2_PLUGIN is 1. vLLM calls this function in every process."""
+    """Make the vLLM of this process use the kernels, if the environment variable PAV2_PLUGIN is 1.
+
+    The function is called by vLLM in every process.
+    """
     if os.environ.get("PAV2_PLUGIN", "") != "1":
         return
     if find_spec("torch") is None:

@@ -1,7 +1,9 @@
-"""The hooks that a patched vLLM calls to decode: they choose V1 or V2, run the kernels, and report at model load.
+"""The functions (hooks) that a patched vLLM calls to decode, and when it loads a model.
 
-``pav2gen install`` puts this file beside the kernels, and puts calls of its functions into vLLM's files. ``pav2gen
-wheel`` packs it with a plugin that makes the same calls without a change of files. PAV2_DISABLE=1 disables all hooks.
+The hooks choose between vLLM's operators V1 and V2, run the generated kernels in place of V2, and report which kernels
+serve a layer. ``pav2gen install`` puts this file beside the kernels, and puts calls of the hooks into vLLM's files.
+``pav2gen wheel`` packs this file with a plugin that makes the same calls without changing vLLM's files. PAV2_DISABLE=1
+disables all hooks.
 """
 
 from __future__ import annotations
@@ -49,15 +51,15 @@ def choose_v1(
 ) -> bool:
     """Return whether a decode call runs V1. If the answer is False, vLLM calls V2, where the generated kernels run.
 
-    use_v1: vLLM's own choice. It is the answer if none of the generated kernels takes the call. v1: what vLLM's V1 can
-    do. "whole": it takes every argument. "plain": it is called without kv_cache_dtype and the block-sparse pattern, and
-    so ignores them. "none": it only raises an error. v2: "works" if vLLM's own V2, or another kernel that vLLM calls in
-    its place, works; "stub" if it only raises an error. query: [seqs, heads, head size]. key_cache: [blocks, kv heads,
-    head size / x, block size, x]. No tensor's values are read, so that a captured CUDA graph stays valid.
+    use_v1: vLLM's own choice. v1: what vLLM's V1 can do. "whole": it takes every argument. "plain": it is called
+    without kv_cache_dtype and the block-sparse pattern, and so ignores them. "none": it only raises an error. v2:
+    "stub" if vLLM's own V2 only raises an error; "works" if V2, or another kernel that vLLM calls in its place, works.
+    query: [seqs, heads, head size]. key_cache: [blocks, kv heads, head size / x, block size, x]. No tensor's values are
+    read, so that a captured CUDA graph stays valid.
 
-    If a kernel takes the call, the answer is False where ``prefer_v2`` prefers V2. For shorter calls, vLLM's own choice
-    holds. However, if vLLM's V2 only raises an error, calls of up to 8192 tokens run V1. The answer is never V1 if V1
-    would ignore something that the call or its layer needs.
+    If a kernel takes the call and ``prefer_v2`` prefers V2, the answer is False. Otherwise, vLLM's own choice is the
+    answer. However, if a kernel takes the call but vLLM's own V2 is a stub, calls of at most 8192 tokens run V1. The
+    answer is never True if V1 only raises an error, or would ignore something that the call or its layer needs.
     """
     if disabled():
         return use_v1
@@ -90,9 +92,10 @@ def serve_v2(*, fallback: bool, **call: Any) -> bool:
 
     Returns False if vLLM must run its own V2 instead.
 
-    fallback: whether vLLM's own V2 works. If it does, it serves the calls that no generated kernel takes, and the calls
-    of at most min_seq_len tokens. Without a fallback, or if vLLM's V2 would ignore something that the layer needs, the
-    generated operator takes every call. It raises its own error for a call that it cannot serve.
+    fallback: whether vLLM's own V2 works. If it works, it serves the calls that no generated kernel takes, and the
+    calls for which ``prefer_v2`` does not prefer V2. Without a fallback, or if vLLM's V2 would ignore something that
+    the layer needs, the generated operator takes every call. The operator raises its own error for a call that it
+    cannot serve.
     """
     if disabled():
         return False
@@ -136,7 +139,7 @@ def check_layer(
     writer: str = "",
     prefix: str = "",
 ) -> None:
-    """Report which generated operators serve an attention layer. Raise ValueError for a layer that nothing can serve.
+    """Report which generated operators serve an attention layer.
 
     A patched vLLM calls this function at the end of the layer's constructor. impl: the layer's backend object. Backends
     that do not decode with ``PagedAttention`` are skipped. writer, prefix: see ``report``. The other arguments are
@@ -144,7 +147,8 @@ def check_layer(
     dtype, because vLLM sets the default to the model's dtype while it loads a model.
 
     A layer may use features that vLLM does not pass to its operators, such as a softcap. ``impl.forward`` is wrapped so
-    that the hooks know these features. The ValueError is for a layer that vLLM itself would have refused.
+    that the hooks know these features. Raises ValueError for a layer that neither vLLM nor the generated kernels can
+    serve.
     """
     if disabled() or not hasattr(sys.modules.get(type(impl).__module__), "PagedAttention"):
         return
@@ -173,7 +177,7 @@ def check_layer(
 def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any) -> Features:
     """Return the features of a layer that vLLM does not pass to its operators.
 
-    window: the layer's sliding window. A value that is neither an int nor false is converted to text.
+    window: the layer's sliding window. A value of another type than int is converted to text.
     """
     scale = getattr(impl, "scale", None)
     usual = not isinstance(scale, float) or abs(scale - head_size**-0.5) <= 1e-6 * abs(scale)
@@ -189,8 +193,8 @@ def report(shape: dict[str, Any], writer: str, prefix: str) -> None:
     """Log once for each shape which operators serve a layer, and which kernels are missing.
 
     shape: the arguments of ``supports``. writer: what vLLM's own writer of the KV cache can do, as in ``serve_write``.
-    prefix: what vLLM's own function for a cached prefix does, as ``own`` in ``serve_prefix``. Each is empty if the tree
-    does not call that hook.
+    prefix: what vLLM's own function for a cached prefix does, as ``own`` in ``serve_prefix``. writer or prefix is empty
+    if vLLM does not call that hook.
     """
     text = " ".join(f"{name}={shape[name]}" for name in shape)
     if without := miss(**shape):

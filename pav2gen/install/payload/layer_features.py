@@ -1,7 +1,8 @@
 """The features of an attention layer that vLLM does not pass to its operators: softcap, window, sinks and scale.
 
-The constructor of a layer calls ``check_layer``, which reads these features from the layer's backend object. It then
-wraps the backend's ``forward``. While ``forward`` runs, the hooks get the features from ``active``.
+The constructor of a layer calls ``check_layer``, which reads these features from the layer's backend object.
+``check_layer`` then wraps the backend's ``forward``. While ``forward`` runs, the hooks get the features from
+``active``.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import torch
 class Features(NamedTuple):
     """The features of a layer. A feature that the layer does not use is None.
 
-    sliding_window: the number of tokens, including the current one. Another type than int is passed on, but no kernel
-    serves it. sinks: [heads] float32. scale: the factor of the scores; None means head_size ** -0.5. required: whether
-    vLLM's own kernels would ignore these features, so that they must not run.
+    sliding_window: the number of tokens, including the current one. Values of other types than int are passed on to the
+    operators, but no kernel serves them. sinks: [heads] float32. scale: the factor of the scores; None means head_size
+    ** -0.5. required: whether vLLM's own kernels would ignore these features, so that they must not run.
     """
 
     softcap: float | None = None
@@ -48,7 +49,7 @@ _active: ContextVar[Features] = ContextVar("pav2_features", default=NONE)
 
 
 def active() -> Features:
-    """Return the features of the layer that is now running its ``forward``. Outside of such a layer, return NONE."""
+    """Return the features of the layer that is now running its ``forward``. Outside of any ``forward``, return NONE."""
     return _active.get()
 
 

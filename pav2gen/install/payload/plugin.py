@@ -1,7 +1,7 @@
-"""The vLLM plugin of a wheel. When vLLM starts, it puts the calls of ``hooks`` into vLLM in memory. No file changes.
+"""The vLLM plugin of a wheel. When vLLM starts, the plugin puts the calls of ``hooks`` into vLLM in memory.
 
-vLLM calls the entry point (group ``vllm.general_plugins``) in every process. The entry point is a small module. It
-imports this module and calls ``register`` only if PAV2_PLUGIN is 1.
+The files of vLLM do not change. In every process, vLLM calls the entry point (group ``vllm.general_plugins``), which is
+a small module. The entry point imports this module and calls ``register`` only if PAV2_PLUGIN is 1.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Definition = TypeVar("Definition", Operator, Decode, Layer, Writer, Prefix, "Ref
 def register() -> None:
     """Put the calls of ``hooks`` into the vLLM of this process.
 
-    Raises Unfit and changes nothing if ``structure`` does not know this version of vLLM. vLLM logs the error and goes
-    on.
+    Raises Unfit and changes nothing if ``structure`` does not know this version of vLLM. In that case, vLLM logs the
+    error and goes on.
     """
     if find_spec("vllm.attention.ops.pav2") is not None:
         log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin leaves it alone")
@@ -45,7 +45,10 @@ def register() -> None:
 
 
 def apply_softcap(backend: ModuleType) -> None:
-    """Make a backend that raises an error for a softcap call ``take_softcap`` first. A second call changes nothing."""
+    """Make the constructor of a backend call ``take_softcap`` before it can raise an error for a softcap.
+
+    A second call of this function changes nothing.
+    """
     impl = getattr(backend, IMPL, None)
     if impl is None or hasattr(impl.__init__, MARK):
         return
@@ -112,7 +115,7 @@ def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
 def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
     """Return vLLM's ``reshape_and_cache`` if it is to be replaced, else an empty list.
 
-    It is replaced if it cannot write every cache dtype, or if PAV2_WRITER=always.
+    The function is replaced if it cannot write every cache dtype, or if PAV2_WRITER=always.
     """
     found: list[Writer] = optional(find_writers, tree, live_one=getattr(ops, "reshape_and_cache", None))
     return [writer for writer in found if writer.kind != "whole" or always()]
@@ -124,9 +127,10 @@ def always() -> bool:
 
 
 def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) -> list[Any]:
-    """Return the definition of the function ``live_one`` among those that ``find`` finds in ``trees``.
+    """Return the definition of the function ``live_one`` among those that ``find`` finds in ``trees``, as a list.
 
-    The list is empty if there is none. It is also empty if ``find`` raises Unfit; the log then says why.
+    The list is empty if ``live_one`` is None or was made elsewhere. It is also empty if ``find`` raises Unfit; the log
+    then says why.
     """
     try:
         return matching(find(*trees), live_one) if live_one else []
@@ -144,7 +148,7 @@ def overriding(base: type) -> list[Any]:
 
 
 def matching(definitions: Sequence[Definition], function: Callable[..., Any]) -> list[Definition]:
-    """Return the definition in a module's source that made ``function``. The list is empty if none of them did."""
+    """Return the definition in a module's source that made ``function``. The list is empty if it was made elsewhere."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     line = code.co_firstlineno if code else 0
     return [each for each in definitions if first_line(each.function) == line]
@@ -156,7 +160,7 @@ def first_line(function: ast.FunctionDef) -> int:
 
 
 def live(definitions: Sequence[Definition], function: Callable[..., Any]) -> Definition:
-    """Return the definition in a module's source that made ``function``. Raises Unfit if none of them did."""
+    """Return the definition in a module's source that made ``function``. Raises Unfit if it was made elsewhere."""
     found = matching(definitions, function)
     if not found:
         raise Unfit(f"{function.__module__}: {function.__qualname__} is not one of the definitions in the file")
@@ -228,7 +232,7 @@ def _is_default(value: Any, default: Any) -> bool:
 def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: Operator) -> Callable[..., Any]:
     """Return a ``forward_decode`` that calls ``choose_v1`` first.
 
-    It is compiled from vLLM's source of the method with an edit.
+    The source of vLLM's method is edited and compiled for it.
     """
     told = ", ".join(f"{ours}={theirs}" for ours, theirs in found.arguments.items())
     v1 = "none" if not v1_runs else "plain" if found.plain else "whole"

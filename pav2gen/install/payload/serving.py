@@ -46,15 +46,15 @@ def stored_dtype(kv_cache_dtype: str) -> str:
 
 
 def foreign_codes(kv_cache_dtype: str) -> bool:
-    """Whether a cache contains int8 codes, which vLLM does not know.
+    """Whether a cache contains int8 codes although vLLM calls its dtype fp8.
 
-    Only generated kernels can then read and write it.
+    Only generated kernels can read and write such a cache.
     """
     return stored_dtype(kv_cache_dtype) == "int8" != kv_cache_dtype
 
 
 def stored(cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Return a view of ``cache`` in the dtype of its codes. vLLM allocates every compressed cache as uint8."""
+    """Return a view of ``cache`` in the dtype of its codes. In vLLM, every compressed cache is a uint8 tensor."""
     return cache.view(torch.int8) if foreign_codes(kv_cache_dtype) and cache.dtype == torch.uint8 else cache
 
 
@@ -126,7 +126,7 @@ def miss(**shape: Any) -> str:
     """Return why no decode kernel serves layers of this shape. The text is empty if a kernel does.
 
     shape: the arguments of ``supports``, with the heads of one tensor-parallel rank. If a kernel serves the shape, the
-    library of the CUDA kernels is loaded. It is the library that was installed with the kernels, unless PAV2_LIBRARY
+    library of the CUDA kernels is loaded. A library that was installed with the kernels is used, unless PAV2_LIBRARY
     names another one.
     """
     if not shape["block_size"]:
@@ -157,7 +157,10 @@ def lacks(operator: str, **shape: Any) -> str:
 
 
 def how_to_build(word: str) -> str:
-    """Return the advice how to add kernels of an operator. ``word`` is the operator's name in a spec."""
+    """Return a clause that tells the user how to add kernels of an operator.
+
+    ``word`` is the operator's name in a spec.
+    """
     return f"add {word} to the operators of the spec, then build and install it again"
 
 

@@ -1,8 +1,8 @@
 """Hooks for models with a softcap, in a vLLM backend that cannot compute it, such as XFormers.
 
 When a layer is made, such a backend raises an error for a softcap, or ignores it with a warning. The generated decode
-kernels compute the softcap of decodes. The generated extend kernels compute the softcap of prompts: vLLM writes K and V
-of a prompt into the cache first, and the extend kernels then take all tokens of the prompt as new tokens.
+kernels compute the softcap of decodes. The generated extend kernels compute the softcap of prompts. K and V of a prompt
+are in the cache before its attention is computed, so the extend kernels take all tokens of the prompt as new tokens.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def take_softcap(impl: Any, softcap: float | None) -> float | None:
 def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Features:
     """Make the generated kernels serve decodes and prompts of a layer with a softcap. Returns the layer's features.
 
-    impl: the layer's backend object. shape: the arguments of ``supports``. If the kernels cannot serve the layer, raise
-    ValueError if the backend would have raised an error for the softcap. Otherwise, the log says why.
+    impl: the layer's backend object. shape: the arguments of ``supports``. If the kernels cannot serve the layer, the
+    log says why. Raises ValueError instead if the backend would have raised an error for the softcap.
     """
     reason = _obstacle(impl, shape)
     if not reason:
@@ -122,9 +122,9 @@ def prompt_through_cache(
 def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page: int) -> torch.Tensor:
     """Make the block tables of prompts from the slots of their tokens: [prompts, pages] int32.
 
-    vLLM makes no block tables for prompts. slots: [tokens], the position of each token in the cache. starts: [prompts +
-    1], the index of the first token of each prompt. longest: the number of tokens of the longest prompt. page: the
-    tokens of a page. Entries past a prompt's last page repeat that page. The host reads no tensor.
+    For prompts, vLLM itself makes no block tables. slots: [tokens], the position of each token in the cache. starts:
+    [prompts + 1], the index of the first token of each prompt. longest: the number of tokens of the longest prompt.
+    page: the tokens of a page. Entries past a prompt's last page repeat that page. No tensor is copied to the host.
     """
     first = torch.arange(0, longest, page, device=slots.device)  # the first token of each page, within its prompt
     tokens = torch.minimum(starts[:-1, None] + first, starts[1:, None] - 1)

@@ -1,7 +1,8 @@
 """Finds the code in a vLLM tree that decodes, by its syntax and its names. Line numbers and formatting do not matter.
 
-``pav2gen install`` edits the found code in the files. The plugin of a wheel replaces it in memory. ``ALIASES`` lists
-the names that differ between versions of vLLM and its forks.
+V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. ``pav2gen install`` edits the found
+code in the files. The plugin of a wheel replaces the found code in memory. ``ALIASES`` lists the names that differ
+between versions of vLLM and its forks.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ FEATURES = ("blocksparse_params", "logits_soft_cap", "per_layer_sliding_window")
 
 
 class Unfit(Exception):
-    """Raised if the calls cannot be put into a file.
+    """Raised if a source file of vLLM does not have the expected form, so that calls cannot be inserted into it.
 
     The message continues a sentence that begins with the file's name.
     """
@@ -90,8 +91,8 @@ class Operator(NamedTuple):
     """A definition of ``paged_attention_v2`` in a vLLM tree.
 
     arguments: maps our name of each parameter to its name in the tree. extras: maps each further parameter to the
-    source text of its default. works: False if the body only raises an error. scales: how it takes the scales of K and
-    V. They are "float" or "tensor", or "one" if K and V share one kv_scale.
+    source text of its default. works: False if the body only raises an error. scales: the type of the scales of K and
+    V, "float" or "tensor". It is "one" if K and V share one kv_scale.
     """
 
     function: ast.FunctionDef
@@ -132,7 +133,10 @@ class Decodes(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """An ``Attention.__init__``. An install adds a call of ``check_layer`` with ``arguments`` at its end."""
+    """A definition of ``Attention.__init__`` in a vLLM tree. An install adds a call of ``check_layer`` at its end.
+
+    arguments: the arguments of this call. It maps our name of each argument to its name in the tree.
+    """
 
     function: ast.FunctionDef
     arguments: Mapping[str, str]
@@ -141,7 +145,8 @@ class Layer(NamedTuple):
 def find_v2(tree: ast.Module) -> list[Operator]:
     """Return every definition of ``paged_attention_v2`` in a module.
 
-    Raises Unfit if there is none, if one has unknown parameters, or if the module also gives the name another value.
+    Raises Unfit if there is no definition, if a definition has unknown parameters, or if the module also gives the name
+    another value.
     """
     found = [_operator(function) for function in functions(tree.body, V2)]
     if not found:
@@ -153,7 +158,7 @@ def find_v2(tree: ast.Module) -> list[Operator]:
 def v1_works(tree: ast.Module) -> bool:
     """Whether ``paged_attention_v1`` does more than raise an error.
 
-    A module without a definition of it counts as working.
+    True if the module does not define this function.
     """
     found = list(functions(tree.body, V1))
     return not found or any(not only_raises(function) for function in found)
@@ -191,9 +196,9 @@ def find_layers(tree: ast.Module) -> list[Layer]:
 
 
 def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
-    """Raise Unfit if ``statement``, which rebinds ``name``, is not None.
+    """Raise Unfit if a statement gives ``name`` another value. Calls of ``name`` may then not run its definition.
 
-    Calls of ``name`` may then not run the definition.
+    statement: such a statement, or None.
     """
     if statement is not None:
         raise Unfit(
@@ -219,16 +224,14 @@ def _operator(function: ast.FunctionDef) -> Operator:
 
 
 def _scales(function: ast.FunctionDef, name: str) -> str:
-    """Return the kind of a scale by its annotation: "tensor" (vLLM 0.7 and later) or "float"."""
+    """Return the type of the scale parameter ``name``, by its annotation: "tensor" (vLLM 0.7 and later) or "float"."""
     args = function.args
     annotations = [arg.annotation for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs) if arg.arg == name]
     return "tensor" if annotations[0] is not None and "Tensor" in ast.unparse(annotations[0]) else "float"
 
 
 def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: str) -> dict[str, str]:
-    """Map our name of each wanted parameter to the function's name of it.
-
-    Raises Unfit if the function lacks a parameter.
+    """Return the function's name of each wanted parameter, by our name. Raises Unfit if the function lacks a parameter.
 
     wanted: for each parameter its possible names, ours first. owner: the name of the function, for the message.
     """
@@ -286,7 +289,7 @@ def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
 
 
 def _detours(body: list[ast.stmt], name: str) -> Iterator[ast.If]:
-    """Yield the ``if`` statements around a call of ``name`` that compute something in their other branch."""
+    """Yield the ``if`` statements around a call of ``name`` that compute something in the branch without this call."""
     for statement in body:
         for block in blocks(statement):
             if has_call(block, name):

@@ -59,10 +59,9 @@ def only_delegates(method: Method) -> bool:
 def rebinding(tree: ast.Module, name: str, owner: str = "") -> ast.stmt | None:
     """Return a statement that gives ``name`` another value, in the module or in the class ``owner``.
 
-    None if there is none.
-
     Such a statement assigns to the name, to ``owner.name`` or to ``owner`` itself, calls ``setattr``, or imports the
-    name. An assignment that uses the definition, such as ``name = staticmethod(name)``, does not count.
+    name. An assignment that uses the definition, such as ``name = staticmethod(name)``, does not count. Returns None if
+    there is no such statement.
     """
     for statement in _in_same_scope(tree.body):
         if _binds(statement, owner or name) or (owner and _sets_attribute(statement, owner, name)):

@@ -17,7 +17,8 @@ class Repository:
     def __init__(self, trees: Sequence[VllmTree]) -> None:
         """Find the git work tree of ``trees``.
 
-        Raises UserError if there is none, if ``trees`` lie in several ones, or if it has uncommitted changes.
+        Raises UserError if there is no work tree, if ``trees`` lie in different work trees, or if there are uncommitted
+        changes.
         """
         self._shown = trees[0].shown
         tops = {self._git(tree.folder, "rev-parse", "--show-toplevel").strip() for tree in trees}

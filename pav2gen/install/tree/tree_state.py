@@ -1,4 +1,4 @@
-"""Reads the state of a vLLM tree: the files of an install, and vLLM's sources with and without our lines."""
+"""Reads the state of a vLLM tree: the files of an install, and vLLM's sources with and without the inserted lines."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from pav2gen.output.disk import Disk
 
 @dataclass(frozen=True)
 class SourceState:
-    """A source file of vLLM: its bytes now, its bytes without our lines, and whether our lines are in it.
+    """The state of a source file of vLLM.
 
-    edited: whether the file was edited after the install. Both byte strings then contain that edit.
+    now: its bytes. original: its bytes without the lines that an install inserted. patched: whether it contains these
+    lines. edited: whether it was edited after the install. If so, ``now`` and ``original`` both contain that edit.
     """
 
     now: bytes
@@ -61,10 +62,10 @@ class TreeState:
 
 
 def read_tree_state(tree: VllmTree) -> TreeState:
-    """Read the state of a tree.
+    """Read the state of a vLLM tree.
 
-    Raises UserError if a file to be edited is missing, if a file cannot be read, or if the record is damaged. Also
-    raises it if our lines in a source file were changed, so that they cannot be found.
+    Raises UserError if a file to be edited is missing, a file cannot be read, or the record is damaged. Also raises
+    UserError if the lines that an install inserted were changed, so that they cannot be found.
     """
     disk = Disk(tree.pav2, tree.where(PAV2))
     if tree.pav2.is_symlink():
@@ -122,8 +123,8 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
 def tidy(found: TreeState, files: Collection[str] = ()) -> None:
     """Remove temporary files of a command that was killed, old caches, and empty folders.
 
-    Temporary files are removed everywhere, also beside vLLM's sources. Caches and compiled files are removed from those
-    folders of ``pav2/`` that contain none of ``files``, the paths that stay installed.
+    Temporary files are removed everywhere, also beside vLLM's sources. Caches and compiled files are removed from
+    folders of ``pav2/`` without installed files. files: the paths below ``pav2/`` of the files that stay installed.
     """
     folders = {os.path.dirname(path) for path in files}
     for path in found.leftovers:

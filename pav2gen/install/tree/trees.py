@@ -43,8 +43,8 @@ class VllmTree:
 def find_trees(path: Path) -> list[VllmTree]:
     """Return the vLLM trees at ``path``: the folder itself, its ``vllm``, and those below ``lib`` and ``lib64`` in it.
 
-    Raises UserError if there is none, or if the path cannot be read. Also raises it if a symbolic link leads from a
-    file to be edited to a place outside of these trees.
+    Raises UserError if there is no vLLM tree, or if the path cannot be read. Also raises UserError if a symbolic link
+    leads from a file to be edited to a place outside of these trees.
     """
     try:
         if not path.is_dir():
@@ -77,7 +77,10 @@ def _candidates(path: Path) -> Iterator[Path]:
 
 
 def _with_twins(folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield each folder. For a folder below lib, also yield the folder with this name below lib64, and the reverse."""
+    """Yield each of ``folders``, and then its twin if there is one.
+
+    The twin of a folder below ``lib`` is the folder with this path below ``lib64``, and the reverse.
+    """
     for folder in folders:
         yield folder
         parts = folder.absolute().parts
