@@ -130,8 +130,7 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
 
 
 def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
-    """Raise UserError if no install made the folder ``pav2/`` of a tree, or if edits by hand in this folder would be
-    lost.
+    """Raise UserError if no install made the folder ``pav2/`` of a tree, or if edits by hand in it would be lost.
 
     force: whether edits may be lost. files: the files to install, by path below ``pav2/``.
     """
@@ -207,9 +206,7 @@ def _changes(
 
 
 def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
-    """Yield notes for the user about one vLLM tree: its edits, files that are not from pav2gen, and decodes without
-    kernels.
-    """
+    """Yield notes for the user about one vLLM tree: its edits, foreign files, and decodes that no kernel serves."""
     yield from edited.notes
     yield from foreign_overrides(found.tree)
     for path, source in found.sources.items():

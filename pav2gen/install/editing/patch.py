@@ -96,8 +96,7 @@ class PatchedSources:
 
 
 def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto") -> PatchedSources:
-    """Insert the calls of the generated kernels into ``sources``, which maps paths in the vLLM tree to the files'
-    bytes.
+    """Insert the calls of the generated kernels into ``sources``, which maps paths in the vLLM tree to bytes.
 
     The files LAYER and BACKEND may be missing. shown: the tree's name in messages. writer: as in ``InstallOptions``.
     Raises UserError for a file that differs from every known vLLM, or that already has such calls.
@@ -235,9 +234,7 @@ def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
 
 
 def _softcap(function: ast.FunctionDef) -> Insertion:
-    """Return the insertion of a call of ``take_softcap`` at the start of a constructor that raises an error for a
-    softcap.
-    """
+    """Return the insertion of a call of ``take_softcap`` at the start of a constructor that refuses a softcap."""
     lines = f"{_import('take_softcap', 'softcap_hooks')}{SOFTCAP} = take_softcap(self, {SOFTCAP})\n"
     comment = "pav2gen: a softcap that the generated kernels serve is not refused."
     return Insertion(function.lineno, "start", comment, lines)

@@ -53,8 +53,9 @@ def take_softcap(impl: Any, softcap: float | None) -> float | None:
 def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Features:
     """Make the generated kernels serve decodes and prompts of a layer with a softcap. Returns the layer's features.
 
-    impl: the layer's backend object. shape: the arguments of ``supports``. If the kernels cannot serve the layer, the
-    log says why. Raises ValueError instead if the backend would have raised an error for the softcap.
+    impl: the layer's backend object. shape: the arguments of ``supports``. If the kernels cannot serve the layer,
+    raises ValueError if the backend would have raised an error for the softcap. Logs a warning if the backend would
+    ignore it.
     """
     reason = _obstacle(impl, shape)
     if not reason:
