@@ -64,7 +64,9 @@ max_gib_option = click.option(
     default=("sdpa", "seed", "vllm"), show_default=True, help="A baseline to measure beside the kernels. Repeatable.",
 )  # fmt: skip
 @click.option("--tensor-parallel", type=click.IntRange(min=1), help="The rank's heads.  [default: the fewest ranks]")
-@click.option("--rounds", type=click.IntRange(min=3), default=7, show_default=True, help="Samples of each contestant.")
+@click.option(
+    "--rounds", type=click.IntRange(min=3), default=7, show_default=True, help="Samples of each kernel and baseline."
+)
 @max_gib_option
 @click.option("--quick", is_flag=True, help="Under a minute: 4096 tokens, one sequence, 3 rounds, against sdpa.")
 @click.option("--json", "json_file", type=PATH, metavar="FILE", help="Also write all figures to FILE.")
