@@ -351,7 +351,7 @@ def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...]
 def check_tensors(call: Call | ExtendCall, modification: Modification | None, operator: str = DECODE) -> None:
     """Raise ValueError unless the parameter tensors of a call's modification have the right shape and dtype.
 
-    Each tensor must be contiguous float32. The definition of the modification says whether it is [heads] or [kv_heads].
+    Each tensor must be contiguous float32, [heads] or [kv_heads] as the definition of the modification says.
     """
     lengths = {"heads": call.query.shape[1], "kv_heads": call.key_cache.shape[1]}
     for (name, axis), tensor in zip(modification.tensors if modification else (), call.tensors):

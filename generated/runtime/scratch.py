@@ -9,7 +9,7 @@ from .rows import Rows
 
 
 def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Views of max_logits and exp_sums for the sequences and partitions of a segment, each [rows, parts, heads].
+    """Views of max_logits and exp_sums for the rows and partitions of a segment, each [rows, partitions, heads].
 
     A kernel can write its maxima and sums directly into these views. Both results are None if the call has no scratch.
     Both are also None if the rows are sorted, because the sequences of a segment are then not adjacent in the scratch.
@@ -23,8 +23,10 @@ def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor
 def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
     """Write a segment's softmax state (see ``state``) to the scratch: max_logits = m, exp_sums = z, tmp_out = o / z.
 
-    m, z: [rows, parts, heads] float32. If ``scratch_targets`` returned views, m and z are those views. o: [rows, parts,
-    heads, head size] float32, not yet divided by z. Does nothing if the call has no scratch.
+    This function does nothing if the call has no scratch. If ``scratch_targets`` returned views for this segment, m and
+    z must be these views.
+
+    m, z: [rows, partitions, heads] float32. o: [rows, partitions, heads, head size] float32, not yet divided by z.
     """
     if call.scratch is None:
         return
@@ -36,9 +38,10 @@ def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: tor
 
 
 def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
-    """Write out = o / z for sequences that have a single partition.
+    """Write the attention outputs o / z of sequences that have a single partition.
 
-    If the call has a scratch, also write tmp_out = o / z. If the call has an lse tensor, also write lse = log(z) + m.
+    If the call has a scratch, o / z is also written to tmp_out. If the call has an lse tensor, log(z) + m is written to
+    lse. The module ``state`` defines m, z and o.
 
     m, z: [rows, 1, heads] float32, where z is not 0. o: [rows, 1, heads, head size] float32, which is overwritten.
     """

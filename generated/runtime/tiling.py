@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class Tile(NamedTuple):
-    """A rectangle of items: some partitions of the first rows of a row tile. The module defines these words.
+    """A rectangle of items: some partitions of the first rows of a row tile.
+
+    The docstring of this module defines items, chunks, rows and row tiles.
 
     rows: the number of sequences.
     parts: the numbers of the partitions, as a slice.

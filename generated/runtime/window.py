@@ -43,11 +43,11 @@ def window_rows(call: Call, budget: Budget, partition: int, page: int, window: i
 
 
 def window_segment(call: Call, rows: WindowRows, first: int, tile: Tile, partition: int, page: int) -> Segment:
-    """The token positions and page numbers of ``tile``, whose first sequence is number ``first`` of the call.
+    """The token positions and block numbers of ``tile``. The tile's first sequence is number ``first`` of the call.
 
     ``call.segment`` does the same for calls without a window. In a call with a window, partition 0 of a tile is the
-    first partition that is processed for each sequence. Pages before the window and pages past the end of the sequence
-    are replaced by page 0.
+    first partition that is processed for each sequence. Block table entries before the window and past the end of the
+    sequence are replaced by block 0.
     """
     taken, whole = slice(first, first + tile.rows), partition // page
     start = tile.parts.start * partition
@@ -68,8 +68,9 @@ def write_window_scratch(
 ) -> None:
     """Write a segment's softmax state (see ``state``) to the scratch: max_logits = m, exp_sums = z, tmp_out = o / z.
 
-    m, z: [rows, parts, heads] float32. o: [rows, parts, heads, head size] float32, not yet divided by z. Does nothing
-    if the call has no scratch.
+    This function does nothing if the call has no scratch.
+
+    m, z: [rows, partitions, heads] float32. o: [rows, partitions, heads, head size] float32, not yet divided by z.
     """
     if call.scratch is None:
         return

@@ -1,7 +1,7 @@
 """The arguments of one decode call, as kernels receive them after the operator has checked them.
 
-PyTorch kernels process a call in tiles (see ``tiling``). A ``Segment`` holds one tile's token positions and page
-numbers.
+PyTorch kernels process a call in tiles (see ``tiling``). A ``Segment`` holds one tile's token positions and the numbers
+of the cache blocks that the tile reads.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ def by_head(scale: float | torch.Tensor, dims: int) -> float | torch.Tensor:
 
 
 class Segment(NamedTuple):
-    """The token positions and page numbers of one tile.
+    """The token positions of one tile, and the numbers of the cache blocks that the tile reads.
 
-    An item is one partition of one sequence. The items of a sequence are consecutive.
+    A page is the part of a sequence that one cache block stores. An item is one partition of one sequence. The items of
+    a sequence are consecutive.
 
     rows: the tile's sequences, as a slice in the order of ``Rows``.
     seq_lens: [rows] int32, the length of each sequence in tokens, or None if the kernel does not need lengths.
@@ -120,9 +121,9 @@ def clamped_seq_lens(call: Call, page: int) -> torch.Tensor:
 def segment(
     call: Call, rows: Rows, first: int, tile: Tile, partition: int, page: int, positions: bool = False
 ) -> Segment:
-    """The token positions and page numbers of ``tile``, whose first sequence is number ``first`` of ``rows``.
+    """The token positions and block numbers of ``tile``. The tile's first sequence is number ``first`` of ``rows``.
 
-    Block table entries past a sequence's last page are replaced by page 0.
+    Block table entries past a sequence's last page are replaced by block 0.
 
     partition, page: the number of tokens in a partition and in a page.
     positions: whether the kernel needs positions and sequence lengths even if no slot of the tile is hidden.

@@ -112,11 +112,12 @@ class Models:
         sinks: bool = False,
         modification: str | None = None,
     ) -> bool:
-        """Whether a decode step should use V2. Reads no tensor on a device, and never raises.
+        """Whether a decode step should use V2: this package's operator instead of the fork's own kernel (V1).
 
-        The result is True if a kernel serves the step, and ``max_seq_len`` (tokens) exceeds the spec's ``min_seq_len``.
-        Shorter steps use V2 as well if the cache is compressed or a feature other than ALiBi is used, because V1 of
-        the BI-V100 fork ignores compression and these features. With PAV2_DISABLE=1 the result is False.
+        This method reads no tensor, and it never raises. The result is True if a kernel serves the step, and
+        ``max_seq_len`` (tokens) exceeds the spec's ``min_seq_len``. For shorter steps, the result is also True if the
+        cache is compressed or a feature other than ALiBi is used, because V1 of the BI-V100 fork ignores compression
+        and these features. The result is False if the environment variable PAV2_DISABLE is 1.
         """
         if os.environ.get("PAV2_DISABLE", "") == "1" or num_seqs == 0:
             return False

@@ -34,8 +34,9 @@ class State(NamedTuple):
 def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> State:
     """Merge the states of all partitions of a segment into one state for each sequence and head.
 
-    m, z: [rows, parts, heads] float32. o: [rows, parts, heads, head size] float32; it is overwritten. With a single
-    partition, the result consists of views of m, z and o.
+    With a single partition, the result consists of views of m, z and o.
+
+    m, z: [rows, partitions, heads] float32. o: [rows, partitions, heads, head size] float32, which is overwritten.
     """
     if m.shape[1] == 1:
         return State(m[:, 0], z[:, 0], o[:, 0])
@@ -64,7 +65,7 @@ def merge(a: State | None, b: State) -> State:
 
 
 def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
-    """Write out = o / z for the rows ``taken``, or zeros for a row that attends to no token.
+    """Write the attention outputs o / z of the rows ``taken``, or zeros for a row that attends to no token.
 
     If the call has an ``lse`` tensor, its rows are written too. If the call has sinks, each head's sink is added to the
     softmax denominator z here and nowhere else. ``state`` is overwritten.
@@ -103,7 +104,7 @@ def weigh(state: State, scores: torch.Tensor) -> torch.Tensor:
     The caller must then add the weighted values of the new tokens to ``state.o``.
 
     state: m and z are [rows, ...], and o is [rows, ..., head size]. m is the maximum score so far, times LOG2_E.
-    scores: [rows, parts, ..., tokens of a part] float32.
+    scores: [rows, partitions, ..., tokens of a partition] float32.
     """
     m = scores.amax(-1).amax(1).mul_(LOG2_E)
     torch.maximum(m, state.m, out=m)

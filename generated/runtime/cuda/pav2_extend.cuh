@@ -80,7 +80,7 @@ __device__ __forceinline__ QueryTile query_tile(const Pav2ExtendArgs& a, int til
 struct ExtendPlace : QueryTile {
     int kv_head;
     int first_head;  // the first of the block's query heads, counted over the heads of all groups
-    int heads;  // the number of query heads of the block; set only if the blocks of a group differ in it
+    int heads;  // the number of query heads of the block; set only if the blocks of a group have different numbers
     int rows;  // the number of (query token, query head) pairs of the block
     int start;  // the position of the first key that the block reads
     int keys;  // the number of keys that the block reads; 0 or less if its partition has none

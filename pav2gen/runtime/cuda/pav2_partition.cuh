@@ -11,7 +11,7 @@ namespace pav2 {
 struct Place {
     int kv_head, seq, partition;
     int first_head;  // the first of the block's query heads, counted over the heads of all groups
-    int heads;  // the number of query heads of the block; set only if the blocks of a group differ in it
+    int heads;  // the number of query heads of the block; set only if the blocks of a group have different numbers
     int length;  // the number of tokens of the sequence
     int start;  // the first position that the block reads: where its partition or the window's first page begins
     int slot;  // the index of the partition in the workspace

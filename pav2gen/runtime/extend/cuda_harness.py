@@ -100,7 +100,7 @@ class CheckedExtend(CudaExtend):
     def check_counters(
         self, case: ExtendCase, *, page_bytes: int, shared_bytes: int, blocks_per_group: int, reads: int = 1
     ) -> None:
-        """Check that the kernel loads exactly as much memory, and uses as much shared memory, as its plan says.
+        """Check that the kernel loads exactly as much memory, and uses as much shared memory, as the generator planned.
 
         page_bytes: the size of one page of one KV head, keys and values together, in bytes.
         shared_bytes: the shared memory that one thread block uses, in bytes.

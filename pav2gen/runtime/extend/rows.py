@@ -59,14 +59,15 @@ class Taken(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The key positions and page numbers of a tile (see ``runtime.tiling``).
+    """The key positions of a tile (see ``runtime.tiling``), and the numbers of the cache blocks that the tile reads.
 
-    An item is one partition of one query tile. The items of a query tile are consecutive.
+    A page is the part of a sequence that one cache block stores. An item is one partition of one query tile. The items
+    of a query tile are consecutive.
 
     queries, seq_lens: as in ``Taken``.
     positions: [1 or query tiles, tokens] int32, the position of each key in its sequence.
-    hidden: [query tiles, parts, 1, width, 1, tokens of a part] bool, True where a row does not attend to a key. It is
-    None if every row attends to every key.
+    hidden: [query tiles, partitions, 1, width, 1, tokens of a partition] bool, True where a row does not attend to a
+    key. It is None if every row attends to every key.
     unread: [query tiles, tokens] bool, True where no row of a query tile attends to a key. It is None if ``hidden`` is
     None.
     pages: [items, pages] int32, the block number of each page, or 0 for a page to which no row attends.
@@ -169,7 +170,10 @@ class QueryRows:
         )
 
     def part(self, held: Taken, tile: Tile) -> Part:
-        """The key positions and pages of ``tile`` for the query tiles ``held``. Partition 0 begins at position 0."""
+        """The key positions and block numbers of ``tile`` for the query tiles ``held``.
+
+        Partition 0 begins at position 0 of the sequence.
+        """
         table, page = self.call.block_tables, self.shape.page
         start = tile.parts.start * self.shape.keys
         stop = start + (tile.num_parts - 1) * self.shape.keys + tile.pages * page
@@ -185,7 +189,7 @@ class QueryRows:
         return self._part(held, tile, positions, hidden, unread, pages)
 
     def window_part(self, held: Taken, tile: Tile) -> Part:
-        """The key positions and pages of ``tile`` for the query tiles ``held``, in a kernel with a sliding window.
+        """The key positions and block numbers of ``tile`` for the query tiles ``held``, if there is a sliding window.
 
         For each query tile, partition 0 is the partition in which the window of its first row begins.
         """
@@ -207,11 +211,11 @@ class QueryRows:
         return self._part(held, tile, positions, hidden, unread, pages)
 
     def _by_part(self, positions: torch.Tensor, tile: Tile) -> torch.Tensor:
-        """Reshape key positions [1 or query tiles, tokens] to [1 or query tiles, parts, 1, 1, 1, tokens of a part]."""
+        """Reshape key positions from [1 or query tiles, tokens] so that they broadcast with ``Part.hidden``."""
         return positions.view(positions.shape[0], tile.num_parts, 1, 1, 1, tile.pages * self.shape.page)
 
     def _by_row(self, held: Taken, tile: Tile) -> torch.Tensor:
-        """The positions of the rows, reshaped to [query tiles, 1, 1, width, 1, 1]."""
+        """The positions of the rows, reshaped to [query tiles, 1, 1, width, 1, 1] to broadcast with ``Part.hidden``."""
         return held.queries[: tile.rows].view(-1, 1, 1, self.group.width, 1, 1)
 
     def _part(
@@ -229,10 +233,10 @@ class QueryRows:
 
 
 def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor) -> None:
-    """Write out = o / z for the rows of ``held``, or zeros for a row that attends to no token.
+    """Write the attention outputs of the query tiles ``held``: o / z, or zeros for a row that attends to no token.
 
-    If the call has an ``lse`` tensor, its rows are written too. Below, ``group`` is the number of query heads per KV
-    head.
+    The module ``state`` defines o and z. If the call has an ``lse`` tensor, its rows are written too. Below, ``group``
+    is the number of query heads per KV head.
 
     state: the softmax state, which is overwritten. m and z are float32 [query tiles, kv heads, width, group]. o is
     float32 [query tiles, kv heads, width, group, head size]. m is the maximum score times LOG2_E.
