@@ -34,7 +34,7 @@ from pav2gen.bench.measuring.contestants import launches, operate, workspace_byt
 from pav2gen.bench.reporting.measurement_rows import Measurement, measurements
 from pav2gen.reading.selection import Selection, load
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.select import Row
+from pav2gen.runtime.dispatch_row import Row
 from pav2gen.runtime.testing.cases import Case, make
 
 SPEC = """\

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from . import check
-from .select import Key, NoKernelError, Table, own_key
+from .key import Key, own_key
+from .miss import NoKernelError
+from .select import Table
 
 NAME = "check_model"
 

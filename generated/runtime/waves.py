@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from .tiling import launched_partitions
 
 if TYPE_CHECKING:
-    from .select import Row
+    from .dispatch_row import Row
 
 #: The fixed cost of a partition: starting a thread block and writing its result take the time of this many tokens.
 PARTITION_OVERHEAD = 32

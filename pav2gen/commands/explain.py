@@ -17,7 +17,7 @@ from pav2gen.family.spec import Exclusion, Spec, extended, points, variants
 from pav2gen.family.variant import OPERATORS, Point, Variant, expand
 from pav2gen.reading.rule import AxisRule
 from pav2gen.reading.rules import RULES, check
-from pav2gen.runtime.select import distance, relative_difference
+from pav2gen.runtime.miss import distance, relative_difference
 from pav2gen.wording import did_you_mean, flow_list, flow_map, quoted, spelled
 
 #: Messages name at most this many kernels or specs.

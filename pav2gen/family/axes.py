@@ -2,7 +2,7 @@
 
 All code that handles axes uses this table: the spec and tuning readers, the rules, ``explain``, ``--filter``, kernel
 names, titles, the bench document, ``init`` and the JSON Schema. To add an axis, add an entry to the table here, and a
-field to ``runtime.select.Key`` and to ``family.variant.AttentionVariant``.
+field to ``runtime.key.Key`` and to ``family.variant.AttentionVariant``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from pav2gen.errors import UserError
-from pav2gen.family.modifications.tree import MOST_TOKENS
-from pav2gen.runtime.select import BUILDABLE, KV_ALIASES, Key
+from pav2gen.runtime.key import BUILDABLE, KV_ALIASES, MOST_TOKENS, Key
 
 DTYPE_TAGS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 KV_TAGS = {"auto": "", "fp8_e4m3": "_e4m3", "fp8_e5m2": "_e5m2", "int8": "_int8"}
@@ -234,7 +233,7 @@ HEADS = ("head_size", "gqa_ratio")
 KEY_AXES = tuple(name for name in AXES if name != "partition_size")
 
 if Key._fields != KEY_AXES:
-    raise TypeError(f"family.axes lists {KEY_AXES}, and runtime.select.Key has {Key._fields}")
+    raise TypeError(f"family.axes lists {KEY_AXES}, and runtime.key.Key has {Key._fields}")
 
 
 def slug(values: Mapping[str, object]) -> str:

@@ -21,8 +21,8 @@ from pav2gen.install.apply import MODULES as HOOK_MODULES
 from pav2gen.install.package_contents import PAYLOAD, Choice, PackageContents, package_contents
 from pav2gen.output.lock import no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
-from pav2gen.reading.spec_file import NAME_FORM
 from pav2gen.render.kernels import GENERATOR
+from pav2gen.runtime.key import NAME_FORM
 from pav2gen.wording import quoted
 
 #: The import name of the package in a wheel.

@@ -11,7 +11,7 @@ from pav2gen.family.axes import title
 from pav2gen.family.spec import Spec
 from pav2gen.family.variant import CacheVariant
 from pav2gen.plan.cuda_plan import SCALARS
-from pav2gen.runtime.select import MIB, Row
+from pav2gen.runtime.dispatch_row import MIB, Row
 
 #: Bytes of workspace: small on a CPU, so that a chunk stays in its caches, and large on a GPU, to save launches.
 CPU_BYTES, GPU_BYTES = 8 * MIB, 14 * MIB

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from pav2gen.family.variant import ITEM_BYTES, ExtendVariant
 from pav2gen.plan.torch_plan import TorchFigures
+from pav2gen.runtime.dispatch_row import MIB
 from pav2gen.runtime.extend.tiles import ExtendBudget, Group, Shape
-from pav2gen.runtime.select import MIB
 
 #: Rows of scores of a KV head in a tile: query tokens by query heads of a KV head. From about this many rows on, the
 #: products cost so much that the reads of K and V hardly matter. A tile has up to LEAST_TILE query tokens in any case.

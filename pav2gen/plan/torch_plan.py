@@ -7,7 +7,7 @@ from functools import cached_property
 
 from pav2gen.family.variant import AttentionVariant, Variant
 from pav2gen.plan.torch_hooks import TorchHooks
-from pav2gen.runtime.select import MIB
+from pav2gen.runtime.dispatch_row import MIB
 from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_reached
 
 #: Shares of the workspace. On a CPU a chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3:

@@ -14,7 +14,6 @@ from pav2gen.family.modifications.parse import INDEX, LONGEST
 from pav2gen.family.target import FIGURES, TARGETS, Figure
 from pav2gen.family.variant import OPERATORS
 from pav2gen.plan.cuda_plan import CHOICES
-from pav2gen.reading.modification_section import LONGEST_NAME as LONGEST_MODIFICATION
 from pav2gen.reading.modification_section import MOST_TENSORS
 from pav2gen.reading.spec_file import (
     BACKENDS,
@@ -27,10 +26,11 @@ from pav2gen.reading.spec_file import (
     MOST_RANKS,
     MOST_VARIANTS,
     MOST_WORKSPACE_MIB,
-    NAME_FORM,
     SCHEMA,
 )
-from pav2gen.runtime.select import HOST_LENGTHS
+from pav2gen.runtime.dispatch_row import HOST_LENGTHS
+from pav2gen.runtime.key import LONGEST_NAME as LONGEST_MODIFICATION
+from pav2gen.runtime.key import NAME_FORM
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

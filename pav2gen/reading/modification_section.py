@@ -9,13 +9,10 @@ from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.modifications.parse import INDEX, ExpressionError, parse_mask, parse_score
 from pav2gen.family.modifications.tree import FUNCTIONS, NAMES
 from pav2gen.reading.yaml_node import Node
+from pav2gen.runtime.key import NAME_WORDS, name_allowed
 from pav2gen.wording import one_of, quoted
 
-#: Characters of the name of a modification, and of a tensor.
-LONGEST_NAME = 24
 MOST_TENSORS = 4
-
-_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
 def read_modifications(node: Node) -> dict[str, Modification]:
@@ -32,9 +29,8 @@ def _names(node: Node) -> tuple[str, ...]:
 
 
 def _check_name(node: Node, name: str, what: str) -> None:
-    if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
-        form = f"lower-case words, digits and single '_', at most {LONGEST_NAME} characters"
-        raise node.fail(f"{what}, {quoted(name)}, must be {form}")
+    if not name_allowed(name):
+        raise node.fail(f"{what}, {quoted(name)}, must be {NAME_WORDS}")
 
 
 def _modification(name: str, node: Node) -> Modification:

@@ -6,10 +6,10 @@ import functools
 
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES
-from pav2gen.family.modifications.tree import MOST_TOKENS
 from pav2gen.family.spec import Spec, variants
 from pav2gen.reading import spec_checks
 from pav2gen.reading.rule import AxisRule, Rule, SpecRule
+from pav2gen.runtime.key import softcap_allowed, whole_blocks, whole_groups, window_allowed
 from pav2gen.wording import did_you_mean, quoted, spelled
 
 
@@ -40,25 +40,25 @@ def _axis_rule(axis: str, reason: str) -> AxisRule:
 
 
 def _whole_blocks(partition_size: int, block_size: int) -> str | None:
-    if partition_size % block_size == 0:
+    if whole_blocks(partition_size, block_size):
         return None
     return f"partition_size {partition_size} is not a multiple of block_size {block_size}: take at least {block_size}"
 
 
 def _whole_groups(head_size: int, kv_cache_dtype: str) -> str | None:
-    if kv_cache_dtype == "auto" or head_size % 16 == 0:
+    if whole_groups(head_size, kv_cache_dtype):
         return None
     return f"head_size {head_size} with {kv_cache_dtype} is not a multiple of 16: take kv_cache_dtype auto for it"
 
 
 def _softcap_positive(softcap: float | None) -> str | None:
-    if softcap is None or 1e-3 <= softcap <= 1e6:
+    if softcap_allowed(softcap):
         return None
     return f"softcap cannot be {spelled(softcap)}: it must be {AXES['softcap'].works}"
 
 
 def _window_positive(window: int | None) -> str | None:
-    if window is None or 1 <= window <= MOST_TOKENS:
+    if window_allowed(window):
         return None
     return f"sliding_window cannot be {window}: it must be {AXES['sliding_window'].works}"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from pav2gen.family.axes import AXES, PARTITION_SIZES
-from pav2gen.family.modifications.tree import MOST_TOKENS
 from pav2gen.family.spec import Spec, extended
 from pav2gen.family.variant import ExtendVariant, Variant, expand, extenders_of
 from pav2gen.plan.cuda_plan import CHOICES
@@ -17,7 +16,9 @@ from pav2gen.plan.extend_cuda import least_shared_bytes, plan_extend_cuda, share
 from pav2gen.plan.extend_torch import ExtendTorchPlan
 from pav2gen.plan.torch_plan import smallest_workspace_bytes
 from pav2gen.reading.rule import Expanded, Violation
-from pav2gen.runtime.select import MIB, MOST_BLOCKS, Key
+from pav2gen.runtime.dispatch_row import MIB
+from pav2gen.runtime.key import MOST_TOKENS, Key
+from pav2gen.runtime.select import MOST_BLOCKS
 from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import keyword
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +18,8 @@ from pav2gen.reading.axis_value import reader_of
 from pav2gen.reading.modification_section import read_modifications
 from pav2gen.reading.yaml_file import parse_yaml, read_file
 from pav2gen.reading.yaml_node import Node
-from pav2gen.runtime.select import HOST_LENGTHS
+from pav2gen.runtime.dispatch_row import HOST_LENGTHS
+from pav2gen.runtime.key import NAME_FORM
 from pav2gen.wording import one_of, quoted, spelled
 
 __all__ = ["Dispatch", "Exclusion", "Limits", "Model", "RankShape", "Spec", "load", "parse", "variants"]
@@ -75,8 +75,6 @@ MOST_WORKSPACE_MIB = 1 << 16
 LONGEST_NAME = 32  # keeps every file name and symbol within family.variant.LONGEST_SYMBOL
 LONGEST_TEXT = 200
 
-#: The name of a spec, and of a wheel's package.
-NAME_FORM = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _NOT_IN_COMMENTS = ('"', "\\", "/*", "*/")
 _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
 #: Reserved names: those of the generated package's own modules, and device names of Windows.

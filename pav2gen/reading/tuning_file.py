@@ -17,7 +17,7 @@ from pav2gen.files import sha256
 from pav2gen.reading.axis_value import reader_of
 from pav2gen.reading.yaml_file import parse_yaml, read_file
 from pav2gen.reading.yaml_node import Node
-from pav2gen.runtime.select import Key
+from pav2gen.runtime.key import Key
 from pav2gen.wording import one_of, quoted
 
 SCHEMA = 1
@@ -67,7 +67,7 @@ class Tuning:
     def of(self, key: Key, partition_size: int) -> list[dict[str, object]]:
         """The rows in which the kernel with ``key`` and ``partition_size`` was the fastest.
 
-        Each row has the fields of ``runtime.select.Tuned`` without ``symbol``.
+        Each row has the fields of ``runtime.dispatch_row.Tuned`` without ``symbol``.
         """
         return [
             {

@@ -15,7 +15,8 @@ from typing import Any
 from pav2gen.errors import UserError
 from pav2gen.files import sha256
 from pav2gen.render.fileset import FileSet
-from pav2gen.runtime.select import KEYS, Modification, Row, Tuned
+from pav2gen.runtime.dispatch_row import Modification, Row, Tuned
+from pav2gen.runtime.key import KEYS
 
 SCHEMA = 1
 NAME = "MANIFEST.json"
@@ -23,7 +24,7 @@ NAME = "MANIFEST.json"
 #: The name of the owner of the files that all specs share. The other owners are the specs, by name.
 SHARED = ""
 
-#: A kernel's row: the columns of ``runtime.select.Row``, then ``EXTRA_COLUMNS``.
+#: A kernel's row: the columns of ``runtime.dispatch_row.Row``, then ``EXTRA_COLUMNS``.
 ManifestRow = Mapping[str, Any]
 
 #: Columns of a manifest's row that the dispatch table does not have.

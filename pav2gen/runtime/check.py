@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from .call import BlockSparse, Call, Scratch
-from .select import KV_ALIASES, Key, Modification
+from .dispatch_row import Modification
+from .key import KV_ALIASES, Key
 
 if TYPE_CHECKING:
     from .extend.call import ExtendCall

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from .call import Call, longest_length
-from .select import HOST_LENGTHS
+from .dispatch_row import HOST_LENGTHS
 from .tiling import Budget, Tiling
 
 

@@ -7,7 +7,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.runtime.select import Key, Row, Table
+from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.key import Key
+from pav2gen.runtime.select import Table
 from pav2gen.runtime.waves import PARTITION_OVERHEAD, cost
 
 KEY = Key(256, 6, 16, "float16", "auto", False, False)

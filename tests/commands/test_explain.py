@@ -10,7 +10,8 @@ from pav2gen.commands.explain import AxisEdit, Explanation, differing_axes, expl
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES, DTYPE_TAGS, KV_TAGS
 from pav2gen.reading.spec_file import Spec, parse, variants
-from pav2gen.runtime.select import GQA_RATIOS, HEAD_SIZES, distance
+from pav2gen.runtime.key import GQA_RATIOS, HEAD_SIZES
+from pav2gen.runtime.miss import distance
 
 TWO_AXES = """\
 schema: 1

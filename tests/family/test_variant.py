@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pav2gen.family.axes import AXES, DTYPE_TAGS, KV_TAGS, PARTITION_SIZES
-from pav2gen.family.modifications.tree import MOST_TOKENS
 from pav2gen.family.spec import points
 from pav2gen.family.variant import (
     ITEM_BYTES,
@@ -27,9 +26,9 @@ from pav2gen.family.variant import (
     extenders_of,
     writers_of,
 )
-from pav2gen.reading.modification_section import LONGEST_NAME as LONGEST_MODIFICATION
 from pav2gen.reading.spec_file import LONGEST_NAME, load
-from pav2gen.runtime.select import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, KV_ALIASES, Key
+from pav2gen.runtime.key import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, KV_ALIASES, MOST_TOKENS, Key
+from pav2gen.runtime.key import LONGEST_NAME as LONGEST_MODIFICATION
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from pav2gen.commands.build import BuildOptions, build
+from pav2gen.runtime.dispatch_row import MIB, Row
 from pav2gen.runtime.extend.cases import ExtendCase, make
 from pav2gen.runtime.extend.launch import launch, partitions_of, tiles_of
-from pav2gen.runtime.select import MIB, Key, Row
+from pav2gen.runtime.key import Key
 
 from .conftest import load
 

@@ -51,7 +51,7 @@ class Dispatch:
     def __init__(self):
         self.package = load(GENERATED, "pav2_of_the_dispatch_tests")
         self.operator = self.package.operator
-        self.select = self.module("select")
+        self.select, self.rows, self.keys = map(self.module, ("select", "dispatch_row", "key"))
         self.launched = []
         self.loads = 0
         self.operator.kernel = self.kernel
@@ -68,14 +68,14 @@ class Dispatch:
     def key(self, features, kv_cache_dtype="auto", **changes):
         """The key of a combination of features."""
         values = {axis: WITH[axis] if axis in features else WITHOUT[axis] for axis in WITH}
-        return self.select.Key(SIZE, HEADS // KV_HEADS, PAGE, "float16", kv_cache_dtype, **{**values, **changes})
+        return self.keys.Key(SIZE, HEADS // KV_HEADS, PAGE, "float16", kv_cache_dtype, **{**values, **changes})
 
     def build(self, *keys):
         """Give the package a table with a kernel for each of ``keys``, and return the answers for models."""
         self.launched.clear()
-        tilt = self.select.Modification("s + slope[h]", "", (("slope", "heads"),))
+        tilt = self.rows.Modification("s + slope[h]", "", (("slope", "heads"),))
         self.operator.table = self.select.Table(
-            self.select.Row(
+            self.rows.Row(
                 f"k{number}", "a", key, 64, "a.torch_kernels.k", "", 1000, 0, 16, 64, tilt if key.modification else None
             )
             for number, key in enumerate(keys)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from pav2gen import cli
 from pav2gen.runtime import launch, library
 from pav2gen.runtime.building.toolchain import CompilerMissingError, corex, nvcc
-from pav2gen.runtime.select import Key
+from pav2gen.runtime.key import Key
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make
 
 from .conftest import GENERATED, load

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ..select import Key, Row
+from ..dispatch_row import Row
+from ..key import Key
 from ..testing import cases as decode_cases
 from ..testing import harness as decoding
 from ..testing import probe

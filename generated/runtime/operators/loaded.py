@@ -13,8 +13,9 @@ import torch
 
 from .. import check
 from ..building.toolchain import cuda_major
+from ..dispatch_row import Row
 from ..library import Library, LibraryError, build, kernels_of
-from ..select import Row, logger
+from ..select import logger
 
 
 class Kernels:

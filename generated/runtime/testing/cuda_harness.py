@@ -14,7 +14,7 @@ import torch
 
 from .. import check, library, op
 from ..call import Call, Scratch
-from ..select import Row
+from ..dispatch_row import Row
 from ..simt import Report
 from ..simt.report import Traffic
 from . import cases

@@ -15,7 +15,8 @@ import torch
 
 from .. import check, op
 from ..call import BlockSparse, Call
-from ..select import Key, Row
+from ..dispatch_row import Row
+from ..key import Key
 from ..tiling import Budget
 from . import probe
 from .cases import Case, copy_outputs, make

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..call import BlockSparse, Call
-from ..select import Modification
+from ..dispatch_row import Modification
 from .expression import evaluator
 
 #: ||out - t|| <= ROUNDINGS * ||round(t) - t|| + NOISE * ||t||: one rounding to the output dtype, and float32's noise.

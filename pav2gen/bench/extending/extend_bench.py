@@ -21,10 +21,10 @@ from pav2gen.bench.measuring.problem import Inputs, Problem
 from pav2gen.errors import UserError
 from pav2gen.reading.selection import Selection
 from pav2gen.runtime.call import Call
+from pav2gen.runtime.dispatch_row import Row
 from pav2gen.runtime.extend import op as extend_op
 from pav2gen.runtime.extend.call import ExtendCall
 from pav2gen.runtime.lengths import may_read
-from pav2gen.runtime.select import Row
 from pav2gen.runtime.testing import probe
 from pav2gen.runtime.testing.oracle import excess
 

@@ -12,7 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from pav2gen.bench.measuring.table import milliseconds
-from pav2gen.runtime.select import MIB, Key
+from pav2gen.runtime.dispatch_row import MIB
+from pav2gen.runtime.key import Key
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:

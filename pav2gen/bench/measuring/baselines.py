@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.select import Key
+from pav2gen.runtime.key import Key
 
 #: The partition size of vLLM's paged_attention_v2, for which its callers allocate scratch.
 PARTITION = 512

@@ -18,8 +18,8 @@ from pav2gen.bench.measuring.machine import peak_bytes
 from pav2gen.bench.measuring.problem import Inputs, Problem
 from pav2gen.runtime import op
 from pav2gen.runtime.call import Call
+from pav2gen.runtime.dispatch_row import MIB, Row
 from pav2gen.runtime.launch import tiles
-from pav2gen.runtime.select import MIB, Row
 from pav2gen.runtime.testing import probe
 from pav2gen.runtime.testing.oracle import excess
 

@@ -7,8 +7,8 @@ from types import ModuleType
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from pav2gen.runtime.dispatch_row import Row
 from pav2gen.runtime.extend.call import ExtendCall
-from pav2gen.runtime.select import Row
 
 #: Query tokens that ``sdpa`` takes at once. Its mask and its scores grow with them.
 PIECE = 128

@@ -11,7 +11,7 @@ import math
 import torch
 
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.select import Modification
+from pav2gen.runtime.dispatch_row import Modification
 from pav2gen.runtime.testing.oracle import attends, decode, modified, window_start
 
 #: Tokens of a stretch, rounded to whole pages.

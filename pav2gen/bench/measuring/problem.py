@@ -15,7 +15,8 @@ import torch
 from pav2gen.bench.measuring.baselines import PARTITION
 from pav2gen.family.variant import ITEM_BYTES
 from pav2gen.runtime.call import BlockSparse, Call
-from pav2gen.runtime.select import Key, Modification
+from pav2gen.runtime.dispatch_row import Modification
+from pav2gen.runtime.key import Key
 from pav2gen.runtime.testing import cases
 
 #: Bytes of K (and of V) with their own random values. The rest of the cache repeats these bytes.

@@ -29,7 +29,7 @@ from pav2gen.plan.kernel import Kernel, plan
 from pav2gen.reading.selection import Selection
 from pav2gen.runtime import library, op
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.select import Row
+from pav2gen.runtime.dispatch_row import Row
 
 #: The number of candidate layouts of a kernel: the best by its plan.
 BEST_OF_A_KERNEL = 6

@@ -27,8 +27,9 @@ from pav2gen.json_data import fields, items, mapping, positive, prose, word
 from pav2gen.reading import tuning_file as tuning
 from pav2gen.reading.selection import Selection
 from pav2gen.reading.tuning_file import LEAST_RUNS, MOST_SPREAD
+from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.key import Key
 from pav2gen.runtime.op import device_name
-from pav2gen.runtime.select import Key, Row
 
 #: The winner may be slower in a single run by at most this share of time. A user does not notice such a difference.
 TIE = 0.02

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from pav2gen.family.modifications.parse import parse_mask, parse_score
 from pav2gen.family.modifications.tree import Expression
-from pav2gen.runtime import select
+from pav2gen.runtime import dispatch_row
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,6 @@ class Modification:
         """The mask as a typed tree, or None. Raises ExpressionError if the text has a mistake."""
         return None if self.mask is None else parse_mask(self.mask, self.tensors)
 
-    def for_table(self) -> select.Modification:
+    def for_table(self) -> dispatch_row.Modification:
         """The modification in the form that the generated dispatch table stores."""
-        return select.Modification(self.score or "", self.mask or "", tuple(self.tensors.items()))
+        return dispatch_row.Modification(self.score or "", self.mask or "", tuple(self.tensors.items()))

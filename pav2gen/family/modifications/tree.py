@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pav2gen.runtime.key import MOST_TOKENS
 from pav2gen.wording import quoted
 
 INTEGER, NUMBER, CONDITION = "an integer", "a number", "a condition"
 
-#: The most tokens of a sequence in a kernel with a modification. k + q and 2 * k + 1 then fit in 32 bits.
-MOST_TOKENS = 1 << 30
 #: The most query heads, and the most KV heads, of a rank.
 MOST_HEADS = 4096
 #: The largest magnitude of an integer in an expression.

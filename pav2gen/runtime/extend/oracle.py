@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..call import Call
-from ..select import Modification
+from ..dispatch_row import Modification
 from ..testing.oracle import gather, score
 from .call import ExtendCall
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import torch
 
 from .. import check
-from ..select import NoKernelError, Table
+from ..miss import NoKernelError
+from ..select import Table
 
 
 def ordered_tensors(

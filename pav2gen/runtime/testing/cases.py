@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from ..call import BlockSparse, Call, Scratch
-from ..select import Key, Modification
+from ..dispatch_row import Modification
+from ..key import Key
 from .oracle import nearest_codes
 
 #: The entry of a block table past a sequence's last page. A kernel that uses it as a block number fails visibly.

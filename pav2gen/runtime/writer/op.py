@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from ..dispatch_row import Row
 from ..operators.loaded import Kernels
 from ..operators.registration import register
-from ..select import Row, Table
+from ..select import Table
 from . import check
 from .call import Write
 from .launch import launch

@@ -1,0 +1,192 @@
+"""Says why no kernel has a key: the values that differ, the nearest kernel, and how to add one.
+
+The advice keeps the rules on the axes of a spec. The build checks the rules that need more than the dispatch table,
+such as the limit on the number of kernels. A table does not have the partition sizes of a spec without decode kernels.
+This module is pure Python, because the generator uses it too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from .dispatch_row import Row
+from .key import FEATURES, LIMITS, NEVER_BUILT, AnyKey, Key, in_order, order_of, own_key, refusals, yaml_text
+
+
+class NoKernelError(LookupError):
+    """The table has no kernel for a key. The message names the values that differ, and says how to add a kernel."""
+
+
+def miss(key: AnyKey, rows: Iterable[Row], files: Mapping[str, str], operator: str = "decode") -> str:
+    """A message that no kernel of ``operator`` has ``key``.
+
+    It names the values that differ, the nearest key that is built, and how to add ``key``. rows: those of all operators
+    of the package. files: each spec's file, by the spec's name.
+    """
+    every = sorted(rows, key=lambda row: row.spec)
+    built = {row.key: row.spec for row in reversed(every) if row.operator == operator}
+    kernel = "kernel" if operator == "decode" else f"{operator} kernel"
+    refused = refusals(key, operator)
+    others = _elsewhere(key, every, operator)
+    if others and not refused:
+        return _lacks_operator(key, others, every, files, operator)
+    if not built:
+        remedy = f"; {_first(operator, every)}" if not refused else f". None can be generated: {' and '.join(refused)}"
+        return f"no {kernel} for {key}: the package holds none{remedy}"
+    near = nearest(key, built)
+    axes = [axis for axis in key._fields if getattr(near, axis) != getattr(key, axis)]
+    alike = [other for other in built if other._replace(**{axis: getattr(key, axis) for axis in axes}) == key]
+    reasons = "; ".join(f"{axis} {yaml_text(getattr(key, axis))} (built: {_values(axis, alike)})" for axis in axes)
+    against = f"no {kernel} for {key}: against it stands {reasons}. Nearest: {near} of {built[near]}."
+    if refused:
+        return f"{against} None can be generated: {' and '.join(refused)}"
+    spec = [row for row in every if row.spec == built[near]]
+    return f"{against} {_remedy(key, axes, spec, files, operator)}"
+
+
+def _first(operator: str, rows: Sequence[Row]) -> str:
+    """How to build the first kernels of an operator. rows: the kernels of the other operators."""
+    if operator == "decode" and not rows:
+        return "pav2gen build specs/NAME.yaml makes some"
+    operators = ", ".join(dict.fromkeys(("decode", operator)))
+    return f"write operators: [{operators}] in a spec, then: pav2gen build specs/NAME.yaml"
+
+
+def _elsewhere(key: AnyKey, rows: Iterable[Row], operator: str) -> list[Row]:
+    """The attention kernels of other operators that serve the layers of ``key``."""
+    others = [row for row in rows if row.operator != operator and isinstance(row.key, Key)]
+    return [row for row in others if own_key(row.key, operator) == key]
+
+
+def _lacks_operator(
+    key: AnyKey, others: Sequence[Row], rows: Sequence[Row], files: Mapping[str, str], operator: str
+) -> str:
+    """The message for a key that specs build for another operator alone."""
+    barred = {row.spec for row in rows if any(_has(row.key, axis) for axis in NEVER_BUILT.get(operator, ()))}
+    row = next((row for row in others if row.spec not in barred), others[0])
+    file = _file(row.spec, files)
+    against = f"no {operator} kernel for {key}: {file} builds this key for {row.operator}"
+    if row.spec not in barred:
+        return f"{against}; add {operator} to its operators, then: pav2gen build {file}"
+    features = " and ".join(axis for axis in NEVER_BUILT[operator] if any(_has(each.key, axis) for each in rows))
+    remedy = f"To add it: {_own_spec(key, operator)}"
+    return f"{against}, and also {features} kernels, which {operator} lacks. {remedy}"
+
+
+def _remedy(key: AnyKey, axes: Sequence[str], rows: Sequence[Row], files: Mapping[str, str], operator: str) -> str:
+    """How to add ``key`` to the spec that built ``rows``. axes: those on which it differs from the nearest key."""
+    file, has = _file(rows[0].spec, files), [row.key for row in rows if row.operator == operator]
+    lacking = [axis for axis in axes if all(getattr(other, axis) != getattr(key, axis) for other in has)]
+    where = f"leaves out their combination: pav2gen explain {key} says where"
+    if not lacking:
+        return f"{file} has these values and {where}"
+    clashes = _clashes(key, lacking, rows)
+    if _barred(key, lacking, rows, clashes):
+        return f"To add it: {_own_spec(key, operator)}"
+    when = [", ".join(f"{axis}: {yaml_text(value)}" for axis, value in clash.items()) for clash in clashes]
+    entries = ", ".join(f"{{when: {{{pair}}}, because: no kernel can have both}}" for pair in when)
+    lines = _lines(lacking, [*has, key]) + f" and under exclude, add {entries}" * bool(entries)
+    kept = [axis for axis in key._fields if axis not in lacking]
+    combined = any(all(getattr(other, axis) == getattr(key, axis) for axis in kept) for other in has)
+    note = "" if combined else f"; it has the other values and {where}"
+    return f"To add it: in {file} write {lines}, then: pav2gen build {file}{note}"
+
+
+def _clashes(key: AnyKey, lacking: Collection[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The pairs of values that a spec must exclude once it has the values of ``key`` on the axes ``lacking``.
+
+    rows: those of the spec.
+    """
+    values = {axis: {getattr(row.key, axis) for row in rows if hasattr(row.key, axis)} for axis in key._fields}
+    for axis in lacking:
+        values[axis].add(getattr(key, axis))
+    values |= {axis: set() for limit in LIMITS for axis in limit.axes if axis not in values}
+    values["partition_size"] = {row.partition_size for row in rows if row.operator == "decode"}
+    clashes: list[dict[str, Any]] = []
+    for axes, holds, _ in LIMITS:
+        for point in itertools.product(*(sorted(values[axis], key=in_order) for axis in axes)):
+            pair = dict(zip(axes, point, strict=True))
+            added = any(value == getattr(key, axis) for axis, value in pair.items() if axis in lacking)
+            if len(axes) == 2 and added and not holds(*point):
+                clashes.append(pair)
+    return clashes
+
+
+def _barred(
+    key: AnyKey, lacking: Collection[str], rows: Sequence[Row], clashes: Sequence[Mapping[str, object]]
+) -> bool:
+    """Whether the spec that built ``rows`` cannot get ``key``, even if it excludes ``clashes``.
+
+    It builds an operator that never has a feature of ``key``, or ``key`` needs another partition size.
+    """
+    never = {axis for row in rows for axis in NEVER_BUILT.get(row.operator, ())}
+    lost = {clash.get("partition_size") for clash in clashes if clash.get("block_size") == key.block_size} - {None}
+    left = {row.partition_size for row in rows if row.operator == "decode"} - lost
+    return (
+        any(axis in lacking and _has(key, axis) for axis in never)
+        or bool(lost and not left)
+        or any(row.fixed_partition in lost for row in rows)
+    )
+
+
+def _own_spec(key: AnyKey, operator: str) -> str:
+    """How to add ``key`` by another spec."""
+    axes = ", ".join(f"{axis}: {yaml_text(getattr(key, axis))}" for axis in key._fields if axis not in FEATURES)
+    features = ", ".join(f"{axis}: {yaml_text(getattr(key, axis))}" for axis in FEATURES if _has(key, axis))
+    lines = [
+        f"axes: {{{axes}}}",
+        f"features: {{{features}}}" * bool(features) + _defined(key),
+        f"operators: [{operator}]",
+    ]
+    return f"write another spec, with {', '.join(filter(None, lines))}, then: pav2gen build specs/NAME.yaml"
+
+
+def _lines(axes: Sequence[str], keys: Sequence[AnyKey]) -> str:
+    """The entries of a spec that give ``axes`` their values in ``keys``. The last key is the one to add."""
+    lines = ", ".join(f"{axis}: [{_values(axis, keys)}]" for axis in axes if axis not in FEATURES)
+    features = ", ".join(f"{axis}: [{_values(axis, keys)}]" for axis in axes if axis in FEATURES)
+    defined = _defined(keys[-1]) if "modification" in axes else ""
+    return " and ".join(filter(None, (lines, f"features: {{{features}}}{defined}" * bool(features))))
+
+
+def _defined(key: AnyKey) -> str:
+    """A note that a spec with the modification of ``key`` must define it."""
+    own = getattr(key, "modification", None)
+    return f" (define {own} under modifications)" if own else ""
+
+
+def _has(key: AnyKey, feature: str) -> bool:
+    """Whether ``key`` is of attention with a feature."""
+    return bool(getattr(key, feature, None))
+
+
+def _file(spec: str, files: Mapping[str, str]) -> str:
+    """The file of a spec."""
+    return files.get(spec, f"specs/{spec}.yaml")
+
+
+def _values(axis: str, keys: Iterable[AnyKey]) -> str:
+    """The values of an axis in ``keys``, sorted, as YAML."""
+    return ", ".join(map(yaml_text, sorted({getattr(key, axis) for key in keys}, key=in_order)))
+
+
+def nearest(key: AnyKey, keys: Iterable[Any]) -> Any:
+    """The key with the fewest axes that differ from ``key``, then the smallest relative differences, then the first."""
+    return min(keys, key=lambda other: (*distance(key._asdict(), other), order_of(other)))
+
+
+def distance(asked: Mapping[str, object], candidate: object) -> tuple[int, float]:
+    """The distance of ``candidate`` from ``asked``. ``candidate`` has the axes of ``asked`` as attributes.
+
+    Returns the number of axes that differ, and the sum of the relative differences of numbers.
+    """
+    pairs = [(value, getattr(candidate, axis)) for axis, value in asked.items()]
+    return sum(a != b for a, b in pairs), sum(relative_difference(a, b) for a, b in pairs)
+
+
+def relative_difference(a: object, b: object) -> float:
+    """The difference of two numbers divided by the larger one. It is 0 for values that are not numbers."""
+    numbers = [x for x in (a, b) if isinstance(x, (int, float)) and not isinstance(x, bool)]
+    return abs(numbers[0] - numbers[1]) / max(map(abs, numbers)) if len(numbers) == 2 and any(numbers) else 0.0
