@@ -348,8 +348,11 @@ def partitions_reached(longest: int, partition: int, window: int | None) -> int:
 def launched_partitions(longest: int, partition: int, window: int | None) -> int:
     """The number of partitions in the grid of a CUDA kernel, for sequences of up to ``longest`` tokens.
 
-    A call of a single partition writes its output directly, without a reduction. A window in a longer sequence keeps
-    the reduction, so that it also marks the scratch of the other partitions.
+    A kernel with a single partition in its grid writes the output directly, without a reduction. Sequences of more than
+    one partition therefore get at least two, even if the window fits one: the reduction must run, because it also marks
+    the partitions outside the window as empty in the scratch.
+
+    partition: tokens of a partition. window: the sliding window in tokens, or None.
     """
     return max(min(_ceil(longest, partition), 2), partitions_reached(longest, partition, window))
 
