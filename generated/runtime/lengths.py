@@ -48,7 +48,7 @@ def may_read(device: torch.device, policy: str) -> bool:
 
 
 def is_captured(device: torch.device) -> bool:
-    """Whether a CUDA graph is captured on the current stream of ``device``."""
+    """Whether a CUDA graph is being captured on the current stream of ``device``."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 

@@ -140,7 +140,7 @@ class Operator:
         captured = is_captured(call.query.device)
         row = self.table.choose(key, backend, num_seqs, call.max_seq_len, kv_heads, asked, device, captured)
         check.check_tensors(call, row.modification)
-        if backend == "torch" and not may_read(call.query.device, row.host_lengths):  # a CUDA kernel does not ask
+        if backend == "torch" and not may_read(call.query.device, row.host_lengths):  # CUDA kernels never read lengths
             call = call._replace(read_lengths=False)
         launch(self.kernel(row, backend, on_gpu, layout), call, row.partition_size)
 

@@ -12,7 +12,8 @@ def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor
     """Views of max_logits and exp_sums for the rows and partitions of a segment, each [rows, partitions, heads].
 
     A kernel can write its maxima and sums directly into these views. Both results are None if the call has no scratch.
-    Both are also None if the rows are sorted, because the sequences of a segment are then not adjacent in the scratch.
+    The results are also None if the rows are sorted, because the sequences of a segment are then not adjacent in the
+    scratch.
     """
     if call.scratch is None or rows.ordered:
         return None, None

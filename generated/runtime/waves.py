@@ -1,11 +1,12 @@
 """The wave model: estimates the time of a decode call on a GPU from the thread blocks of its grid.
 
-The blocks start in the order of the grid, and a block starts as soon as another one ends. The grid has one block for
-each partition that the launch must expect. If a CUDA graph is captured, that is every partition of max_seq_len. A later
-replay can have shorter sequences. Their blocks past the end are *empty*: such a block loads the length and returns.
+Thread blocks start in the order of the grid. When all places on the multiprocessors are taken, the next thread block
+starts as soon as another one ends. The grid has a thread block for each partition that a sequence may have. In a
+captured CUDA graph, this is every partition up to max_seq_len, although sequences can be shorter when the graph is
+replayed. A thread block past the end of its sequence is *empty*: it only loads the sequence length and returns.
 
-The unit of time is the time in which one multiprocessor processes one token. This module is pure Python, because the
-generator uses it too.
+All times are in this unit: the time in which one multiprocessor processes one token. This module is pure Python,
+because the generator uses it too.
 """
 
 from __future__ import annotations
@@ -21,27 +22,31 @@ if TYPE_CHECKING:
 #: The fixed cost of a partition: starting a thread block and writing its result take the time of this many tokens.
 PARTITION_OVERHEAD = 32
 
-#: A thread block of the reduction loads this many partitions together (runtime/cuda/pav2_reduce.cuh, head size 64 up).
+#: A thread block of the reduction loads this many partitions at once (runtime/cuda/pav2_reduce.cuh, for a head size of
+#: 64 or more).
 REDUCTION_PARTITIONS = 64
 
-#: The time of the reduction, in tokens of one multiprocessor: its launch and end, and the latency of a round of loads.
+#: The time to launch and end the reduction, and the latency of one round of loads, in the unit of this module.
 REDUCTION_START, REDUCTION_ROUND = 64, 16
 
-#: Workers of one kind: the time at which they become free, and their number.
+#: A worker is a place for a resident thread block. A group of workers: when they become free, and how many they are.
 Workers = tuple[int, int]
 
 
 def cost(
     row: Row, num_seqs: int, max_seq_len: int, kv_heads: int, backend: str = "cuda", seq_len: int | None = None
 ) -> int:
-    """Estimate the time of a call with ``num_seqs`` sequences of ``seq_len`` tokens each, by default ``max_seq_len``.
+    """Estimate the time of a call with ``num_seqs`` sequences of ``seq_len`` tokens each.
 
-    A thread block processes one (sequence, KV head, partition), or some query heads of it. The blocks that are resident
-    on a multiprocessor share its bandwidth, but a single block can't use all of it. First come all whole partitions,
-    then the last, shorter partition of each sequence, then the empty blocks. An empty block needs no bandwidth, but it
-    takes the place of a resident block for ``row.empty_tokens``. Finally the partitions that have tokens are reduced.
+    A thread block processes one partition of one sequence, for a KV head or some of its query heads. The thread blocks
+    that are resident on a multiprocessor share its memory bandwidth, and a single thread block can't use the whole
+    bandwidth. First come all full partitions, then the last, shorter partition of each sequence, then the empty thread
+    blocks. An empty thread block needs no bandwidth, but it occupies a worker for the time ``row.empty_tokens``. At the
+    end comes the reduction of all partitions that have tokens.
 
-    A PyTorch kernel has no empty blocks. A captured one computes every partition of max_seq_len.
+    A PyTorch kernel has no empty thread blocks: in a CUDA graph it computes all partitions up to max_seq_len.
+
+    seq_len: the length of each sequence in tokens. The default is ``max_seq_len``.
     """
     if backend == "cuda" and row.cuda:
         return _cost(row, num_seqs * kv_heads * row.blocks_per_group, max_seq_len, seq_len)
@@ -50,7 +55,11 @@ def cost(
 
 
 def _cost(row: Row, blocks: int, max_seq_len: int, seq_len: int | None) -> int:
-    """The cost of a call that has ``blocks`` thread blocks for each partition."""
+    """Estimate the time of a call. Arguments other than ``blocks`` are those of ``cost``.
+
+    blocks: the number of thread blocks that process the first partitions of all sequences. The second partitions, and
+    so on, have the same number of thread blocks.
+    """
     window = row.key.sliding_window
     launched = launched_partitions(max_seq_len, row.partition_size, window)
     length = max_seq_len if seq_len is None else min(seq_len, max_seq_len)
@@ -72,10 +81,13 @@ def _cost(row: Row, blocks: int, max_seq_len: int, seq_len: int | None) -> int:
 
 
 def start(workers: Sequence[Workers], blocks: int, duration: int) -> list[Workers]:
-    """Start ``blocks`` equal blocks, each on the worker that is free first. Returns when the workers are free again.
+    """Give ``blocks`` equal thread blocks to the workers, each to the worker that is free first.
 
-    The number of steps does not depend on the number of blocks. ``level`` is the time at which all would be done if
-    blocks could be divided. The blocks that end until then surely start before all others.
+    Returns the workers with the times at which they are free again. duration: the time that a thread block takes.
+
+    The computation takes the same number of steps for any number of thread blocks. If thread blocks could be divided,
+    all workers would end at the same time ``level``. As many thread blocks as a worker can end before ``level`` are
+    given to the worker together. Only the remaining thread blocks are given out one by one.
     """
     waiting = sorted(each for each in workers if each[1])
     if not blocks or not duration:
@@ -88,7 +100,10 @@ def start(workers: Sequence[Workers], blocks: int, duration: int) -> list[Worker
 
 
 def _level(waiting: Sequence[Workers], work: int) -> int:
-    """The time at which workers, sorted by time, would end ``work`` if they could share it evenly. Rounded down."""
+    """The time, rounded down, at which the workers would end if they could divide ``work`` evenly.
+
+    waiting: the workers, sorted by the time at which they become free.
+    """
     number = 0
     level = 0
     for time, count in waiting:
@@ -100,7 +115,7 @@ def _level(waiting: Sequence[Workers], work: int) -> int:
 
 
 def _one_each(waiting: Sequence[Workers], blocks: int, duration: int) -> Iterator[Workers]:
-    """Start one block on each of the first workers, as long as there are blocks."""
+    """Give one thread block to each of the first ``blocks`` workers. Yield all workers with their new times."""
     for time, count in waiting:
         busy = min(count, blocks)
         blocks -= busy
@@ -111,7 +126,10 @@ def _one_each(waiting: Sequence[Workers], blocks: int, duration: int) -> Iterato
 
 
 def reduction_cost(launched: int, working: int) -> int:
-    """The time of the reduction of ``working`` partitions. A launch of a single partition needs no reduction."""
+    """Estimate the time of the reduction, which is 0 if only one partition is launched.
+
+    launched: the number of partitions in the grid. working: the number of partitions that have tokens.
+    """
     if launched <= 1:
         return 0
     return REDUCTION_START + REDUCTION_ROUND * max(1, -(-working // REDUCTION_PARTITIONS))
@@ -120,12 +138,14 @@ def reduction_cost(launched: int, working: int) -> int:
 def cheapest(
     rows: Sequence[Row], num_seqs: int, max_seq_len: int, kv_heads: int, backend: str, captured: bool = False
 ) -> Row:
-    """The row of the lowest cost for a call. Among equal rows it is the first.
+    """The dispatch row with the lowest estimated time for a call. If several rows are equal, it is the first of them.
 
-    captured: whether a CUDA graph is captured. The graph is replayed for sequences of any length up to max_seq_len, so
-    no row is the cheapest for all. The result is the row that is never much slower than the best one: the row with the
-    smallest ratio to the best cost of a length, at the length where this ratio is largest. The lengths are max_seq_len
-    and its halves.
+    A captured CUDA graph is replayed for sequences of any length up to max_seq_len, and different rows are the best for
+    different lengths. The result is then the row with the smallest worst-case slowdown. The slowdown at one length is
+    the row's time divided by the best row's time. The worst case is the largest slowdown at the lengths max_seq_len,
+    max_seq_len / 2, max_seq_len / 4 and so on.
+
+    captured: whether a CUDA graph is being captured.
     """
     if not captured or len(rows) == 1:
         return min(rows, key=lambda row: cost(row, num_seqs, max_seq_len, kv_heads, backend))

@@ -120,7 +120,7 @@ def kernels_of(rows: Iterable[Row], root: Path = ROOT) -> Kernels:
 
 
 def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
-    """The GPU toolchain called ``name``. None means CoreX if CoreX is installed, else nvcc.
+    """The GPU toolchain called ``name``. If ``name`` is None, it is CoreX if CoreX is installed, else nvcc.
 
     arch: the GPU architecture. The default is ivcore10 (BI-V100) for CoreX, and the current device's architecture for
     nvcc. Raises CompilerMissingError if the compiler is missing. Raises LibraryError if the architecture or ``name`` is
@@ -165,7 +165,8 @@ def build(
     Raises LibraryError with the compiler's messages. ``warp_size``, ``checked`` and ``quick`` have an effect only if
     the toolchain is ``host``.
 
-    toolchain: ``corex``, ``nvcc``, or ``host`` for the CPU. None means CoreX if CoreX is installed, else nvcc.
+    toolchain: ``corex``, ``nvcc``, or ``host`` for the CPU. If ``toolchain`` is None, the build uses CoreX if CoreX is
+    installed, else nvcc.
     arch: the GPU architecture (see ``find_toolchain``).
     jobs: the number of compilers that run in parallel.
     checked: whether the kernels check each memory access.

@@ -33,13 +33,13 @@ class Tile(NamedTuple):
 
     rows: the number of sequences.
     parts: the numbers of the partitions, as a slice.
-    pages: the number of pages in each item. It is less than the pages of a partition only if the tile has a single
-    partition that was trimmed to its used pages.
+    pages: the number of pages in each item. An item has fewer pages than a partition only if the tile has a single
+    partition, which was trimmed to its used pages.
     chunk: the number of items in a chunk.
     masked: whether token slots may lie past the end of their sequence, the last ``tail`` slots excluded.
     padded: whether the tile has pages beyond the end of the longest sequence.
-    tail: the number of token slots at the end of the tile that lie past the end of the sequence. It is more than 0 only
-    if the tile has a single sequence of known length.
+    tail: the number of token slots at the end of the tile that lie past the end of the sequence, if the tile has a
+    single sequence of known length; else 0.
     """
 
     rows: int
@@ -68,8 +68,8 @@ class Tile(NamedTuple):
     def chunks(self, *tensors: torch.Tensor | None) -> Iterator[tuple[Any, ...]]:
         """Iterate over the chunks of the tile. For each chunk, yield the part of each tensor that belongs to the chunk.
 
-        tensors: tensors that have a multiple of ``items`` as their first dimension. All except the first may be None,
-        which yields None for each chunk.
+        tensors: tensors that have a multiple of ``items`` as their first dimension. A tensor other than the first may
+        be None; its part of each chunk is then None too.
         """
         if self.chunk >= self.items:
             return iter((tensors,))
@@ -172,8 +172,8 @@ class Budget(NamedTuple):
 
         partition_size, page: the number of tokens in a partition and in a page.
         known: True if ``lengths`` are the real lengths; False if they are upper bounds. Upper bounds must be positive.
-        attended: for each sequence, the number of tokens at its start that need no mask. None means that no token of a
-        sequence needs a mask. If ``attended`` is given, the sequences must be sorted, longest first.
+        attended: for each sequence, the number of tokens at its start that need no mask. If ``attended`` is None, no
+        token of a sequence needs a mask. If ``attended`` is given, the sequences must be sorted, longest first.
         """
         exempt = None if attended is None else tuple(attended)
         return _fit(self, tuple(lengths), exempt, kv_heads, partition_size, page, known)
@@ -348,9 +348,9 @@ def partitions_reached(longest: int, partition: int, window: int | None) -> int:
 def launched_partitions(longest: int, partition: int, window: int | None) -> int:
     """The number of partitions in the grid of a CUDA kernel, for sequences of up to ``longest`` tokens.
 
-    A kernel with a single partition in its grid writes the output directly, without a reduction. Sequences of more than
-    one partition therefore get at least two, even if the window fits one: the reduction must run, because it also marks
-    the partitions outside the window as empty in the scratch.
+    If the grid has a single partition, the kernel writes the output directly, and no reduction runs. The reduction also
+    marks the partitions before a sliding window as empty in the scratch, so it must run if there can be such
+    partitions. The grid therefore has at least two partitions if ``longest`` exceeds one partition.
 
     partition: tokens of a partition. window: the sliding window in tokens, or None.
     """

@@ -55,7 +55,11 @@ def cost(
 
 
 def _cost(row: Row, blocks: int, max_seq_len: int, seq_len: int | None) -> int:
-    """Estimate the time of a call that has ``blocks`` thread blocks for each partition number."""
+    """Estimate the time of a call. Arguments other than ``blocks`` are those of ``cost``.
+
+    blocks: the number of thread blocks that process the first partitions of all sequences. The second partitions, and
+    so on, have the same number of thread blocks.
+    """
     window = row.key.sliding_window
     launched = launched_partitions(max_seq_len, row.partition_size, window)
     length = max_seq_len if seq_len is None else min(seq_len, max_seq_len)
@@ -138,8 +142,8 @@ def cheapest(
 
     A captured CUDA graph is replayed for sequences of any length up to max_seq_len, and different rows are the best for
     different lengths. The result is then the row with the smallest worst-case slowdown. The slowdown at one length is
-    the row's time divided by the best row's time. It is computed at max_seq_len, max_seq_len / 2, max_seq_len / 4 and
-    so on, and the largest of these numbers is the worst case.
+    the row's time divided by the best row's time. The worst case is the largest slowdown at the lengths max_seq_len,
+    max_seq_len / 2, max_seq_len / 4 and so on.
 
     captured: whether a CUDA graph is being captured.
     """

@@ -1,7 +1,7 @@
 """Tiles a call that has a sliding window, so that each sequence is processed from its window's first partition on.
 
 A window of W tokens includes the current token: the query at position q attends to the key at position k if q - k < W.
-Such a window touches at most ceil((W - 1) / partition) + 1 partitions, and the kernel processes this number of
+A window of W tokens touches at most ceil((W - 1) / partition) + 1 partitions, and the kernel processes this number of
 partitions for each sequence. The device computes the window's first partition, so the host reads no lengths. The work
 is proportional to the window, not to the sequence length.
 """
@@ -20,7 +20,7 @@ class WindowRows(Rows):
 
     starts: [seqs, 1] int32, the first position of each sequence's window.
     firsts: [seqs, 1] int32, the first partition that is processed for each sequence.
-    latest: the largest value in ``firsts``. It keeps all processed partitions within the longest possible sequence.
+    latest: the upper bound of ``firsts``, chosen so that all processed partitions lie within max_seq_len tokens.
     """
 
     def __init__(self, seq_lens: torch.Tensor, window: int, partition: int, latest: int) -> None:

@@ -34,7 +34,7 @@ class ExtendCase(Case):
     with sequences that fill it.
     starts: the values of query_start_loc, for tests of invalid values. ``query_lens`` must then be the numbers of rows
     that the sequences own after clamping.
-    tokens: the number of query rows. It is given only with ``starts``.
+    tokens: the number of query rows, which must be given together with ``starts``.
     """
 
     query_lens: Sequence[int] = ()

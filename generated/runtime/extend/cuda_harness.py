@@ -70,8 +70,8 @@ class CudaExtend(ExtendHarness):
 class CheckedExtend(CudaExtend):
     """A CUDA kernel in a checked build on the CPU, which checks and counts each memory access of the kernel.
 
-    A launch stores the counters in ``report``, and raises FindingsError if an access was wrong. Warps are ordered only
-    by ``__syncthreads``, because ``__syncwarp`` does not order memory accesses on the BI-V100.
+    A launch stores the counters in ``report``, and raises FindingsError if an access was wrong. The checks assume that
+    only ``__syncthreads`` orders memory accesses, because ``__syncwarp`` does not order them on the BI-V100.
     """
 
     checked = True
@@ -151,7 +151,7 @@ class CheckedExtend(CudaExtend):
 
 
 def pages_of_tiles(call: ExtendCall, tile_tokens: int) -> int:
-    """The number of pages that must be loaded for one KV head: the pages that each tile attends to, over all tiles."""
+    """The number of page loads for one KV head: for each tile, the pages that contain a key which the tile attends."""
     page, count = call.key_cache.shape[3], 0
     starts = call.query_start_loc.tolist()
     for s, length in enumerate(call.seq_lens.tolist()):

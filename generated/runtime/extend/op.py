@@ -139,7 +139,7 @@ def preferring_cuda(rows: Iterable[Row], max_query_len: int) -> list[Row]:
 
 
 def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
-    """Run a kernel on a checked call. If there are no query rows or no cached tokens, no kernel is needed."""
+    """Run a kernel on a checked call. A call without query rows or without cached tokens needs no kernel."""
     if not (call.seq_lens.shape[0] and call.max_query_len and call.query.shape[0]):
         return
     if call.max_seq_len:

@@ -79,8 +79,8 @@ class Kernels:
         library: the path of a compiled library.
         arch: the GPU architecture (see ``library.find_toolchain``).
         warp_size: the warp size of a "host" library, 32 or 64.
-        checked: whether a "host" library is a checked build. Its kernels may access only the memory that is registered
-        with a ``runtime.simt`` session.
+        checked: whether a "host" library is a checked build. Kernels in a checked build may access only the memory that
+        is registered with a ``runtime.simt`` session.
 
         Raises LibraryError if the library cannot be built or loaded, was built for a different device, or was compiled
         from other sources.

@@ -40,7 +40,8 @@ class Place:
 class Finding:
     """One fault of a kernel, as the checks detected it.
 
-    `what`: a description. `expected`: what the kernel should have done. `places`: the accesses or calls involved.
+    `kind`: the type of the fault, such as "race". `what`: a description of the fault. `expected`: what the kernel
+    should have done. `places`: the memory accesses or calls that are part of the fault.
     `buffer`, `offset`: the buffer and the byte in it, or None. `count`: how often the fault was seen. `stopped`:
     whether the launch was stopped at the fault.
     """
@@ -200,7 +201,7 @@ class Report:
 def read_report(text: bytes, library: str | None = None) -> Report:
     """Parse the JSON report of the runtime.
 
-    `library`: the path of the library file with the kernels. By default it is the path in the report.
+    `library`: the path of the library file with the kernels. The default is the path that the report contains.
     """
     raw: dict[str, Any] = json.loads(text.decode("utf-8", "replace"))
     places = [p for f in raw["findings"] for p in f["places"] if not p["file"]]
@@ -232,7 +233,7 @@ def _tell_apart(raw: dict[str, Any]) -> None:
 def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
     """Add up all counters of the same source line, operation, buffer and width.
 
-    There may be several, because the compiler can duplicate code.
+    A source line can have several counters, because the compiler can duplicate code.
     """
     regions = {r["id"]: r for r in raw["regions"]}
     sums: dict[tuple[Location, str, int, int], Traffic] = defaultdict(Traffic)

@@ -25,14 +25,14 @@ class Taken(NamedTuple):
 
     sequences: [query tiles] int64, the sequence of each query tile.
     rows: [query tiles, width] int64, the index of each row in the query.
-    places: [query tiles * width] int64, for each row the index of the result to store in this row. It is None if each
-    row has a separate result.
-    some: [1] bool, whether any query tile has a row. It is None if all query tiles have rows.
+    places: [query tiles * width] int64, for each row the index of the result to store in this row. ``places`` is None
+    if each row has a separate result.
+    some: [1] bool, whether any query tile has a row. ``some`` is None if all query tiles have rows.
     queries: [query tiles, width] int32, the position of each row in its sequence.
     seq_lens: [query tiles] int32, the length of each query tile's sequence in tokens, new tokens included.
     ends: [query tiles, 1] int32, the number of tokens up to and including the tile's last row, or 0 without rows.
-    starts: [query tiles, 1] int32, the first position of the first row's sliding window. It is None if the kernel has
-    no sliding window.
+    starts: [query tiles, 1] int32, the first position of the first row's sliding window. ``starts`` is None if the
+    kernel has no sliding window.
     """
 
     sequences: torch.Tensor
@@ -67,9 +67,9 @@ class Part(NamedTuple):
     queries, seq_lens: as in ``Taken``.
     positions: [1 or query tiles, tokens] int32, the position of each key in its sequence.
     hidden: [query tiles, partitions, 1, width, 1, tokens of a partition] bool, True where a row does not attend to a
-    key. It is None if every row attends to every key.
-    unread: [query tiles, tokens] bool, True where no row of a query tile attends to a key. It is None if ``hidden`` is
-    None.
+    key. ``hidden`` is None if every row attends to every key.
+    unread: [query tiles, tokens] bool, True where no row of a query tile attends to a key. ``unread`` is None if
+    ``hidden`` is None.
     pages: [items, pages] int32, the block number of each page, or 0 for a page to which no row attends.
     """
 
@@ -85,7 +85,8 @@ class Part(NamedTuple):
 def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Group, ...]:
     """Split the rows of a call into groups of query tiles.
 
-    The split uses the sequence lengths if the host may read them. Otherwise it uses upper bounds of the lengths.
+    The split uses the sequence lengths if the host may read them. If the host may not read the lengths, the split uses
+    upper bounds.
     """
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     bound = budget.bound(tokens, seqs, call.max_seq_len, shape, call.max_query_len)
@@ -108,7 +109,7 @@ class QueryRows:
     firsts: [query tiles] int64, the index in the query of the tile's first row.
     counts: [query tiles] int64, the number of rows of the tile.
     positions: [query tiles] int64, the position of the tile's first row in its sequence, or -1 if the tile has no rows.
-    total: [1] int64, the number of query tiles that have rows. It is None if all query tiles have rows.
+    total: [1] int64, the number of query tiles that have rows. ``total`` is None if all query tiles have rows.
     """
 
     def __init__(self, call: ExtendCall, group: Group, shape: Shape) -> None:

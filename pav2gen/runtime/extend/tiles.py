@@ -2,8 +2,8 @@
 
 A row is one query token. A *query tile* is a set of consecutive rows of one sequence. The kernel reads the keys and
 values of a query tile once for all its rows and heads. ``runtime.tiling`` then treats each query tile like a sequence
-of a decode call. It splits the tokens up to the query tile's last row into partitions, and it forms rectangles of query
-tiles and partitions.
+of a decode call. The tiling splits the tokens up to the query tile's last row into partitions, and forms rectangles of
+query tiles and partitions.
 
 A *group* is a set of query tiles that are padded to the same width (number of rows). The split depends only on values
 that the host knows. There are two cases:
@@ -93,8 +93,8 @@ class ExtendBudget(NamedTuple):
     chunk, segment, padding, chunk_page, page: as in ``tiling.Budget``.
     segment_page, segment_item, row: as in ``tiling.Budget``, for a query tile with a single row.
     row_page: further memory for a page in a tile's buffers, for each row and all heads together.
-    row_padding: the amount of padding that takes as long to process as one more tile. Its unit is query rows × pages ×
-    KV heads.
+    row_padding: the amount of padding that takes as long to process as one more tile. The unit of ``row_padding`` is
+    query rows × pages × KV heads.
     """
 
     width: int

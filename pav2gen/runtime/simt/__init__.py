@@ -1,9 +1,10 @@
 """Runs unmodified CUDA kernels on the CPU, at warp size 64 or 32, and checks and counts their memory accesses.
 
-There are two types of build. A *fast* build computes results at full speed. A *checked* build is slower. It detects
-races, accesses outside all buffers, misaligned accesses, and reads of memory that was never written. It also counts
-bytes, sectors and bank conflicts, for each buffer and each source line. Both builds detect barriers and shuffles that
-some threads do not reach, and both survive a kernel that crashes. A fault that a build detects is called a *finding*.
+There are two types of build. A *fast* build computes results at full speed. A *checked* build is slower. A checked
+build detects races, accesses outside all buffers, misaligned accesses, and reads of memory that was never written. A
+checked build also counts bytes, sectors and bank conflicts, for each buffer and each source line. Both builds detect
+barriers and shuffles that some threads do not reach, and both survive a kernel that crashes. A fault that a build
+detects is called a *finding*.
 
     from pav2gen.runtime import simt
 

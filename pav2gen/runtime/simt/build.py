@@ -106,7 +106,7 @@ def compile_commands(
 
     The name of each object file contains a hash of all its inputs, so an existing object file need not be compiled
     again. If a source or its headers contain launches `kernel<<<…>>>`, this function stores the rewritten source in the
-    cache folder. It writes no other files.
+    cache folder. The function writes no other files.
 
     :param out: the path of the library. If it is None, the library is in the cache folder and is named by a hash.
     :param program: whether to link an executable program instead of a library
