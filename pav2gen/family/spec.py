@@ -135,7 +135,9 @@ class Spec:
         return f"specs/{self.file_name}"
 
     def where(self, *path: str) -> str:
-        """``file:line`` of the first of the given paths that is in the spec file. If none is, the file's name."""
+        """``file:line`` of the first of the given paths that the spec file contains, or the file's name if it contains
+        none.
+        """
         return next((self.places[name] for name in path if name in self.places), self.file_name)
 
 

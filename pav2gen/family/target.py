@@ -17,9 +17,9 @@ class Target:
     ``arch`` is the compiler's name of the architecture. ``launch_us`` is the time to launch an empty kernel, in
     microseconds. ``bandwidth_gbps`` is the measured bandwidth of a copy in GB/s. ``peak_bandwidth_gbps`` is computed
     from the memory's clock and bus width. ``shared_memory_bytes`` is the most that a thread block may use without
-    opting in to more. ``load_bytes`` is the number of bytes per load and thread that is believed to be fastest.
-    ``latency_ns`` is the time in nanoseconds from the issue of a load from memory until its value can be used.
-    ``block_start_ns`` is the time in nanoseconds to start and end a thread block that does nothing.
+    opting in to more. ``load_bytes`` is the number of bytes per load and thread that is believed to give the highest
+    bandwidth. ``latency_ns`` is the time in nanoseconds from the issue of a load from memory until its value can be
+    used. ``block_start_ns`` is the time in nanoseconds to start and end a thread block that does nothing.
     """
 
     name: str

@@ -28,7 +28,7 @@ class _Edited(Exception):
 
 
 class Transaction:
-    """A ``with`` block. If the block ends in an exception, its steps are undone, the last one first.
+    """A context manager. If the ``with`` block ends in an exception, its steps are undone, the last one first.
 
     If the exception is an OSError, or if someone changed a file after the command had read it, a UserError is raised.
     Its message says in which state the files are.

@@ -23,8 +23,8 @@ DEFAULT_FOLDER = Path("generated")
 class FileChange:
     """A file that a build adds, changes or removes. ``old`` is None for a new file. ``new`` is None for a removed file.
 
-    ``digest`` is the sha256 of ``new``, or empty. ``ours`` says whether a build wrote the old content. If not, another
-    build may replace the file only with ``--force``.
+    ``digest`` is the sha256 of ``new``, or empty. ``ours`` says whether a build wrote the old content. A build replaces
+    content that no build wrote only with ``--force``.
     """
 
     owner: str
@@ -78,9 +78,10 @@ class Comparison:
 class Tree:
     """A generated package on the disk.
 
-    manifests: the manifest of each owner. broken: the owners with a manifest that cannot be used, and the reason.
-    journal: the files that an interrupted build wrote, as in ``journal.Entries``. incomplete: whether a build was
-    interrupted.
+    manifests: the manifest of each owner.
+    broken: the owners with a manifest that cannot be used, and the reason.
+    journal: the files that an interrupted build wrote, as in ``journal.Entries``.
+    incomplete: whether a build was interrupted.
     """
 
     disk: Disk

@@ -129,7 +129,7 @@ class CudaCachePlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory per thread block: rows with padding, and slot numbers. A multiple of 16."""
+        """Bytes of shared memory per thread block, a multiple of 16: rows with padding, and slot numbers."""
         rows = self.tokens * (self.variant.head_size + PADDING) * self.variant.cache_item_bytes
         return -(-(-(-rows // 8) * 8 + 8 * self.tokens) // 16) * 16
 

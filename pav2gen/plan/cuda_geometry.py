@@ -12,11 +12,14 @@ WIDEST_WARP = 64
 class Geometry:
     """How the threads of a decode kernel's thread block divide the work.
 
-    threads: threads per block. heads: query heads that a block computes. step: tokens that a block processes between
-    two barriers. Shared memory holds the scores of one step. runs: runs of consecutive tokens that a warp scores at the
-    same time. key_words: 32-bit words per load of keys and thread. value_words: 32-bit words per load of values and
-    thread. row_lanes: threads that read one row of V side by side. A row of V is one element of the head for all tokens
-    of a page.
+    threads: threads per block.
+    heads: query heads that a block computes.
+    step: tokens that a block processes between two barriers. Shared memory holds the scores of one step.
+    runs: runs of consecutive tokens that a warp scores at the same time.
+    key_words: 32-bit words per load of keys and thread.
+    value_words: 32-bit words per load of values and thread.
+    row_lanes: threads that read one row of V side by side. A row of V is one element of the head for all tokens of a
+    page.
     """
 
     threads: int
@@ -38,11 +41,15 @@ class ExtendGeometry:
 
     A query row is a pair of a query token and a query head.
 
-    threads: threads per block. heads: query heads per block. tokens: query tokens per block. step: number of keys that
-    shared memory holds at the same time. The values of these keys replace them later. chunk_rows: query rows that a
-    warp scores at the same time. lane_keys: keys that a lane scores at the same time. load_words: 32-bit words per load
-    from the cache and thread. dim_lanes: threads that divide the elements of one query row's output among them while
-    values are added. partition: number of keys that a block processes.
+    threads: threads per block.
+    heads: query heads per block.
+    tokens: query tokens per block.
+    step: number of keys that shared memory holds at the same time. The values of these keys replace them later.
+    chunk_rows: query rows that a warp scores at the same time.
+    lane_keys: keys that a lane scores at the same time.
+    load_words: 32-bit words per load from the cache and thread.
+    dim_lanes: threads that divide the elements of one query row's output among them while values are added.
+    partition: number of keys that a block processes.
     """
 
     threads: int

@@ -31,8 +31,9 @@ class Line(NamedTuple):
 class Parameter(NamedTuple):
     """A parameter tensor in a CUDA kernel.
 
-    array: the name of the array in shared memory. pointer: the text of the pointer to global memory. place: the text of
-    the index of the element to load.
+    array: the name of the array in shared memory.
+    pointer: the text of the pointer to global memory.
+    place: the text of the index of the element to load.
     """
 
     array: str

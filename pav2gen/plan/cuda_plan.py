@@ -332,9 +332,8 @@ def _key_words(v: Variant, load_bytes: int) -> int:
 def _rows(v: Variant, threads: int, load_bytes: int) -> list[tuple[int, int]]:
     """The possible pairs of (32-bit words per load of V, threads that read one row of V side by side), the best first.
 
-    Pairs with which no thread is idle come before others. Then narrower loads than the target's ``load_bytes``, or
-    equal ones, come before wider ones. The threads of a row together read the whole row, or at least one sector of the
-    row.
+    Pairs with which no thread is idle come before others. Among these, loads of at most the target's ``load_bytes``
+    come before wider loads. The threads of a row together read the whole row, or at least one sector of the row.
     """
     row = v.block_size * v.cache_item_bytes
     widths = [w for w in (16, 8, 4) if w <= min(load_bytes, row)] + [w for w in (16,) if load_bytes < w <= row]

@@ -123,7 +123,7 @@ AnyKernel = Kernel | Extender | Writer
 
 
 def kernel(point: Point, spec: Spec) -> AnyKernel:
-    """Make the plan of the kernel ``point``, which may belong to any operator. Returns both."""
+    """Make the plan of the kernel ``point``, which may belong to any operator. Returns the kernel and the plan."""
     if isinstance(point, CacheVariant):
         return Writer(point, plan_cache(point, spec))
     if isinstance(point, ExtendVariant):

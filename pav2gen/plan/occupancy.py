@@ -28,9 +28,11 @@ ASSUMED_REGISTERS, ASSUMED_THREADS = 64 << 10, 2048
 class Occupancy:
     """The resident thread blocks of a multiprocessor, and the bytes of their loads that are in flight.
 
-    blocks: the number of resident thread blocks. limited_by: the resource that limits this number. key_bytes: bytes in
-    flight while keys are read. value_bytes: bytes in flight while values are read. needed: bytes in flight that full
-    bandwidth needs; None if the target's bandwidth is not known.
+    blocks: the number of resident thread blocks.
+    limited_by: the resource that limits this number.
+    key_bytes: bytes in flight while keys are read.
+    value_bytes: bytes in flight while values are read.
+    needed: bytes in flight that full bandwidth needs; None if the target's bandwidth is not known.
     """
 
     blocks: int

@@ -82,7 +82,9 @@ class TorchFigures:
 
     @property
     def score_bytes(self) -> int:
-        """Bytes of the scores of one query token with a page in float32, for the query heads of one KV head."""
+        """Bytes of the float32 scores of one query token with the tokens of one page, for the query heads of one KV
+        head.
+        """
         return self.variant.gqa_ratio * self.variant.block_size * 4
 
     @cached_property
@@ -149,8 +151,8 @@ class TorchPlan(TorchFigures):
 
     @property
     def always_attends(self) -> bool:
-        """Whether every query attends to all tokens of its sequence. Then the softmax sum of a partition with tokens is
-        not 0.
+        """Whether every query attends to all tokens of its sequence, so that the softmax sum of a partition with tokens
+        is not 0.
         """
         v = self.variant
         return not (v.blocksparse or v.sliding_window or v.own or self.hooks.masks)

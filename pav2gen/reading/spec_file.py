@@ -118,11 +118,11 @@ class _Fields:
                 self.nodes.update((child.name, child) for child in children)
 
     def one(self, path: str, read: Callable[[Node], Any]) -> Any:
-        """The value at ``path``, converted by ``read``. If the value is missing, its default."""
+        """The value at ``path``, converted by ``read``. A missing value is replaced by its default."""
         return read(self.nodes[path]) if path in self.nodes else DEFAULTS[path]
 
     def many(self, path: str, read: Callable[[Node], Any], nullable: bool = False) -> Any:
-        """The values at ``path`` as a tuple, each converted by ``read``. If the values are missing, their default.
+        """The values at ``path`` as a tuple, each converted by ``read``. Missing values are replaced by their default.
 
         A repeated value is an error. ``nullable`` says whether null is an allowed value.
         """

@@ -72,8 +72,8 @@ class Node:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """A ``with`` block. A UserError that leaves the block without a ``file:line`` gets the ``file:line`` of this
-        value.
+        """A context manager. A UserError that leaves the ``with`` block without a ``file:line`` gets the ``file:line``
+        of this value.
         """
         try:
             yield

@@ -31,7 +31,7 @@ class SparsePattern(NamedTuple):
 
 
 class CaseData(NamedTuple):
-    """The data of a decode kernel's tests. Templates use the name ``data`` for it.
+    """The data of a decode kernel's tests. Templates call this object ``data``.
 
     ``boundary_lengths`` and ``long_length`` are sequence lengths in tokens. ``calls_by_sequences`` has pairs (number of
     sequences, expected number of ATen calls).
@@ -44,12 +44,12 @@ class CaseData(NamedTuple):
 
 
 class ExtendData(NamedTuple):
-    """The data of an extend kernel's tests. Templates use the name ``data`` for it.
+    """The data of an extend kernel's tests. Templates call this object ``data``.
 
     windows: batches for a sliding window; empty without a window. A batch is a pair of lists, with one number of tokens
-    per sequence: query lengths, and context lengths before the query. distances: context lengths in tokens, near the
-    distances in the modification's mask. calls: (number of sequences, query tokens per sequence, context per sequence,
-    expected number of ATen calls).
+    per sequence: query lengths, and context lengths before the query.
+    distances: context lengths in tokens, near the distances in the modification's mask.
+    calls: (number of sequences, query tokens per sequence, context per sequence, expected number of ATen calls).
     """
 
     windows: list[tuple[list[int], list[int]]]

@@ -15,8 +15,9 @@ from pav2gen.runtime import dispatch_row
 class Modification:
     """One entry of a spec's ``modifications``.
 
-    score, mask: expressions as text, or None. At least one of the two is given. tensors: for each parameter tensor, its
-    only dimension: ``heads`` or ``kv_heads``. The caller of the operator passes these tensors as float32.
+    score, mask: expressions as text, or None. At least one of the two is given.
+    tensors: for each parameter tensor, its only dimension: ``heads`` or ``kv_heads``. The caller of the operator passes
+    these tensors as float32.
     """
 
     name: str

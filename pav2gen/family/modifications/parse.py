@@ -96,7 +96,8 @@ class ExpressionError(Exception):
 def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
     """Parse the text of a score: an expression of type number, which may use the unmodified score ``s``.
 
-    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``. Raises ExpressionError.
+    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``.
+    Raises ExpressionError for a mistake in ``text``.
     """
     found = _parse(text, tensors or {}, ())
     if found.type == CONDITION:
@@ -107,7 +108,8 @@ def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expressi
 def parse_mask(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
     """Parse the text of a mask: a condition that is true if the query attends to the key.
 
-    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``. Raises ExpressionError.
+    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``.
+    Raises ExpressionError for a mistake in ``text``.
     """
     found = _parse(text, tensors or {}, ("s",))
     if found.type != CONDITION:
@@ -160,7 +162,8 @@ def _syntax_error(text: str, error: Exception, start: int) -> ExpressionError:
 class _Reader:
     """Converts the nodes of Python's syntax tree to a typed tree.
 
-    hidden: names that may not occur in this expression. start: the number of spaces before the expression in its text.
+    hidden: names that may not occur in this expression.
+    start: the number of spaces before the expression in its text.
     """
 
     def __init__(self, tensors: Mapping[str, str], hidden: tuple[str, ...], start: int) -> None:

@@ -48,10 +48,13 @@ _INFIX = {"+": "add", "-": "sub", "*": "mul", "/": "div", "//": "div", "%": "rem
 class TorchText:
     """The PyTorch statements for an expression, and their costs.
 
-    lines: the statements, one per line. result: the text of the expression's value after the statements. calls: the
-    number of ATen calls, not counting views. slots: the number of workspace slots, each as large as the scores.
+    lines: the statements, one per line.
+    result: the text of the expression's value after the statements.
+    calls: the number of ATen calls, not counting views.
+    slots: the number of workspace slots, each as large as the scores.
     token_values: the number of allocated tensors that vary over tokens and not over KV heads. (Tensors that vary only
-    over heads are too small to count.) names: the names and parameter tensors that the statements read.
+    over heads are too small to count.)
+    names: the names and parameter tensors that the statements read.
     """
 
     lines: tuple[str, ...]
@@ -72,10 +75,11 @@ def score_text(
     """The statements that replace the scores, in place, by the value of the expression ``x``.
 
     names: the PyTorch text for each name and each parameter tensor. The tensor for ``s`` is the scores. All other
-    tensors must broadcast to the shape of the scores. tensors: the dimension of each parameter tensor, ``heads`` or
-    ``kv_heads``. A name such as ``k`` may have an entry too: a key of ``REACH``, which tells over which dimensions of
-    the scores the name's values vary. slots: the text of a workspace slot (a buffer); it contains {} where the slot's
-    number is inserted. dimensions: the names of the dimensions of the scores.
+    tensors must broadcast to the shape of the scores.
+    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``. A name such as ``k`` may have an entry
+    too: a key of ``REACH``, which tells over which dimensions of the scores the name's values vary.
+    slots: the text of a workspace slot (a buffer); it contains {} where the slot's number is inserted.
+    dimensions: the names of the dimensions of the scores.
     """
     writer = _Writer(_normal(x), names, tensors, slots, names["s"], dimensions)
     result = writer.text(writer.root)
@@ -213,8 +217,8 @@ class _Writer:
         return self.plain(x)
 
     def fused(self, x: Expression) -> _Value | None:
-        """Write ``a + b * c`` or ``a - b * c`` as one call that overwrites ``a``. Returns None if that is not
-        possible.
+        """Write ``a + b * c`` or ``a - b * c`` as one call that overwrites ``a``. Returns None if the call cannot
+        overwrite ``a``.
         """
         for a, product in (x.args, x.args[::-1]) if x.op == "+" else (x.args,):
             fits = product.op == "*" and x.type == NUMBER and self.uses[product] == 1 and product not in self.values
@@ -234,7 +238,7 @@ class _Writer:
         return None
 
     def reusable(self, arg: Expression, x: Expression) -> _Value | None:
-        """The place of the operand ``arg`` if the result of the operation ``x`` may overwrite ``arg``. Else None."""
+        """The place of the operand ``arg`` if the result of the operation ``x`` may overwrite ``arg``, else None."""
         if arg.is_literal or arg.type != x.type or reach_of(arg, self.tensors) != reach_of(x, self.tensors):
             return None
         if self.uses[arg] > 1:
@@ -309,7 +313,7 @@ class _Writer:
 
         The storage is a new tensor or a workspace slot. ``small`` is the text that computes the value in a new tensor.
         ``large`` is the text that computes the value into a slot. If ``out``, the text ``large`` ends in an open
-        ``out=`` argument. Else it is a call of an in-place method.
+        ``out=`` argument. Without ``out``, the text ``large`` is a call of an in-place method.
         """
         held = self.allocate(x)
         self.assign(held, small, large, out)

@@ -32,10 +32,11 @@ class Expression:
 
     op: ``literal``, ``name`` (of ``NAMES``), ``element`` (of a parameter tensor, at the query head or the KV head),
     ``float`` (conversion of an integer to a number), ``neg``, ``not``, ``and``, ``or``, ``if``, or one of
-    ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``. type: ``INTEGER``, ``NUMBER`` or ``CONDITION``. args: the
-    operands; those of ``if`` are the condition, the value if true, and the value if false. value: the value of a
-    literal, or the name of a ``name`` or ``element``. low, high: the bounds of an integer's value, both included; 0 for
-    the other types.
+    ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``.
+    type: ``INTEGER``, ``NUMBER`` or ``CONDITION``.
+    args: the operands; those of ``if`` are the condition, the value if true, and the value if false.
+    value: the value of a literal, or the name of a ``name`` or ``element``.
+    low, high: the bounds of an integer's value, both included; 0 for the other types.
     """
 
     op: str

@@ -32,8 +32,8 @@ class Fields:
     def get(self, *keys: str) -> Any:
         """The value of the first of ``keys`` that has a value other than null. None if no key has such a value.
 
-        The keys are looked up in the order that the class describes. But if the language model's own config has one of
-        ``keys`` with the value null, the defaults of the configuration class are not used.
+        The keys are looked up in the order that the class describes. The defaults of the configuration class are
+        skipped if the language model's own config has null for one of ``keys``.
         """
         nulls = any(key in self.own for key in keys)
         for source in (self.own, *([] if nulls else [self.defaults]), self.outer):

@@ -115,7 +115,7 @@ def layer_notes(fields: Fields) -> Iterator[str]:
 
 
 def _listed(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, if the config lists a kind for each layer. Else empty."""
+    """The kind of each layer, or an empty tuple if the config does not list a kind for each layer."""
     for key in ("layer_types", "layers_block_type"):
         if listed := fields.listed(key):
             return tuple(map(_kind, listed))
@@ -139,7 +139,7 @@ def _kind(name: object) -> str:
 
 
 def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, if the config states which layers have attention. Else empty."""
+    """The kind of each layer, or an empty tuple if the config does not state which layers have attention."""
     period, offset = fields.get("attn_layer_period"), fields.get("attn_layer_offset")
     if is_count(period) and isinstance(offset, int):  # Jamba
         return tuple(FULL if index % period == offset else OTHER for index in range(layers))
@@ -156,7 +156,9 @@ def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _patterned(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, if layers with and without a sliding window (or chunks) alternate. Else empty."""
+    """The kind of each layer, or an empty tuple if the config states no pattern of layers with a window or with
+    chunks.
+    """
     if fields.model_type == "llama4_text":
         with_rope: list[Any] = fields.listed("no_rope_layers")
         chunked = with_rope or [(index + 1) % 4 for index in range(layers)]

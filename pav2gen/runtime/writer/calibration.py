@@ -21,8 +21,9 @@ def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tu
     If the sample of a head has only zeros, the scale is 1.
 
     key, value: samples of what is written to the cache, [tokens, kv_heads, head size], of any floating-point dtype.
-    Take the keys after their rotation (RoPE). kv_cache_dtype: fp8 or fp8_e4m3, fp8_e5m2, int8. Raises ValueError for
-    another kv_cache_dtype, and for samples that are empty, not finite or of another shape.
+    Take the keys after their rotation (RoPE).
+    kv_cache_dtype: fp8 or fp8_e4m3, fp8_e5m2, int8.
+    Raises ValueError for another kv_cache_dtype, and for samples that are empty, not finite or of another shape.
     """
     name = kv_dtype(kv_cache_dtype, NAME)
     if name not in LARGEST:
