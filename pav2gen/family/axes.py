@@ -36,11 +36,11 @@ class Axis:
     """One axis: a property in which the kernels of a spec differ, such as the head size.
 
     ``kind`` is the type of the axis's values. If ``nullable``, None ("without the feature") is a value too. ``allowed``
-    lists all values that a kernel can be generated for. If it is empty, a rule in ``reading.rules`` decides. ``works``
-    describes the allowed values in words. ``default`` has the values for a spec that leaves the axis out, or None if a
-    spec must give the axis. ``aliases`` maps other spellings to values. ``about`` is one sentence for the JSON Schema
-    and for ``explain``. ``tag`` returns the part of a kernel's name that states a value. ``title`` returns the part of
-    a kernel's description that states a value, or "".
+    lists all values that a kernel can be generated for. If ``allowed`` is empty, a rule in ``reading.rules`` decides
+    which values are allowed. ``works`` describes the allowed values in words. ``default`` has the values for a spec
+    that leaves the axis out, or None if a spec must give the axis. ``aliases`` maps other spellings to values.
+    ``about`` is one sentence for the JSON Schema and for ``explain``. ``tag`` returns the part of a kernel's name that
+    states a value. ``title`` returns the part of a kernel's description that states a value, or "".
     """
 
     name: str

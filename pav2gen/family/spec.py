@@ -1,4 +1,6 @@
-"""The content of a spec file. A spec describes its kernels as all combinations of axis values, minus exclusions."""
+"""The content of a spec file. A spec describes its kernels as all combinations of axis values, without the combinations
+that it excludes.
+"""
 
 from __future__ import annotations
 
@@ -162,6 +164,6 @@ def variants(spec: Spec) -> tuple[Variant, ...]:
 
 
 def points(spec: Spec) -> tuple[Point, ...]:
-    """All kernels of ``spec``, for all its operators: first all kernels of one operator, then all of the next."""
+    """All kernels of ``spec``, sorted by operator."""
     family = variants(spec)
     return tuple(point for operator in spec.operators for point in OPERATORS[operator](family))

@@ -153,7 +153,7 @@ def _tidy(disk: Disk, removed: Iterable[str]) -> None:
 
 
 def _is_own_folder(disk: Disk, folder: str) -> bool:
-    """Whether ``folder`` exists in the tree and no part of its path is a link. A build changes no files behind
+    """Whether ``folder`` exists in the tree and no part of its path is a symbolic link. A build changes no files behind
     links.
     """
     with contextlib.suppress(UserError):

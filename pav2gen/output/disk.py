@@ -20,7 +20,8 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class OnDisk:
     """What a path on the disk leads to: a regular file, or something else that ``kind`` describes.
 
-    ``content``, ``mode`` (permission bits) and ``owner`` (ids of user and group) are those of a regular file.
+    For a regular file, ``content`` has its bytes, ``mode`` its permission bits, and ``owner`` the ids of its user and
+    group.
     """
 
     content: bytes = b""
@@ -60,8 +61,8 @@ class Disk:
             raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{path}") from error
 
     def folders(self) -> list[str]:
-        """The names of the folders directly in the root, sorted. Links are left out. Empty if the root does not
-        exist.
+        """The names of the folders directly in the root, sorted. Symbolic links are left out. Empty if the root does
+        not exist.
         """
         if not self.has_folder(""):
             return []
@@ -114,8 +115,8 @@ class Disk:
 
 
 def look(file: str) -> OnDisk | None:
-    """What is at the path ``file``. None if nothing is there. A link is not followed. Raises OSError if reading
-    fails.
+    """What is at the path ``file``. None if nothing is there. A symbolic link is not followed. Raises OSError if
+    reading fails.
     """
     try:
         handle = os.open(file, READ)

@@ -1,5 +1,5 @@
-"""Transactions on files: either all steps are done, or all are undone. ``build``, ``install`` and ``uninstall`` use
-them.
+"""Transactions on files: either all steps are done, or all are undone. ``build``, ``install`` and ``uninstall`` write
+their files in transactions.
 
 Before a step is done, the way to undo it is recorded. Undoing a step that was not done is harmless. A file is read
 again right before it is replaced or removed. If someone saved an edit since the command first read the file, the

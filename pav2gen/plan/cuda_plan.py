@@ -272,7 +272,9 @@ def _grade(in_flight: int, needed: int) -> int:
 
 
 def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> Iterator[Geometry]:
-    """The geometries with accumulators that fit in registers. Longer steps come first, then fewer threads."""
+    """The possible geometries of a thread block, with all accumulators in registers. Longer steps come first, then
+    fewer threads.
+    """
     key_words = _key_words(v, target.load_bytes)
     for step in _steps(v, choices.get("step")):
         for threads in _threads(v, target, choices.get("threads")):
@@ -290,7 +292,9 @@ def most_accumulators(threads: int) -> int:
 
 
 def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
-    """The thread counts to try: only the fixed one, or 128, 256 and 512. For a page of less than 512 bytes, only 64."""
+    """The numbers of threads to try: only the fixed number if there is one, only 64 for pages of less than 512 bytes,
+    else 128, 256 and 512.
+    """
     if chosen:
         return (chosen,)
     counts = (64,) if page_bytes(v) < 512 else (128, 256, 512)
@@ -309,8 +313,8 @@ def _runs_fit(v: Variant, g: Geometry) -> bool:
 
 
 def _steps(v: Variant, chosen: int | None) -> list[int]:
-    """The numbers of tokens per step to try: only the fixed one, or the partition size and its halves, down to a page
-    or 64.
+    """The numbers of tokens per step to try: only the fixed number if there is one, else the partition size, its half,
+    and so on down to 64 tokens or a page.
     """
     if chosen:
         return [min(chosen, v.partition_size)] if chosen >= v.block_size else []
@@ -321,8 +325,8 @@ def _steps(v: Variant, chosen: int | None) -> list[int]:
 
 
 def _key_words(v: Variant, load_bytes: int) -> int:
-    """32-bit words per load of K: the widest load with which no lane of a 64-lane warp is idle in a page; else the
-    widest.
+    """32-bit words per load of K: the widest load with which no lane of a 64-lane warp is idle, or the widest load if
+    there is no such load.
     """
     widths = [width for width in (16, 8, 4) if width <= load_bytes]
     whole = [width for width in widths if page_bytes(v) // width % WIDEST_WARP == 0]

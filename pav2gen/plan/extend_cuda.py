@@ -2,9 +2,9 @@
 
 A query row is a pair of a query token and a query head. A tile is a number of consecutive query tokens of one sequence.
 A thread block processes one tile and one partition of the keys, with all query heads of a KV head if they fit. The
-block reads each key and value once for all its query rows. Three resources limit the number of query rows: shared
-memory holds their queries and softmax weights, registers hold their outputs, and the arithmetic grows with their
-number.
+block reads each key and value once for all its query rows. Three resources limit the number of query rows. Shared
+memory stores their queries and softmax weights. Registers store their outputs. The arithmetic grows with the number of
+query rows.
 
 Which calls prefer this kernel ------------------------------ The unit of time here is one read of K and V. A block with
 R query rows does R multiply-adds for each element that it reads. If an element has two bytes, a multiprocessor does
@@ -193,8 +193,8 @@ class ExtendCudaPlan:
 
     @property
     def query_len(self) -> int:
-        """The longest query, in tokens, for which this kernel is preferred to the PyTorch kernel, by the model
-        described above.
+        """The longest query, in tokens, for which this kernel is preferred to the PyTorch kernel. The module's
+        docstring has the model.
         """
         v, g = self.variant, self.geometry
         other = 1 + 2 * 4 / v.cache_item_bytes

@@ -34,8 +34,8 @@ CPU_PADDING_OPERATIONS, GPU_PADDING_OPERATIONS = 30 * 10**6, 10**10
 class ExtendTorchPlan(TorchFigures):
     """The plan of a PyTorch extend kernel.
 
-    A query tile is a run of query tokens of one sequence. Properties in bytes count one KV head, and one query token
-    where the size depends on the number of query tokens.
+    A query tile is a run of query tokens of one sequence. A property in bytes is the size for one KV head, and for one
+    query token if it depends on the number of query tokens.
     """
 
     variant: ExtendVariant
@@ -85,7 +85,7 @@ class ExtendTorchPlan(TorchFigures):
 
     @cached_property
     def gpu(self) -> ExtendBudget:
-        """The bounds of the workspace on a GPU, which allow all the bytes that the spec allows."""
+        """The bounds of the workspace on a GPU, which add up to the workspace limit of the spec."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         segment = self.workspace_bytes - chunk
         return self._budget(self.gpu_tile, chunk, segment, GPU_PADDING_BYTES, GPU_PADDING_OPERATIONS)
@@ -122,8 +122,8 @@ class ExtendTorchPlan(TorchFigures):
     def calls(self, num_seqs: int, tokens: int, max_query_len: int, max_seq_len: int, kv_heads: int) -> int:
         """The number of ATen calls of one call of the operator on a CPU, not counting views.
 
-        The call does not ask for lse, and the host does not know the lengths: ``max_query_len`` and ``max_seq_len``
-        bound them. ``tokens`` is the number of query tokens of all sequences.
+        The call does not ask for lse. The host knows only the upper bounds ``max_query_len`` and ``max_seq_len`` of the
+        lengths. ``tokens`` is the number of query tokens of all sequences.
         """
         group = self.cpu.bound(tokens, num_seqs, max_seq_len, self.shape(kv_heads), max_query_len)
         return self.calls_of((group,))

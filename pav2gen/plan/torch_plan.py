@@ -27,7 +27,8 @@ MASK_SPAN_BYTES = 128
 class TorchFigures:
     """The part of a PyTorch kernel's plan that decode and extend share.
 
-    Properties in bytes count one KV head, and one query token where the size depends on the number of query tokens.
+    A property in bytes is the size for one KV head, and for one query token if it depends on the number of query
+    tokens.
     """
 
     variant: AttentionVariant
@@ -50,7 +51,7 @@ class TorchFigures:
 
     @property
     def converts(self) -> bool:
-        """Whether the kernel converts the cache's elements to float32, because their dtype is another."""
+        """Whether the kernel converts the cache's elements to float32, because their dtype is not float32."""
         return self.storage != "float32"
 
     @property
@@ -97,8 +98,8 @@ class TorchFigures:
 class TorchPlan(TorchFigures):
     """The plan of a PyTorch decode kernel.
 
-    An item is one partition of one sequence. A tile is a set of items that are processed together. Properties in bytes
-    count one item and one KV head.
+    An item is one partition of one sequence. A tile is a set of items that are processed together. A property in bytes
+    is the size for one item and one KV head.
     """
 
     variant: Variant
@@ -178,7 +179,7 @@ class TorchPlan(TorchFigures):
 
     @cached_property
     def gpu(self) -> Budget:
-        """The bounds of the workspace on a GPU, which allow all the bytes that the spec allows."""
+        """The bounds of the workspace on a GPU, which add up to the workspace limit of the spec."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         return self._budget(chunk, self.workspace_bytes - chunk, GPU_PADDING_BYTES)
 

@@ -50,8 +50,8 @@ class AxisRule(Rule):
     complaint: Callable[..., str | None]
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The violation by the first value, or first combination of values, that the rule does not allow. None if there
-        is none.
+        """The violation by the first value, or first combination of values, that the rule does not allow. None if all
+        are allowed.
         """
         if len(self.axes) == 1:
             points = [(value,) for value in spec.axes[self.axes[0]]]

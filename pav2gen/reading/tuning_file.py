@@ -167,7 +167,9 @@ def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[
 
 
 def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], spec: Spec) -> TunedRow:
-    """Read one row. Raises UserError if its times do not make its partition size the fastest, or vary too much."""
+    """Read one row. Raises UserError if the row's partition size is not the fastest by its times, or if the runs vary
+    too much.
+    """
     fields = node.fields(*ROW_KEYS)
     chosen = fields["partition_size"]
     milliseconds = _milliseconds(fields["ms"], sizes, spec)

@@ -90,7 +90,9 @@ def printable(name: str) -> str:
 
 
 def _neighbour(name: str) -> str:
-    """A clause for a message that suggests the most similar file name in the same folder. Empty if there is none."""
+    """A clause for a message that suggests the most similar file name in the same folder. Empty if no file name is
+    similar.
+    """
     folder, base = os.path.split(name)
     kind = os.path.splitext(base)[1] or ".yaml"
     try:

@@ -72,8 +72,8 @@ def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
 
 
 def boundary_lengths(variant: Variant) -> list[int]:
-    """Sequence lengths in tokens: 0, a page, a partition, a partition and a page, two partitions, and one token more or
-    less.
+    """Sequence lengths in tokens: 0, a page, a partition, a partition plus a page, two partitions, and each of these
+    plus and minus one token.
 
     With a sliding window, also lengths near the window, the window plus a page, and the window plus a partition. With a
     modification, also lengths near the distances in its mask.
@@ -96,9 +96,9 @@ def long_length(variant: Variant) -> int:
 def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
     """Batches of query and context lengths, for tests of a sliding window.
 
-    In the first sequence of the first batch, only the last rows lose tokens to the window. In its other sequences, all
-    rows do. The second batch exists only for a short window: there, the window of the last rows begins among the new
-    tokens.
+    In the first sequence of the first batch, the window hides tokens from only the last rows. In the other sequences of
+    this batch, the window hides tokens from all rows. The second batch is for short windows: there, the window of the
+    last rows begins among the new tokens.
     """
     window, page = variant.sliding_window, variant.block_size
     if window is None:

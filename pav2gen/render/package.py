@@ -38,8 +38,8 @@ class Package:
 def render_package(selections: Iterable[Selection], others: Iterable[Manifest], templates: Templates) -> Package:
     """Render the files of ``selections`` and the files that all specs of the generated package share.
 
-    ``others`` has the manifests of the specs that this build does not change. The dispatch table needs their rows.
-    Raises UserError for a mistake in a template.
+    ``others`` has the manifests of the specs that this build does not change. The dispatch table also has the rows of
+    these manifests. Raises UserError for a mistake in a template.
     """
     files: dict[str, FileSet] = {}
     manifests = list(others)

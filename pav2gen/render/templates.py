@@ -158,7 +158,7 @@ def size(num_bytes: int) -> str:
 
 
 def _is_page(name: str | None) -> bool:
-    """Whether the template ``name`` renders HTML. Jinja then escapes the values."""
+    """Whether the template ``name`` renders HTML. In HTML, Jinja escapes the values."""
     return bool(name) and str(name).startswith("report/")
 
 

@@ -1,7 +1,7 @@
 """Translates a typed expression tree to the text of a CUDA expression, with float32 numbers and 32-bit integers.
 
-Division and remainder of integers follow Python. If an operand may be negative, C's rules differ from Python's. The
-text then calls ``floor_div`` and ``floor_mod`` of runtime/cuda/pav2_integer.cuh. The text uses the precise functions
+Division and remainder of integers follow Python. If an operand may be negative, C's rules differ from Python's, so that
+the text calls ``floor_div`` and ``floor_mod`` of runtime/cuda/pav2_integer.cuh. The text uses the precise functions
 ``tanhf`` and ``expf``. The fast ``__expf`` would exceed the tolerance of the tests, because its error grows with its
 argument. A tanh that is computed with ``__expf`` overflows for arguments from 88 on.
 """

@@ -1,8 +1,8 @@
 """Parses the text of an expression into a typed tree. An error message gives the column of the mistake and a
 correction.
 
-The syntax is a part of Python's. ``ast`` parses the text. Then this module refuses each construct that is not part of
-the language.
+The syntax of expressions is a part of Python's syntax. ``ast`` parses the text, and this module refuses each construct
+that is not part of the language.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ExpressionError(Exception):
 
 
 def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """Parse the text of a score: an expression of type number, which may use the unmodified score ``s``.
+    """Parse the text of a score: an expression of type number, which may use ``s``, the score before this modification.
 
     tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``.
     Raises ExpressionError for a mistake in ``text``.

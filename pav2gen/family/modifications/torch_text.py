@@ -76,8 +76,8 @@ def score_text(
 
     names: the PyTorch text for each name and each parameter tensor. The tensor for ``s`` is the scores. All other
     tensors must broadcast to the shape of the scores.
-    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``. A name such as ``k`` may have an entry
-    too: a key of ``REACH``, which tells over which dimensions of the scores the name's values vary.
+    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``. A name such as ``k`` may also have an
+    entry, which is a key of ``REACH`` and tells over which dimensions of the scores the name's values vary.
     slots: the text of a workspace slot (a buffer); it contains {} where the slot's number is inserted.
     dimensions: the names of the dimensions of the scores.
     """
@@ -247,7 +247,7 @@ class _Writer:
         return self.values[arg] if self.values[arg].owned else None
 
     def plain(self, x: Expression) -> _Value:
-        """Write an operation with a tensor as first operand. The result overwrites an operand where possible."""
+        """Write an operation with a tensor as first operand. Where possible, the result overwrites an operand."""
         function, options = _function(x)
         order = x.args
         kept = self.reusable(order[0], x)

@@ -20,7 +20,7 @@ def uses_alibi(fields: Fields) -> bool:
 
 
 def softcap(fields: Fields) -> float | None:
-    """The softcap on the scores. None if the config has none, or if the value is not a positive number."""
+    """The softcap on the scores. None if the config has no softcap, or if its value is not a positive number."""
     return _positive(fields.get("attn_logit_softcapping", "max_attn_value"))
 
 

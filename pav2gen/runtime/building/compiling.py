@@ -131,8 +131,8 @@ def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
     """Build the library, unless the cache has an undamaged one. If several processes need the library, one process
     builds and the others wait.
 
-    Returns the path of the library. A failure is recorded. Raises simt.CompileError, and FailedBeforeError as
-    ``build_gpu``.
+    Returns the path of the library. A failed build is recorded. Raises simt.CompileError and FailedBeforeError, as
+    ``build_gpu`` does.
     """
     failures = Failures(plan.out)
     if not again:

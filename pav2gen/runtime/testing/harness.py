@@ -42,7 +42,7 @@ class Harness:
         self.partition_size = row.partition_size
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a call with checked arguments. The scratch is large enough, or None."""
+        """Run the kernel on a call with checked arguments. The call's scratch is large enough, or None."""
         raise NotImplementedError
 
     def case(self, seq_lens: Sequence[int], **options: Any) -> Case:
@@ -83,8 +83,8 @@ class Harness:
     def check(self, case: Case, captured: bool = False) -> None:
         """Run a case, and compare out, lse and scratch with float64.
 
-        captured: whether the kernel must not read device values on the host, as in a CUDA graph. The tolerance grows
-        with the case's ``score_size``, because large scores have larger errors in float32.
+        The tolerance grows with the case's ``score_size``, because large scores have larger errors in float32.
+        captured: whether the kernel must not read device values on the host, as in a CUDA graph.
         """
         call = make(case)._replace(read_lengths=not captured)
         self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))

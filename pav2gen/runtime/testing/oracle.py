@@ -59,8 +59,8 @@ def fp8_value(code: int, kv_cache_dtype: str) -> float:
 
 
 def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Encode ``values`` (float64) as elements of a compressed cache. Each becomes the nearest finite element, ties to
-    even.
+    """Encode ``values`` (float64) as elements of a compressed cache. Each value becomes the nearest finite element,
+    ties to even.
 
     Returns uint8 for fp8, where NaN stays NaN. Returns int8 for an int8 cache, where NaN becomes 0. The nearest element
     is found by search in a table.

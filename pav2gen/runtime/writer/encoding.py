@@ -56,7 +56,7 @@ def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 
     values: float32, contiguous, overwritten.
     scales: float32, in a shape that broadcasts to ``values``.
-    space: buffers.
+    space: the buffers that this function overwrites.
     """
     values.div_(scales).clamp_(-E5M2_LARGEST, E5M2_LARGEST)  # NaN stays
     halves = rounded_halves(values, 2, E5M2_SMALLEST, space)
