@@ -40,7 +40,7 @@ class AttentionPlan:
         """The numbers of heads on one rank, for the first tensor-parallel size in the spec that has this kernel's
         ``gqa_ratio``.
 
-        If no size has this ratio, one rank has all KV heads of the model.
+        If no tensor-parallel size has this ratio, the result is one rank with all KV heads of the model.
         """
         model, ratio = self.spec.model, self.variant.gqa_ratio
         ranks = (rank for rank in model.ranks() if rank.gqa_ratio == ratio)

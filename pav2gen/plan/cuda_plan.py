@@ -189,9 +189,10 @@ class CudaPlan:
 
     @property
     def empty_tokens(self) -> int:
-        """The time of a block without tokens, as the number of tokens that a multiprocessor processes in that time.
+        """The time of a thread block without tokens, as the number of tokens that a multiprocessor processes in this
+        time.
 
-        The block is started and waits for one load, of its sequence's length.
+        Such a block only starts, and waits for the load of its sequence's length.
         """
         needed = self.occupancy.needed or ASSUMED_BYTES  # the bytes that arrive in the latency of a load
         idle_ns = self.target.block_start_ns + self.target.latency_ns

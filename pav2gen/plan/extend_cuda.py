@@ -6,10 +6,12 @@ block reads each key and value once for all its query rows. Three resources limi
 memory stores their queries and softmax weights. Registers store their outputs. The arithmetic grows with the number of
 query rows.
 
-Which calls prefer this kernel ------------------------------ The unit of time here is one read of K and V. A block with
-R query rows does R multiply-adds for each element that it reads. If an element has two bytes, a multiprocessor does
-``BALANCED_ROWS`` multiply-adds in the time that the read of one element takes. So a tile takes R / ``BALANCED_ROWS``
-units of time, or 1 unit if that is more. A query of q tokens, with G query heads per KV head, takes at least
+Which calls prefer this kernel
+------------------------------
+The unit of time here is one read of K and V. A block with R query rows does R multiply-adds for each element that it
+reads. If an element has two bytes, a multiprocessor does ``BALANCED_ROWS`` multiply-adds in the time that the read of
+one element takes. So a tile takes R / ``BALANCED_ROWS`` units of time, or 1 unit if that is more. A query of q tokens,
+with G query heads per KV head, takes at least
 
     max(ceil(q / tile), q * G / BALANCED_ROWS)
 

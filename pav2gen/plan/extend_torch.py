@@ -73,7 +73,7 @@ class ExtendTorchPlan(TorchFigures):
 
     @property
     def mask_words(self) -> int:
-        """8-byte words in the mask of a page of V."""
+        """The number of 8-byte words in the mask of a page of V."""
         return self.mask_bytes // 8
 
     @cached_property

@@ -68,10 +68,12 @@ class Plan(AttentionPlan):
         }
 
     def predictions(self) -> dict[str, float | None]:
-        """The times that the wave model predicts for the CUDA kernel: figures that ``pav2gen list`` shows.
+        """The times that the wave model predicts for the CUDA kernel, in ms. ``pav2gen list`` shows these times.
 
-        predicted_ms: one sequence of the model's full length. replay_ms: one token, in a CUDA graph that was captured
-        for the full length. None means that the target lacks a figure.
+        predicted_ms: the time for one sequence of the model's ``max_seq_len``. replay_ms: the time for a sequence of
+        one token, in a CUDA graph that was captured for ``max_seq_len``.
+
+        Both times are None if the target lacks a figure.
         """
         target, tokens = self.spec.target, self.spec.model.max_seq_len
         if not predictable(target):

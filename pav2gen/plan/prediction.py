@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts the time of a decode call on ``target``, for the numbers of heads of ``rank``.
+    """Predicts the time of a decode call on ``target`` with the numbers of heads of ``rank``.
 
-    plans: the plans of the kernels with one configuration (``Key``). The wave model chooses one.
+    plans: the plans of the kernels with the same key, which differ in their partition sizes. The wave model chooses a
+    kernel.
     """
 
     plans: Sequence[Plan]
@@ -27,20 +28,21 @@ class Predictor:
 
     @property
     def token_bytes(self) -> int:
-        """The bytes of K and V for one token and one KV head."""
+        """Bytes of K and V for one token and one KV head."""
         variant = self.plans[0].variant
         return 2 * variant.head_size * variant.cache_item_bytes
 
     def floor_ms(self, num_seqs: int, seq_len: int) -> float:
-        """Return the time, in ms, to read each byte of K and V once, at the bandwidth of the target."""
+        """The time to read each byte of K and V once, at the bandwidth of the target, in ms."""
         return num_seqs * seq_len * self.rank.num_kv_heads * self.token_bytes / (self._bandwidth * 1e6)
 
     def ms(self, num_seqs: int, seq_len: int, captured: int | None = None) -> float:
-        """Return the predicted time in ms: the time of two launches, plus the time to read K and V.
+        """The predicted time of a call in ms: the time to launch two kernels, plus the time to read K and V.
 
-        The multiprocessors share the bandwidth evenly. ``waves.cost`` estimates how the thread blocks fill them.
-        captured: the length that a CUDA graph was captured for, if the call is a replay of one. The graph also has the
-        thread blocks of the partitions between ``seq_len`` and that length.
+        Each multiprocessor has an equal part of the bandwidth. ``waves.cost`` estimates how the thread blocks are
+        distributed over the multiprocessors.
+        captured: the sequence length that a CUDA graph was captured for, if the call replays a graph. The graph also
+        launches the thread blocks for the partitions from ``seq_len`` to this length.
         """
         rows, heads = [plan.row() for plan in self.plans], self.rank.num_kv_heads
         longest = seq_len if captured is None else captured

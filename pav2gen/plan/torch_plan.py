@@ -129,7 +129,7 @@ class TorchPlan(TorchFigures):
 
     @property
     def mask_words(self) -> int:
-        """8-byte words in a mask row."""
+        """The number of 8-byte words in a row of the mask."""
         return self.mask_repeats * self.variant.block_size * self.variant.cache_item_bytes // 8
 
     @property
@@ -139,8 +139,8 @@ class TorchPlan(TorchFigures):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes per token of an item besides its scores: its position as int and as float, and temporaries of the
-        hooks.
+        """Bytes of workspace per token of an item, without its scores: the position as int and as float, and
+        temporaries of hooks.
         """
         return 13 + 4 * self.hooks.token_values + 4 * bool(self.variant.sliding_window)
 

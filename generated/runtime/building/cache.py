@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(library: Path) -> Iterator[None]:
-    """Lock the path ``library``, so that only one process builds the library. Other processes wait.
+    """Lock the path ``library``, so that only one process builds the library while other processes wait.
 
     The lock file is empty and is removed at the end. If a symbolic link has its name, the link is not followed.
     """

@@ -55,9 +55,10 @@ def build_gpu(
 ) -> Path:
     """Build the library of ``kernels`` for a GPU. Returns its path.
 
-    jobs: the number of compilers that run at the same time. again: whether to repeat a build that failed before. Raises
-    simt.CompileError, with the compiler's output, if a command fails. Raises FailedBeforeError if the build failed
-    before and ``again`` is false.
+    jobs: the number of compilers that run at the same time.
+    again: whether to repeat a build that failed before.
+    Raises simt.CompileError, with the compiler's output, if a command fails. Raises FailedBeforeError if the build
+    failed before and ``again`` is false.
     """
     folder = toolchain_folder(toolchain.name)
     record = Record(
@@ -75,8 +76,9 @@ def build_gpu(
 class HostBuild(NamedTuple):
     """The options of a library for the CPU.
 
-    warp_size: the warp size of the simulated GPU. checked: whether to check and count all memory accesses. quick:
-    whether to compile in about half the time, for tests; the kernels then run more slowly.
+    warp_size: the warp size of the simulated GPU.
+    checked: whether to check and count all memory accesses.
+    quick: whether to compile in about half the time, for tests; the kernels then run more slowly.
     """
 
     warp_size: int = 64
@@ -129,8 +131,8 @@ def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
     """Build the library, unless the cache has an undamaged one. If several processes need the library, one process
     builds and the others wait.
 
-    Returns the path of the library. A failure is recorded. Raises simt.CompileError, and FailedBeforeError as
-    ``build_gpu``.
+    Returns the path of the library. A failed build is recorded. Raises simt.CompileError and FailedBeforeError, as
+    ``build_gpu`` does.
     """
     failures = Failures(plan.out)
     if not again:

@@ -42,11 +42,13 @@ class RecordError(ValueError):
 class Record(NamedTuple):
     """The description of a library, as the library itself stores it.
 
-    toolchain: corex, nvcc or host. arch: the GPU architecture, such as ivcore10 or sm_75; for the host toolchain, the
-    type of CPU. warp_size: the warp size that the kernels were compiled for. checked: whether the library checks and
-    counts memory accesses, which only the host toolchain can do. compiler: the version text of the compiler. kernels: a
-    digest of each kernel's sources, by the name of the kernel's entry function (its symbol). machine: the type of CPU
-    that the host code is for, from the ELF header.
+    toolchain: corex, nvcc or host.
+    arch: the GPU architecture, such as ivcore10 or sm_75; for the host toolchain, the type of CPU.
+    warp_size: the warp size that the kernels were compiled for.
+    checked: whether the library checks and counts memory accesses, which only the host toolchain can do.
+    compiler: the version text of the compiler.
+    kernels: a digest of each kernel's sources, by the name of the kernel's entry function (its symbol).
+    machine: the type of CPU that the host code is for, from the ELF header.
     """
 
     toolchain: str

@@ -45,14 +45,18 @@ Scale = float | Sequence[float]
 class Case:
     """The description of a test input. ``seq_lens`` has the length of each sequence in tokens.
 
-    max_seq_len: the argument of the call; None means the longest of ``seq_lens``. query_gap: elements between the rows
-    of the query, as in a slice of a fused projection. block_gap: pages between the blocks of the cache.
-    spare_partitions: the number of scratch partitions that the call does not need. poison: whether to write NaN to all
-    places that a kernel must not read, and garbage past the end of each block table. shared_blocks: 0, or the number of
-    blocks of a small cache in which pages share blocks, for long sequences in little memory. With 0, every page has its
-    own block. A cache with shared blocks is not poisoned. sparse: the block-sparse arguments of the call, or None.
-    score_size: the scores are multiplied by this factor. sinks: the sinks of the first heads, about as large as the
-    scores. Further heads repeat these sinks. modification: the definition of the modification that the key names.
+    max_seq_len: the argument of the call; None means the longest of ``seq_lens``.
+    query_gap: elements between the rows of the query, as in a slice of a fused projection.
+    block_gap: pages between the blocks of the cache.
+    spare_partitions: the number of scratch partitions that the call does not need.
+    poison: whether to write NaN to all places that a kernel must not read, and garbage past the end of each block
+    table.
+    shared_blocks: 0, or the number of blocks of a small cache in which pages share blocks, for long sequences in little
+    memory. With 0, every page has its own block. A cache with shared blocks is not poisoned.
+    sparse: the block-sparse arguments of the call, or None.
+    score_size: the scores are multiplied by this factor.
+    sinks: the sinks of the first heads, about as large as the scores. Further heads repeat these sinks.
+    modification: the definition of the modification that the key names.
     """
 
     key: Key

@@ -142,10 +142,11 @@ class CheckedKernel(CudaKernel):
     ) -> None:
         """Check that the number of loaded bytes and the size of shared memory are as planned.
 
-        seq_lens: sequence lengths in tokens, all multiples of the page size. page_bytes: bytes of K and V together in a
-        page, for one KV head. shared_bytes: bytes of shared memory per thread block of the kernel that computes
-        partitions. blocks_per_group: the number of thread blocks that the query heads of a KV head are divided over.
-        Each of these blocks loads the cache.
+        seq_lens: sequence lengths in tokens, all multiples of the page size.
+        page_bytes: bytes of K and V together in a page, for one KV head.
+        shared_bytes: bytes of shared memory per thread block of the kernel that computes partitions.
+        blocks_per_group: the number of thread blocks that the query heads of a KV head are divided over. Each of these
+        blocks loads the cache.
         """
         call = make(self.case(seq_lens, poison=False, query_gap=0))
         self.run(call)

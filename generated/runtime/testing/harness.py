@@ -29,7 +29,8 @@ LOCAL_BLOCKS, VERT_STRIDE, SPARSE_PAGES, SLIDING_STEP, TP_RANK = 2, 5, 2, 1, 1
 class Harness:
     """A decode kernel that is tested. There is a subclass for each backend, which launches the kernel.
 
-    package: the generated package. row: the kernel's row in the dispatch table of the package.
+    package: the generated package.
+    row: the kernel's row in the dispatch table of the package.
     """
 
     backend = "torch"
@@ -41,7 +42,7 @@ class Harness:
         self.partition_size = row.partition_size
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a call with checked arguments. The scratch is large enough, or None."""
+        """Run the kernel on a call with checked arguments. The call's scratch is large enough, or None."""
         raise NotImplementedError
 
     def case(self, seq_lens: Sequence[int], **options: Any) -> Case:
@@ -82,8 +83,8 @@ class Harness:
     def check(self, case: Case, captured: bool = False) -> None:
         """Run a case, and compare out, lse and scratch with float64.
 
-        captured: whether the kernel must not read device values on the host, as in a CUDA graph. The tolerance grows
-        with the case's ``score_size``, because large scores have larger errors in float32.
+        The tolerance grows with the case's ``score_size``, because large scores have larger errors in float32.
+        captured: whether the kernel must not read device values on the host, as in a CUDA graph.
         """
         call = make(case)._replace(read_lengths=not captured)
         self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
@@ -91,8 +92,8 @@ class Harness:
     def compare(self, call: Call, largest: float = 0.0, truth: Reference | None = None) -> Call:
         """Run a call, and compare out, lse and scratch with float64. Returns the call with its outputs.
 
-        largest: the largest magnitude of the scores; the tolerance grows with it. truth: the float64 result, if it is
-        known.
+        largest: the largest magnitude of the scores; the tolerance grows with it.
+        truth: the float64 result, if it is known.
         """
         truth = truth or self.truth(call)
         done = self.run(call)
@@ -193,7 +194,8 @@ class TorchKernel(Harness):
     def room_for(self, chunk_items: int, rows: int, parts: int, kv_heads: int = 2) -> dict[str, int]:
         """The bounds of the workspace that are enough for exactly the given number of items.
 
-        chunk_items: the items of a chunk. rows, parts: the sequences and the partitions of a tile.
+        chunk_items: the items of a chunk.
+        rows, parts: the sequences and the partitions of a tile.
         """
         cpu: Budget = self.module.CPU
         pages = self.partition_size // self.key.block_size
@@ -203,7 +205,8 @@ class TorchKernel(Harness):
     def with_budget(self, monkeypatch: Any, chunk: int, segment: int) -> None:
         """Change the bounds of the kernel's workspace on the CPU, until the end of the test.
 
-        chunk: bytes for the keys or values of a chunk. segment: bytes for the scores of a tile.
+        chunk: bytes for the keys or values of a chunk.
+        segment: bytes for the scores of a tile.
         """
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(chunk=chunk, segment=segment, padding=0))
 

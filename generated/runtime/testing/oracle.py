@@ -23,7 +23,9 @@ ROUNDINGS, NOISE = 1.25, 2e-6
 class Partition(NamedTuple):
     """The softmax state of one partition, for one head of one sequence.
 
-    m: the largest score. z: the sum of exp(score - m). o: the output of the partition.
+    m: the largest score.
+    z: the sum of exp(score - m).
+    o: the output of the partition.
     """
 
     m: float
@@ -57,8 +59,8 @@ def fp8_value(code: int, kv_cache_dtype: str) -> float:
 
 
 def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Encode ``values`` (float64) as elements of a compressed cache. Each becomes the nearest finite element, ties to
-    even.
+    """Encode ``values`` (float64) as elements of a compressed cache. Each value becomes the nearest finite element,
+    ties to even.
 
     Returns uint8 for fp8, where NaN stays NaN. Returns int8 for an int8 cache, where NaN becomes 0. The nearest element
     is found by search in a table.
@@ -169,8 +171,8 @@ def score(
     """The scores of query head ``h`` in sequence ``s``, [tokens] float64. The score of a masked token is -inf.
 
     The query belongs to the last token of ``keys``. The operations come in the order of vLLM and ONNX: scale, softcap,
-    ALiBi, the modification's score, then all masks. length: the length of the whole sequence, if tokens follow the
-    query's token.
+    ALiBi, the modification's score, then all masks.
+    length: the length of the whole sequence, if tokens follow the query's token.
     """
     tokens = keys.shape[0]
     scores = keys @ call.query[s, h].double() * call.scale
@@ -200,8 +202,9 @@ def modified(
     """Apply a modification to the scores of one head, token by token. Where the modification's mask is false, the score
     is -inf.
 
-    scores: [tokens] float64, for the tokens from position ``start`` on. length: the length of the sequence, if
-    ``scores`` covers only a part. position: the position of the query, by default the last position of the sequence.
+    scores: [tokens] float64, for the tokens from position ``start`` on.
+    length: the length of the sequence, if ``scores`` covers only a part.
+    position: the position of the query, by default the last position of the sequence.
     """
     length = len(scores) if length is None else length
     position = length - 1 if position is None else position
@@ -246,9 +249,10 @@ def excess(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor =
 def excesses(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> torch.Tensor:
     """The error of each row of ``out``, divided by the largest allowed error: [...] float64.
 
-    out: [..., head size]. truth: [..., head size] float64. noise: the allowed relative error of float32 arithmetic, one
-    number or [...]. Where a row of ``truth`` is zero, the row of ``out`` must be zero. A NaN counts as an infinite
-    error.
+    Where a row of ``truth`` is zero, the row of ``out`` must be zero. A NaN counts as an infinite error.
+    out: [..., head size].
+    truth: [..., head size] float64.
+    noise: the allowed relative error of float32 arithmetic, one number or [...].
     """
     error = (out.double() - truth).norm(dim=-1)
     allowed = ROUNDINGS * (truth.to(out.dtype).double() - truth).norm(dim=-1) + noise * truth.norm(dim=-1)

@@ -17,12 +17,13 @@ def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tu
     """Compute (k_scale, v_scale) of a compressed cache: float32 [kv_heads] each, on the device of the samples.
 
     The scale of each head maps the largest magnitude in its sample to the largest number of the cache's format. Larger
-    numbers saturate when they are written later. So take a sample of many tokens, or multiply the scales by a margin.
-    If the sample of a head has only zeros, the scale is 1.
+    numbers saturate when they are written later. To avoid that, take a sample of many tokens, or multiply the scales by
+    a margin. If the sample of a head has only zeros, the scale is 1.
 
     key, value: samples of what is written to the cache, [tokens, kv_heads, head size], of any floating-point dtype.
-    Take the keys after their rotation (RoPE). kv_cache_dtype: fp8 or fp8_e4m3, fp8_e5m2, int8. Raises ValueError for
-    another kv_cache_dtype, and for samples that are empty, not finite or of another shape.
+    Take the keys after their rotation (RoPE).
+    kv_cache_dtype: fp8 or fp8_e4m3, fp8_e5m2, int8.
+    Raises ValueError for another kv_cache_dtype, and for samples that are empty, not finite or of another shape.
     """
     name = kv_dtype(kv_cache_dtype, NAME)
     if name not in LARGEST:

@@ -15,9 +15,10 @@ class Write(NamedTuple):
     """The arguments of one call of ``reshape_and_cache``.
 
     key, value: [tokens, kv heads, head size]. The heads of a token are contiguous; tokens may have any stride.
-    key_cache: [blocks, kv heads, head size / x, block size, x]; x is the number of elements in 16 bytes. value_cache:
-    [blocks, kv heads, head size, block size]. slot_mapping: [tokens] int64 or int32, block * block size + slot. A token
-    with a slot outside the cache is skipped. k_scale, v_scale: a float, or float32 with one element or [kv heads].
+    key_cache: [blocks, kv heads, head size / x, block size, x]; x is the number of elements in 16 bytes.
+    value_cache: [blocks, kv heads, head size, block size].
+    slot_mapping: [tokens] int64 or int32, block * block size + slot. A token with a slot outside the cache is skipped.
+    k_scale, v_scale: a float, or float32 with one element or [kv heads].
     """
 
     key: torch.Tensor

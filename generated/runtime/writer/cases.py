@@ -28,10 +28,11 @@ ODD_NUMBERS = (
 class WriteCase:
     """The description of a test input. ``slots`` has the slot of each token.
 
-    blocks: the number of blocks in the cache. row_gap: elements between the rows of key and value, as in slices of a
-    fused projection. block_gap: pages between the blocks of the cache. scales: the scales of K and of V, each a float
-    or one float per KV head. odd: whether keys and values are numbers that are hard to encode, instead of random
-    numbers.
+    blocks: the number of blocks in the cache.
+    row_gap: elements between the rows of key and value, as in slices of a fused projection.
+    block_gap: pages between the blocks of the cache.
+    scales: the scales of K and of V, each a float or one float per KV head.
+    odd: whether keys and values are numbers that are hard to encode, instead of random numbers.
     """
 
     key: CacheKey
@@ -105,7 +106,7 @@ def expected(write: Write, kv_cache_dtype: str) -> Write:
 def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
     """The expected content of the cache for ``rows`` [tokens, kv heads, head size].
 
-    For kv_cache_dtype ``auto``, the expected content is ``rows``. Else it is the encoded ``rows``.
+    For kv_cache_dtype ``auto``, the expected content is ``rows``. For other types, it is the encoded ``rows``.
     """
     if kv_cache_dtype == "auto":
         return rows

@@ -44,7 +44,7 @@ def check_rows(name: str, rows: torch.Tensor, key: torch.Tensor) -> None:
     """Raise ValueError unless ``rows`` has the shape and dtype of ``key``, [tokens, kv heads, head size], and
     contiguous heads.
 
-    The stride of tokens is free.
+    The stride between tokens may have any value.
     """
     if rows.dim() != 3 or rows.dtype not in DTYPES:
         _fail(f"{name} must be [tokens, kv heads, head size] in {', '.join(DTYPES.values())}, got {shape_of(rows)}")

@@ -30,8 +30,10 @@ SIGN, MAGNITUDE, E4M3_NAN = -0x8000, 0x7FFF, 0x7F << 7
 
 
 class Fp8Space(NamedTuple):
-    """The buffers for an fp8 encoding: contiguous tensors with the shape of the values. powers: float32. halves, spare:
-    int16.
+    """The buffers for an fp8 encoding: contiguous tensors with the shape of the values.
+
+    powers: float32.
+    halves, spare: int16.
     """
 
     powers: torch.Tensor
@@ -42,7 +44,8 @@ class Fp8Space(NamedTuple):
 def encode_int8(values: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor) -> None:
     """Fill ``codes`` (int8) with values / scales, rounded and clamped.
 
-    values: float32, overwritten. scales: float32, in a shape that broadcasts to ``values``.
+    values: float32, overwritten.
+    scales: float32, in a shape that broadcasts to ``values``.
     """
     values.div_(scales).nan_to_num_(0.0).clamp_(-INT8_LARGEST, INT8_LARGEST)
     codes.copy_(values.round_())  # ties to even
@@ -51,7 +54,9 @@ def encode_int8(values: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor)
 def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
     """Fill ``codes`` (uint8) with values / scales in E5M2.
 
-    values: float32, contiguous, overwritten. scales: float32, in a shape that broadcasts to ``values``. space: buffers.
+    values: float32, contiguous, overwritten.
+    scales: float32, in a shape that broadcasts to ``values``.
+    space: the buffers that this function overwrites.
     """
     values.div_(scales).clamp_(-E5M2_LARGEST, E5M2_LARGEST)  # NaN stays
     halves = rounded_halves(values, 2, E5M2_SMALLEST, space)

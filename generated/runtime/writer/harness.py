@@ -28,7 +28,8 @@ SCALES = (0.3, 0.7)
 class WriterHarness:
     """A cache writer that is tested. There is a subclass for each backend, which launches the writer.
 
-    package: the generated package. row: the writer's row in the dispatch table of the package.
+    package: the generated package.
+    row: the writer's row in the dispatch table of the package.
     """
 
     backend = "torch"
@@ -240,8 +241,9 @@ class CheckedWriter(CudaWriter):
     def check_counters(self, pages: int, row_bytes: int, shared_bytes: int) -> None:
         """Check the memory accesses for a prompt of ``pages`` whole pages, and the size of shared memory.
 
-        The writer must read each byte of key and value once, and write whole 32-byte sectors of the cache. row_bytes:
-        bytes of the key of one token and KV head in the cache. shared_bytes: bytes of shared memory per thread block.
+        The writer must read each byte of key and value once, and write whole 32-byte sectors of the cache.
+        row_bytes: bytes of the key of one token and KV head in the cache.
+        shared_bytes: bytes of shared memory per thread block.
         """
         case = self.case(range(pages * self.key.block_size), blocks=pages)
         write = self.run(make(case))

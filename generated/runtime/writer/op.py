@@ -52,7 +52,8 @@ class Arguments(NamedTuple):
 class Writer:
     """The cache writer operator of one generated package.
 
-    kernels: the kernels of the package. files: the file of each spec, by the name of the spec.
+    kernels: the kernels of the package.
+    files: the file of each spec, by the name of the spec.
     """
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
