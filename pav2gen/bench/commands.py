@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from pav2gen.bench.parameter_types import Gibibytes, Numbers
+from pav2gen.bench.registers.options import asked_ptxas, ptxas_options
 from pav2gen.errors import UserError
 from pav2gen.files import check_output, check_replaceable
 
@@ -228,11 +229,14 @@ def _print_layouts(
     "--bench", "files", multiple=True, type=PATH, metavar="FILE", help="From pav2gen bench --json. Repeatable."
 )
 @click.option("--out", "-o", type=PATH, help="The page to write.  [default: SPEC's name, .html]")
-def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: Path | None) -> None:
+@ptxas_options
+def report(
+    spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: Path | None, ptxas: bool, arch: str | None
+) -> None:
     """Write one HTML page about the kernels of SPEC: their axes, their costs and their measured times.
 
     The page works without a network and without scripts. Without --bench, it shows no measured times, but only figures
-    that are computed from the spec.
+    that are computed from the spec. With --ptxas, nvcc compiles the CUDA kernels, and the page shows their registers.
 
     \b
     Example:
@@ -245,8 +249,9 @@ def report(spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: P
     path = out or Path(f"{chosen.spec.name}.html")
     check_output(path, spec, *files)
     check_replaceable(path, b"<!DOCTYPE html>", "a page of HTML")
+    text = page(chosen, files, asked_ptxas([chosen], ptxas, arch))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(chosen, files), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     click.echo(f"{path}: {len(chosen.kernels)} kernels, {len(files)} bench {'file' if len(files) == 1 else 'files'}")
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from pav2gen.bench.registers.options import asked_ptxas, ptxas_options
 from pav2gen.cli.options import (
     PATH,
     complete_axis,
@@ -114,19 +115,25 @@ def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool,
 @click.command("list")
 @specs_argument
 @click.option("--filter", "-f", "filters", multiple=True, help="A glob of names, or axis=value. Repeatable.")
+@ptxas_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_(specs: tuple[Path, ...], filters: tuple[str, ...], as_json: bool) -> None:
+def list_(specs: tuple[Path, ...], filters: tuple[str, ...], as_json: bool, ptxas: bool, arch: str | None) -> None:
     """List the kernels of SPEC files, by default specs/*.yaml, and the costs of each kernel.
+
+    The registers of a CUDA kernel, and the figures that follow from them, are estimates. With --ptxas, nvcc compiles
+    the kernels, and the registers are those of its assembler. Results are kept in the cache of compiled files.
 
     \b
     Example:
       pav2gen list specs/qwen36.yaml
       pav2gen list -f dtype=float16 --json
+      pav2gen list specs/qwen36.yaml --ptxas --arch sm_80
     """
     from pav2gen.commands.list import entries, table
     from pav2gen.reading.selection import load
 
-    listed = entries(load(specs, filters))
+    selections = load(specs, filters)
+    listed = entries(selections, asked_ptxas(selections, ptxas, arch))
     if as_json:
         click.echo(json.dumps(listed, indent=1))
     else:

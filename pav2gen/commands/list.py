@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pav2gen.bench.registers.compiled_figures import figures
+from pav2gen.bench.registers.ptxas import Measured
 from pav2gen.reading.selection import Selection
 from pav2gen.wording import spelled
 
@@ -12,8 +14,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def entries(selections: Iterable[Selection]) -> list[dict[str, Any]]:
-    """Return an entry for each kernel: its names, the values of its axes, and the figures of its plan."""
+def entries(selections: Iterable[Selection], measured: Mapping[str, Measured] | None = None) -> list[dict[str, Any]]:
+    """Return an entry for each kernel: its names, the values of its axes, and the figures of its plan.
+
+    measured: what ptxas said of the CUDA kernels of each spec, by the spec's name. It replaces estimates of the plan.
+    """
     return [
         {
             "spec": v.spec,
@@ -21,10 +26,11 @@ def entries(selections: Iterable[Selection]) -> list[dict[str, Any]]:
             "symbol": v.symbol,
             "operator": v.operator,
             **v.axes,
-            "figures": p.figures,
+            "figures": figures(kernel, (measured or {}).get(v.spec)),
         }
         for chosen in selections
-        for v, p in chosen.built
+        for kernel in chosen.built
+        for v in (kernel.v,)
     ]
 
 
@@ -33,12 +39,12 @@ def table(listed: Sequence[dict[str, Any]]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    figures = dict.fromkeys(name for entry in listed for name in entry["figures"])
+    columns = dict.fromkeys(name for entry in listed for name in entry["figures"])
     result = Table("spec", "kernel", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in figures:
+    for name in columns:
         result.add_column(name, justify="right")
     for entry in listed:
-        result.add_row(entry["spec"], entry["slug"], *(_cell(entry["figures"].get(name)) for name in figures))
+        result.add_row(entry["spec"], entry["slug"], *(_cell(entry["figures"].get(name)) for name in columns))
     return result
 
 

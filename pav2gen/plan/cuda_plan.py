@@ -12,7 +12,7 @@ from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_geometry import WIDEST_WARP, Geometry
 from pav2gen.plan.cuda_hooks import CudaHooks
 from pav2gen.plan.cuda_picture import picture
-from pav2gen.plan.occupancy import Occupancy, accumulators, bytes_needed, occupancy
+from pav2gen.plan.occupancy import Occupancy, accumulators, bytes_needed, estimated_registers, occupancy
 
 #: The most shared memory of a thread block. The limit of a BI-V100 is not known; 48 KiB is this project's own limit.
 SHARED_LIMIT = 48 << 10
@@ -208,9 +208,9 @@ class CudaPlan:
             "heads_per_block": g.heads,
             "blocks_per_group": self.blocks_per_group,
             "load_bytes": f"{4 * g.key_words}/{4 * g.value_words}",
-            "resident_blocks": self.occupancy.blocks,
-            "kib_in_flight": round(self.occupancy.bytes_in_flight / 1024, 1),
-            "in_flight_share": None if self.occupancy.share is None else round(self.occupancy.share, 2),
+            "registers": estimated_registers(self.variant, g),
+            "registers_from": "estimate",
+            **self.occupancy.figures(),
         }
 
 

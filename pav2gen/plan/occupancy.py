@@ -53,6 +53,14 @@ class Occupancy:
         """
         return None if self.needed is None else self.bytes_in_flight / self.needed
 
+    def figures(self) -> dict[str, int | float | str | None]:
+        """The numbers about the occupancy that ``pav2gen list`` shows, by column."""
+        return {
+            "resident_blocks": self.blocks,
+            "kib_in_flight": round(self.bytes_in_flight / 1024, 1),
+            "in_flight_share": None if self.share is None else round(self.share, 2),
+        }
+
 
 def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, registers: int | None = None) -> Occupancy:
     """Estimate the occupancy of a decode kernel. ``registers`` is the number per thread from a compiler; None means an

@@ -8,15 +8,17 @@ import os
 import re
 import shutil
 import subprocess
-import sysconfig
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from pav2gen.bench.registers import ptxas_output
+from pav2gen.bench.registers.ptxas_output import usage_of
 from pav2gen.plan import kernel as plan
 from pav2gen.plan.occupancy import estimated_registers
 from pav2gen.reading import spec_file as spec
+from pav2gen.runtime.building.toolchain import cuda_home, cuda_program, pip_folders
 
 from .conftest import GENERATED
 
@@ -39,18 +41,7 @@ SHAPES = {
 }
 
 
-#: CUDA_HOME, the usual place, and the NVIDIA wheels of this Python.
-HOMES = [
-    Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")),
-    *Path(sysconfig.get_path("purelib"), "nvidia").glob("cu*"),
-]
-
-
-@cache
-def tool(name):
-    """The path of a CUDA tool, or None."""
-    places = [None, *(str(home / "bin") for home in HOMES)]
-    return next((found for place in places if (found := shutil.which(name, path=place))), None)
+tool = cache(cuda_program)
 
 
 def required(*found, what):
@@ -87,6 +78,7 @@ def cubins(tmp_path_factory):
             "-O3",
             "-arch=sm_75",
             "-cubin",
+            "-lineinfo",
             "-Xptxas=-v",
             "-Werror=all-warnings",
             "-DPAV2_WARP_SIZE=32",
@@ -127,6 +119,13 @@ def test_nvcc_spills_nothing_and_uses_what_was_planned(cubins, symbol):
     assert abs(registers - estimated_registers(KERNELS[symbol].variant, cuda.geometry)) <= 40
 
 
+def test_pav2gen_reads_the_same_of_ptxas(cubins):
+    for symbol in KERNELS:
+        found = usage_of(plan.Kernel(KERNELS[symbol].variant, KERNELS[symbol]), ptxas_output.usages(cubins[symbol][1]))
+        ((registers, spilled, shared),) = usages(cubins[symbol][1], mangled(symbol, "partial_kernel"))
+        assert found == ptxas_output.Usage(registers, spilled, shared)
+
+
 def test_the_reductions_spill_nothing(cubins):
     found = [each for said in {said for _, said in cubins.values()} for each in usages(said, "reduce_kernel")]
     assert len(found) >= len(cubins) // BATCH
@@ -134,26 +133,50 @@ def test_the_reductions_spill_nothing(cubins):
 
 
 @cache
-def disassembled(cubin, path):
-    """The machine code of a cubin. cuobjdump calls nvdisasm, which lies on ``path``."""
-    command = [tool("cuobjdump"), "-sass", str(cubin)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path}).stdout
+def disassembled(cubin):
+    """The machine code of each kernel of a cubin, by its mangled name, with the source line of each instruction."""
+    command = [tool("nvdisasm"), "-c", "-gi", str(cubin)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    sections = re.split(r"^\.text\.(\w+):\n", text, flags=re.MULTILINE)
+    return dict(zip(sections[1::2], sections[2::2]))
+
+
+def lines_of(source, function):
+    """The numbers of the first and the last line of a function in a source."""
+    text = source.read_text("utf-8")
+    start = re.search(rf"^__device__ .*\b{function}\(", text, re.MULTILINE).start()
+    return text.count("\n", 0, start) + 1, text.count("\n", 0, text.index("\n}\n", start)) + 2
+
+
+#: The widths of loads from global memory by the type in the instruction, in bytes; 4 without one.
+WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+
+
+def loads_in(code, source, function):
+    """The widths of the loads from global memory that a function of a source contains, with those of inlined calls.
+
+    Before an instruction stand its line and, one a line, the lines of the calls that it is inlined into.
+    """
+    first, last = lines_of(source, function)
+    at, inside, above = re.compile(rf'/{re.escape(source.name)}", line (\d+)'), False, False
+    for line in code.splitlines():
+        if line.lstrip().startswith("//## "):
+            inside = (above and inside) or any(first <= int(number) <= last for number in at.findall(line))
+        elif inside and (load := re.search(r"\bLDG\.(\S+)", line)):
+            yield next((WIDTHS[part] for part in load[1].split(".") if part in WIDTHS), 4)
+        above = line.lstrip().startswith("//## ")
 
 
 @pytest.mark.parametrize("symbol", SHAPES.values())
 def test_loads_are_as_wide_as_planned(cubins, symbol):
-    required(tool("cuobjdump"), what="cuobjdump and nvdisasm")
-    path = os.pathsep.join([str(Path(tool("cuobjdump")).parent), os.environ["PATH"]])  # it calls nvdisasm
-    dump = disassembled(cubins[symbol][0], path)
-    name = mangled(symbol, "partial_kernel")
-    partial = next(part for part in dump.split("Function : ") if name in part.splitlines()[0])
-    loads = re.findall(r"\bLDG\.E(?:\.CONSTANT)?(?:\.(64|128))?\S*", partial)
-    widths = {int(width or 32) // 8 for width in loads}
-    geometry = KERNELS[symbol].cuda.geometry
-    planned = {4 * geometry.key_words, 4 * geometry.value_words}
-    assert planned <= widths | {4}
-    assert max(widths) == max(planned)
-    assert "STL" not in partial and "LDL" not in partial  # no local memory
+    """Every load of keys, and every load of values, has the width of the plan."""
+    required(tool("nvdisasm"), what="nvdisasm")
+    kernel = mangled(symbol, "partial_kernel")
+    code = next(code for name, code in disassembled(cubins[symbol][0]).items() if kernel in name)
+    geometry, source = KERNELS[symbol].cuda.geometry, GENERATED / KERNELS[symbol].variant.cuda_path
+    assert set(loads_in(code, source, "score")) == {4 * geometry.key_words}
+    assert set(loads_in(code, source, "load_tile")) == {4 * geometry.value_words}
+    assert "STL" not in code and "LDL" not in code  # no local memory
 
 
 @cache
@@ -170,7 +193,8 @@ def clang():
 @pytest.fixture
 def check_syntax(tmp_path):
     """Checks a source with clang, for one side and warp size; any warning is an error."""
-    home = next((home for home in HOMES if (home / "include" / "cuda.h").exists()), None)
+    homes = [Path(cuda_home()), *(folder.parent for folder in pip_folders())]
+    home = next((home for home in homes if (home / "include" / "cuda.h").exists()), None)
     required(clang(), home, what="clang 16 or newer and CUDA's headers")
     for header in ("texture_fetch_functions.h", "curand_mtgp32_kernel.h"):  # clang asks for what CUDA 13 has no more
         (tmp_path / header).touch()

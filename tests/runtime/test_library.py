@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from pav2gen import cli
 from pav2gen.runtime import launch, library
+from pav2gen.runtime.building import toolchain
 from pav2gen.runtime.building.toolchain import CompilerMissingError, corex, nvcc
 from pav2gen.runtime.key import Key
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make
@@ -153,7 +154,8 @@ def test_a_missing_compiler_says_where_it_was_looked_for(tmp_path, monkeypatch, 
         corex()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    with pytest.raises(CompilerMissingError, match=r"no nvcc on the path or in .*; set CUDA_HOME"):
+    monkeypatch.setattr(toolchain, "pip_folders", list)
+    with pytest.raises(CompilerMissingError, match=r"no nvcc on the path or in .*/bin, and .* has one; set CUDA_HOME"):
         nvcc("sm_75")
     with pytest.raises(library.LibraryError, match="no nvcc"):
         library.build(kernels, "nvcc", "sm_75")

@@ -11,12 +11,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..simt import Command
-from ..simt.cache import for_compilers
+from ..simt.cache import for_compilers, nvcc_folder
 
 COREX_PLACES = ("/usr/local/corex", "/usr/local/corex-3.2.3")
 TOOLCHAINS = ("corex", "nvcc", "host")
@@ -65,13 +66,37 @@ def corex(arch: str = "ivcore10") -> Toolchain:
 
 
 def nvcc(arch: str) -> Toolchain:
-    """The toolchain of NVIDIA's nvcc, in CUDA_HOME or on PATH. Raises CompilerMissingError if there is no nvcc."""
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    compiler = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home, "bin")))
+    """The toolchain of NVIDIA's nvcc. Raises CompilerMissingError if ``cuda_program`` finds no nvcc."""
+    compiler = cuda_program("nvcc")
     if compiler is None:
-        raise CompilerMissingError(f"no nvcc on the path or in {home}/bin; set CUDA_HOME")
+        raise CompilerMissingError(
+            f"no nvcc on the path or in {cuda_home()}/bin, and no pip package of NVIDIA has one; set CUDA_HOME"
+        )
     flags = ("-std=c++17", "-O3", f"-arch={arch}", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-DPAV2_WARP_SIZE=32")
     return Toolchain("nvcc", compiler, version(compiler), arch, 32, flags, ("-cudart", "shared", f"-arch={arch}"))
+
+
+def cuda_home() -> str:
+    """The folder of the CUDA toolkit: CUDA_HOME, else the usual one. It need not exist."""
+    return os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+
+
+def cuda_program(name: str) -> str | None:
+    """The path of a program of the CUDA toolkit, such as nvcc or cuobjdump. None if it is not found.
+
+    It is searched on PATH, in the toolkit's folder, in the pip packages of NVIDIA, and beside nvcc. The nvcc on PATH
+    may be a script, so nvcc is asked for its own folder.
+    """
+    for folder in (None, str(Path(cuda_home(), "bin")), *map(str, pip_folders())):
+        if found := shutil.which(name, path=folder):
+            return found
+    compiler = cuda_program("nvcc") if name != "nvcc" else None
+    return shutil.which(name, path=nvcc_folder(compiler)) if compiler else None
+
+
+def pip_folders() -> list[Path]:
+    """The folders of programs in NVIDIA's pip packages, such as ``nvidia/cu13/bin``, for this Python."""
+    return [folder for place in sys.path for folder in sorted(Path(place, "nvidia").glob("*/bin"))]
 
 
 def version(compiler: str) -> str:

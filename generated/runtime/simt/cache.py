@@ -204,7 +204,7 @@ def identity(compiler: str) -> str:
 def _programs(compiler: str) -> Iterator[str]:
     yield compiler
     if Path(compiler).name.startswith("nvcc"):
-        here = _nvcc_folder(compiler)
+        here = nvcc_folder(compiler)
         yield from (os.path.realpath(os.path.join(here, part)) for part in NVCC_PARTS)
         yield from _programs_of(shutil.which(os.environ.get("NVCC_CCBIN", "g++")) or "")
     else:
@@ -224,7 +224,7 @@ def _programs_of(driver: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _nvcc_folder(compiler: str) -> str:
+def nvcc_folder(compiler: str) -> str:
     """The folder that contains nvcc's tools, such as ptxas.
 
     The folder is read from nvcc's output, because the nvcc on PATH may be a script that calls an nvcc elsewhere.

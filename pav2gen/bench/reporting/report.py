@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pav2gen.bench.measuring import measurement_file as document
+from pav2gen.bench.registers.compiled_figures import figures, notes
+from pav2gen.bench.registers.ptxas import Measured
 from pav2gen.bench.reporting import line_chart as charts
 from pav2gen.bench.reporting.bar_chart import BarGroup, Bars, bars
 from pav2gen.bench.reporting.line_chart import Chart, Heading, Series
@@ -31,10 +33,11 @@ PEERS = {"seed": "plain algorithm", "sdpa": "gather + SDPA", "vllm": "vLLM's ope
 KERNELS = {"torch": "pav2gen, PyTorch", "cuda": "pav2gen, CUDA"}
 
 
-def report(chosen: Selection, files: Sequence[Path]) -> str:
+def report(chosen: Selection, files: Sequence[Path], measured: Mapping[str, Measured] | None = None) -> str:
     """Return the HTML page about the kernels of ``chosen``, with the measurements in the bench documents ``files``.
 
-    Raises UserError for a file that is not a bench document, or that belongs to another spec.
+    measured: what ptxas said of the CUDA kernels, by the spec's name. It replaces estimates of the plan. Raises
+    UserError for a file that is not a bench document, or that belongs to another spec.
     """
     documents = [document.read(path) for path in files]
     for path, each in zip(files, documents):
@@ -48,6 +51,8 @@ def report(chosen: Selection, files: Sequence[Path]) -> str:
         TEMPLATE,
         generator=GENERATOR,
         spec=chosen.spec,
+        figures={kernel.v.symbol: figures(kernel, (measured or {}).get(chosen.spec.name)) for kernel in chosen.built},
+        compiled=notes([chosen], measured or {}),
         families=plans,
         summary_table=summary_table(chosen.spec, plans),
         tuned=any(tuning.rows for tuning in chosen.tuned),

@@ -1,0 +1,70 @@
+"""The figures of a plan that depend on a kernel's registers, with the number that ptxas assigns to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from pav2gen.bench.registers.ptxas import Measured, Progress, measure, quiet
+from pav2gen.errors import UserError
+from pav2gen.plan.kernel import AnyKernel, Kernel
+from pav2gen.plan.occupancy import occupancy
+from pav2gen.reading.selection import Selection
+
+Figures = Mapping[str, int | float | str | None]
+
+
+def figures(kernel: AnyKernel, measured: Measured | None) -> Figures:
+    """The figures of a kernel's plan. If ptxas compiled the kernel, those that depend on registers are replaced.
+
+    For a decode kernel, the resident blocks and the bytes in flight follow from its registers. The wave model keeps the
+    plan's estimate, because the dispatch table of the package has been rendered with it.
+    """
+    usage = measured.usages.get(kernel.v.symbol) if measured else None
+    if measured is None or usage is None:
+        return kernel.p.figures
+    compiled: dict[str, int | float | str | None] = {
+        "registers": usage.registers,
+        "registers_from": f"ptxas {measured.arch}",
+        "spilled_bytes": usage.spilled_bytes,
+    }
+    if isinstance(kernel, Kernel):
+        plan = kernel.p.cuda
+        found = occupancy(kernel.v, plan.geometry, plan.shared_bytes, plan.target, _assigned(usage.registers))
+        compiled |= found.figures()
+    return {**kernel.p.figures, **compiled}
+
+
+def _assigned(registers: int) -> int:
+    """The registers that the hardware takes for a thread: it assigns them in eights."""
+    return -(-registers // 8) * 8
+
+
+def measure_all(
+    selections: Sequence[Selection], arch: str | None = None, progress: Progress = quiet
+) -> dict[str, Measured]:
+    """Ask ptxas about the CUDA kernels of ``selections``. Returns the answers by the spec's name.
+
+    Raises UserError if no spec has CUDA kernels, and as ``measure`` does.
+    """
+    with_cuda = [chosen for chosen in selections if "cuda" in chosen.spec.backends]
+    if not with_cuda:
+        raise UserError("--ptxas: no kernel here is a CUDA kernel; add cuda to the backends of the spec")
+    return {chosen.spec.name: measure(chosen, arch, progress=progress) for chosen in with_cuda}
+
+
+def notes(selections: Iterable[Selection], measured: Mapping[str, Measured]) -> list[str]:
+    """Sentences about the origin of the registers: each compiler and architecture, and what they say of the target."""
+    found = [_note(measured[chosen.spec.name], chosen) for chosen in selections if chosen.spec.name in measured]
+    return list(dict.fromkeys(found))
+
+
+def _note(measured: Measured, chosen: Selection) -> str:
+    release = re.search(r"release ([\d.]+)", measured.compiler)
+    text = f"registers: by ptxas for {measured.arch}, CUDA {release[1] if release else 'of an unknown release'}"
+    arch = chosen.spec.target.arch
+    if arch == measured.arch:
+        return text
+    if arch.startswith("sm_"):
+        return f"{text}; the target is {arch}"
+    return f"{text}; not those of {arch}, because CoreX's compiler assigns its own"

@@ -1,0 +1,47 @@
+"""The options ``--ptxas`` and ``--arch`` of the commands ``list`` and ``report``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pav2gen.errors import UserError
+
+if TYPE_CHECKING:
+    from pav2gen.bench.registers.ptxas import Measured
+    from pav2gen.reading.selection import Selection
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def ptxas_options(command: Command) -> Command:
+    """Add the options ``--ptxas`` and ``--arch`` to a command."""
+    arch = click.option("--arch", help="With --ptxas: the card, such as sm_80.  [default: the target, or sm_75]")
+    return click.option("--ptxas", is_flag=True, help="Compile with nvcc, and show the registers of ptxas.")(
+        arch(command)
+    )
+
+
+def asked_ptxas(selections: Sequence[Selection], ptxas: bool, arch: str | None) -> dict[str, Measured]:
+    """Return what ptxas says of the CUDA kernels, by the spec's name, for these values of the two options.
+
+    The result is empty without ``--ptxas``. Notes and the progress are printed on stderr. Raises UserError for
+    ``--arch`` without ``--ptxas``, and as ``measure_all`` does.
+    """
+    if not ptxas:
+        if arch:
+            raise UserError("--arch has no effect without --ptxas; add --ptxas")
+        return {}
+    from pav2gen.bench.registers.compiled_figures import measure_all, notes
+
+    def progress(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\rnvcc: {done} of {total} done", err=True, nl=done == total)
+
+    measured = measure_all(selections, arch, progress)
+    for note in notes(selections, measured):
+        click.echo(f"note: {note}", err=True)
+    return measured

@@ -1,0 +1,64 @@
+"""Reads what ptxas prints about kernels: the registers, the shared memory and the spills of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from pav2gen.plan.kernel import AnyKernel
+
+#: Operator -> the function in its source that reads the cache, or writes it.
+KERNELS = {"decode": "partial_kernel", "extend": "partial_kernel", "cache": "write_kernel"}
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?:.*?\b(\d+) bytes smem)?")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The resources that a compiler assigns to a kernel.
+
+    registers: registers of a thread. spilled_bytes: bytes that a thread stores to memory, and loads again, because
+    registers ran out. shared_bytes: static shared memory of a thread block.
+    """
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+
+    def document(self) -> dict[str, int]:
+        """The usage as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, document: Mapping[str, object]) -> Usage | None:
+        """The usage in a document of an earlier run. None if it is not one."""
+        names = cls.__dataclass_fields__
+        values = [document.get(name) for name in names]
+        if document.keys() != names.keys() or not all(type(value) is int and value >= 0 for value in values):
+            return None
+        return cls(*values)  # type: ignore[arg-type]
+
+
+def usages(output: str) -> dict[str, Usage]:
+    """The usage of each kernel in the output of ``ptxas -v``, by the kernel's mangled name.
+
+    A kernel without a complete description is left out.
+    """
+    found = {}
+    starts = list(_ENTRY.finditer(output))
+    for start, following in zip(starts, [*starts[1:], None]):
+        text = output[start.end() : following.start() if following else len(output)]
+        spills, used = _SPILLS.search(text), _USED.search(text)
+        if spills and used:
+            found[start[1]] = Usage(int(used[1]), int(spills[1]) + int(spills[2]), int(used[2] or 0))
+    return found
+
+
+def usage_of(kernel: AnyKernel, found: Mapping[str, Usage]) -> Usage | None:
+    """The usage of a decode, extend or cache kernel among those of ``usages``. None if it is not among them."""
+    namespace, function = f"{kernel.v.spec}_{kernel.v.slug}", KERNELS[kernel.v.operator]
+    name = f"{len(namespace)}{namespace}{len(function)}{function}E"
+    return next((usage for mangled, usage in found.items() if name in mangled), None)
