@@ -1,6 +1,7 @@
-"""Keys: the properties of a call that a kernel must match, and the limits on keys that a kernel can be generated for.
+"""Kernel keys: the properties of a call that a kernel must match, such as head size, dtype and softcap.
 
-This module is pure Python, because the generator uses it too.
+This module also has the limits on these properties: the generator makes no kernel for a key outside the limits. The
+module is pure Python, because the generator uses it too.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """The properties of a call that a kernel must match. Kernels with several partition sizes may have the same key.
+    """The kernel key: the properties of a call that an attention kernel must match.
 
-    softcap, sliding_window, modification: None means attention without this feature.
+    Kernels that differ only in the partition size have the same key. softcap, sliding_window, modification: None means
+    attention without this feature.
     """
 
     head_size: int
@@ -30,19 +32,19 @@ class Key(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the attention has none of the features: no ALiBi, no softcap and so on."""
+        """Whether the attention uses no feature: no ALiBi, no block-sparse pattern, no softcap, no window and so on."""
         return not any(getattr(self, axis) for axis in FEATURES)
 
     def __str__(self) -> str:
         return " ".join(f"{axis}={yaml_text(value)}" for axis, value in self._asdict().items())
 
 
-#: The fields of a key that change the attention itself. A feature that a call does not use is None or False.
+#: The fields of a ``Key`` that change what the attention computes. The value is None or False without the feature.
 FEATURES = ("alibi", "blocksparse", "softcap", "sliding_window", "sinks", "modification")
 
 
 class CacheKey(NamedTuple):
-    """The properties of a call of ``reshape_and_cache`` that a cache writer must match."""
+    """The kernel key of a cache writer: the properties of a ``reshape_and_cache`` call that the kernel must match."""
 
     head_size: int
     block_size: int
@@ -53,18 +55,18 @@ class CacheKey(NamedTuple):
         return " ".join(f"{axis}={value}" for axis, value in self._asdict().items())
 
 
-#: A key of any operator.
+#: A kernel key of any operator.
 AnyKey = Key | CacheKey
 
-#: Operator -> the type of its keys.
+#: The type of the kernel key, by the operator's name.
 KEYS: Mapping[str, type[Key] | type[CacheKey]] = {"decode": Key, "extend": Key, "cache": CacheKey}
 
-#: Operator -> the features that none of its kernels has.
+#: The features that no kernel of an operator can have, by the operator's name.
 NEVER_BUILT: Mapping[str, tuple[str, ...]] = {"extend": ("blocksparse",)}
 
 KV_ALIASES = {"fp8": "fp8_e4m3"}
 
-#: For each axis, the values that a kernel can be generated for, and their description.
+#: An axis is a field of a key. These are the allowed values of some axes, and a description of the values.
 HEAD_SIZES = (*range(32, 257, 8), 512)
 GQA_RATIOS = range(1, 129)
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -76,53 +78,59 @@ BUILDABLE: Mapping[str, tuple[Collection[object], str]] = {
     "kv_cache_dtype": (("auto", "fp8_e4m3", "fp8_e5m2", "int8"), "auto, fp8_e4m3, fp8_e5m2 or int8"),
 }
 
-#: The smallest and the largest softcap.
+#: The smallest and the largest allowed softcap.
 SOFTCAPS = (1e-3, 1e6)
 
-#: The most tokens of a window, and of a sequence in a kernel with a modification. k + q and 2 * k + 1 fit in 32 bits.
+#: The most tokens of a sliding window, and of a sequence in a kernel with a modification. With this limit, expressions
+#: of two positions, such as k + q or 2 * k + 1, fit in 32 bits.
 MOST_TOKENS = 1 << 30
 
-#: The form of the name of a spec, a modification, a tensor, and of a wheel's package.
+#: The required form of the names of specs, modifications, tensors and the package in a wheel.
 NAME_FORM = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-#: The most characters of the name of a modification and of a tensor, and their names in words.
+#: The most characters in the name of a modification or a tensor, and a description of the allowed names.
 LONGEST_NAME = 24
 NAME_WORDS = f"lower-case words, digits and single '_', at most {LONGEST_NAME} characters"
 
 
 def softcap_allowed(softcap: float | None) -> bool:
-    """Whether a kernel can have this softcap."""
+    """Whether a kernel can be generated with this softcap."""
     return softcap is None or SOFTCAPS[0] <= softcap <= SOFTCAPS[1]
 
 
 def window_allowed(window: int | None) -> bool:
-    """Whether a kernel can have this sliding window, in tokens."""
+    """Whether a kernel can be generated with this sliding window. window: a number of tokens, or None."""
     return window is None or 1 <= window <= MOST_TOKENS
 
 
 def name_allowed(name: str | None) -> bool:
-    """Whether a modification can have this name."""
+    """Whether ``name`` is an allowed name of a modification. None means no modification, and is allowed."""
     return name is None or (len(name) <= LONGEST_NAME and NAME_FORM.fullmatch(name) is not None)
 
 
 def whole_groups(head_size: int, kv_cache_dtype: str) -> bool:
-    """Whether a head is whole groups of 16 bytes in the cache."""
+    """Whether the keys of a token and head fill a whole number of 16-byte groups in the cache."""
     return kv_cache_dtype == "auto" or head_size % 16 == 0
 
 
 def whole_blocks(partition_size: int, block_size: int) -> bool:
-    """Whether a partition is whole pages."""
+    """Whether a partition consists of whole pages. block_size: the number of tokens in a page."""
     return partition_size % block_size == 0
 
 
 class Limit(NamedTuple):
-    """A condition on the values of some axes, without which no kernel can be generated, and the condition in words."""
+    """A condition that the values of some axes must meet, or no kernel can be generated.
+
+    axes: the names of the axes. holds: a function of the axes' values that tells whether they meet the condition.
+    words: a description of the condition, for messages.
+    """
 
     axes: tuple[str, ...]
     holds: Callable[..., bool]
     words: str
 
 
-#: The conditions on one axis, then those on two axes. ``partition_size`` is an axis of decode kernels, not of keys.
+#: The conditions on a single axis, then the conditions on two axes. ``partition_size`` is not a field of a key: it is a
+#: property of decode kernels.
 LIMITS = (
     *(Limit((axis,), values.__contains__, f"{axis} is {words}") for axis, (values, words) in BUILDABLE.items()),
     Limit(("softcap",), softcap_allowed, "softcap is a number from 0.001 to 1000000, or null"),
@@ -134,7 +142,10 @@ LIMITS = (
 
 
 def refusals(key: AnyKey, operator: str) -> list[str]:
-    """The conditions that ``key`` breaks. If there are any, no kernel of ``operator`` can be generated for it."""
+    """Descriptions of the conditions that ``key`` does not meet for ``operator``.
+
+    A kernel with this key can be generated only if the result is empty.
+    """
     values = key._asdict()
     never = [axis for axis in NEVER_BUILT.get(operator, ()) if values[axis]]
     broken = [
@@ -144,21 +155,21 @@ def refusals(key: AnyKey, operator: str) -> list[str]:
 
 
 def own_key(key: Key, operator: str) -> AnyKey:
-    """The key that a kernel of ``operator`` needs to serve the same layers as a decode kernel of ``key``."""
+    """The key of the kernel of ``operator`` that serves the same attention layers as the decode kernel with ``key``."""
     kind = KEYS[operator]
     return kind(*(getattr(key, axis) for axis in kind._fields))
 
 
 def in_order(value: object) -> tuple[bool, object]:
-    """A sort key for the values of one field of a ``Key``. None comes first."""
+    """A sort key for the values of one field of a ``Key``. It sorts None before all other values."""
     return value is not None, value
 
 
 def order_of(key: AnyKey) -> tuple[tuple[bool, object], ...]:
-    """A sort key for a ``Key`` or ``CacheKey``."""
+    """A sort key for objects of the types ``Key`` or ``CacheKey``, which may contain None."""
     return tuple(map(in_order, key))
 
 
 def yaml_text(value: object) -> str:
-    """A value of an axis as a spec writes it: ``512``, ``true``, ``null``."""
+    """Format the value of an axis as in a YAML spec: ``512``, ``true`` or ``null``."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -50,7 +50,7 @@ class Args(ctypes.Structure):
     )
 
 
-#: The cache of C structs is emptied when it holds this many structs. It has one for each layout of a call.
+#: The cache has one C struct for each layout of a call. It is emptied when it has this many structs.
 MOST_LAYOUTS = 1024
 
 _shapes: dict[Hashable, Args] = {}  # the structs without addresses, by layout of the call
@@ -145,7 +145,7 @@ def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
 
     layout: identifies the call's layout. If a struct was made for this layout before, the result is a copy of it.
     """
-    shape = None if layout is None else (layout, call.scratch is None)  # too small a scratch was replaced by None
+    shape = None if layout is None else (layout, call.scratch is None)  # a scratch that is too small is None here
     if shape is not None and (made := _shapes.get(shape)) is not None:
         return Args.from_buffer_copy(made)
     args = Args(version=VERSION, size=ctypes.sizeof(Args))

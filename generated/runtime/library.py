@@ -55,7 +55,7 @@ class Library:
         self.record = identify(self.path, kernels)
         self.kernels = frozenset(self.record.kernels)
         self.on_gpu = self.record.on_gpu
-        self._functions: dict[str, Any] = {}  # by the symbol of the kernel
+        self._functions: dict[str, Any] = {}  # the entry functions of kernels, by name
         try:
             self.handle = ctypes.CDLL(str(self.path))
             self.program = None if self.on_gpu else simt.attach(self.handle)
@@ -247,7 +247,7 @@ def package_rows(root: Path) -> Sequence[Row]:
     try:
         rows: Sequence[Row] = importlib.import_module(f"{name}.dispatch").ROWS
         kernels_of(rows, root)
-    except Exception as error:  # importing it runs code that may raise anything
+    except Exception as error:  # the import runs the code of dispatch.py, which may raise anything
         what = f"{type(error).__name__}: {error}"
         raise LibraryError(f"{table} can't be imported ({what}); build the package again") from None
     return rows

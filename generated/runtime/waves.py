@@ -1,9 +1,10 @@
 """The wave model: estimates the time of a decode call on a GPU from the thread blocks of its grid.
 
 Thread blocks start in the order of the grid. When all places on the multiprocessors are taken, the next thread block
-starts as soon as another one ends. The grid has a thread block for each partition that a sequence may have. In a
-captured CUDA graph, this is every partition up to max_seq_len, although sequences can be shorter when the graph is
-replayed. A thread block past the end of its sequence is *empty*: it only loads the sequence length and returns.
+starts as soon as another one ends. The grid has a thread block for each partition that a sequence may have. The grid in
+a captured CUDA graph has a thread block for every partition up to max_seq_len, although sequences can be shorter when
+the graph is replayed. A thread block past the end of its sequence is *empty*: it only loads the sequence length and
+returns.
 
 All times are in this unit: the time in which one multiprocessor processes one token. This module is pure Python,
 because the generator uses it too.
@@ -138,7 +139,7 @@ def reduction_cost(launched: int, working: int) -> int:
 def cheapest(
     rows: Sequence[Row], num_seqs: int, max_seq_len: int, kv_heads: int, backend: str, captured: bool = False
 ) -> Row:
-    """The dispatch row with the lowest estimated time for a call. If several rows are equal, it is the first of them.
+    """The dispatch row with the lowest estimated time for a call. Among equal rows, the first one is chosen.
 
     A captured CUDA graph is replayed for sequences of any length up to max_seq_len, and different rows are the best for
     different lengths. The result is then the row with the smallest worst-case slowdown. The slowdown at one length is

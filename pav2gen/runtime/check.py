@@ -21,7 +21,7 @@ KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8")
 
 DECODE = "paged_attention_v2"
 
-#: An operator remembers the layouts of this many calls that passed their checks, then starts again.
+#: An operator remembers up to this many layouts of calls that passed the checks. Then it forgets all of them.
 MOST_LAYOUTS = 1024
 
 

@@ -1,4 +1,4 @@
-"""The columns of the dispatch table: a row for each kernel, and the results of tuning.
+"""The entries of a package's dispatch table: a row for each kernel, and results of tuning.
 
 This module is pure Python, because the generator uses it too.
 """
@@ -12,9 +12,11 @@ MIB = 1 << 20
 
 
 class Modification(NamedTuple):
-    """A modification of attention that a spec defines: its expressions, and the axis of each parameter tensor.
+    """A modification of the attention that a spec defines: expressions that change the scores or hide keys.
 
-    score, mask: empty if it has none.
+    score: the expression that replaces a score, or an empty string.
+    mask: the condition under which a key is attended, or an empty string.
+    tensors: (name, dimension) of each parameter tensor. The dimension is "heads" or "kv_heads".
     """
 
     score: str
@@ -27,23 +29,29 @@ HOST_LENGTHS = ("auto", "never")
 
 
 class Row(NamedTuple):
-    """One row of the dispatch table: a kernel's key, its partition size, its sources, and figures of its plan.
+    """One row of the dispatch table. It describes one kernel, as PyTorch module, CUDA source, or both.
 
-    torch, cuda: the PyTorch kernel's module and the CUDA source's path, relative to the package; empty if not built.
-    min_seq_len: longer calls prefer V2. fixed_partition: the partition size that the spec prescribes for every call, or
-    0. multiprocessors: the number that the spec's target has, 0 if unknown. workspace_mib: the spec's bound of the
-    workspace. modification: the definition of the key's modification. host_lengths: whether the host may read the
-    lengths of a call on a GPU, one of ``HOST_LENGTHS``. operator: one of ``KEYS``; it determines the type of the key.
-    For a cache writer, partition sizes and lengths are 0.
-
-    For an extend kernel, partition_size is the number of keys that a thread block of the CUDA kernel processes, and
-    tile_tokens is the number of its query tokens; both are 0 if there is no CUDA kernel. cuda_query_len: calls with
-    this max_query_len or less prefer the CUDA kernel.
-
-    These describe the CUDA kernel. resident_blocks: thread blocks that are resident on a multiprocessor.
-    saturating_blocks: thread blocks that saturate its bandwidth. blocks_per_group: thread blocks that share the query
-    heads of a KV head. empty_tokens: the time of a thread block without tokens, as the number of tokens that a
-    multiprocessor processes in that time.
+    symbol: the kernel's name, and the name of the entry function in the CUDA library.
+    spec: the name of the spec that the kernel was built from.
+    key: the properties of the calls that the kernel serves. The operator determines the type of the key (see ``KEYS``).
+    partition_size: the number of tokens in a partition of a decode kernel. For an extend kernel, it is the number of
+    keys that a thread block of the CUDA kernel processes, or 0 without a CUDA kernel. For a cache writer, it is 0.
+    torch: the name of the module with the PyTorch kernel, relative to the package, or an empty string.
+    cuda: the path of the CUDA source, relative to the package, or an empty string.
+    min_seq_len: the sequence length, in tokens, above which a vLLM fork should use this package's decode operator.
+    fixed_partition: the partition size that the spec prescribes for every call, or 0.
+    multiprocessors: the number of multiprocessors of the GPU that the spec targets, or 0 if it is unknown.
+    workspace_mib: the spec's limit on the workspace of a call, in MiB.
+    modification: the definition of the modification that the key names, or None.
+    operator: ``decode``, ``extend`` or ``cache``.
+    host_lengths: whether the host may read the sequence lengths of a call on a GPU, one of ``HOST_LENGTHS``.
+    resident_blocks: how many thread blocks of the CUDA kernel fit on a multiprocessor at the same time.
+    saturating_blocks: how many thread blocks of the CUDA kernel use the whole memory bandwidth of a multiprocessor.
+    blocks_per_group: how many thread blocks of the CUDA kernel share the query heads of a KV head.
+    empty_tokens: the time of a thread block past the end of its sequence. The unit is the time in which one
+    multiprocessor processes one token.
+    tile_tokens: the number of query tokens that a thread block of an extend CUDA kernel processes, or 0.
+    cuda_query_len: extend calls with a max_query_len up to this number prefer the CUDA kernel to the PyTorch kernel.
     """
 
     symbol: str
@@ -68,11 +76,11 @@ class Row(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """A result of tuning: the row ``symbol`` was the fastest of all rows with its key.
+    """A result of tuning: in a measured call, the kernel ``symbol`` was the fastest of all kernels with its key.
 
-    backend, device, kv_heads, num_seqs, max_seq_len: those of the measured call. The result is used only on a device of
-    the same name (``op.device_name``). It is used for calls with at most num_seqs and max_seq_len, and at least half of
-    each.
+    backend, device, kv_heads, num_seqs, max_seq_len: properties of the measured call. device is a name from
+    ``op.device_name``. The result is used for calls that have the same backend, device name and number of KV heads.
+    ``covers`` says which num_seqs and max_seq_len such calls may have.
     """
 
     symbol: str
@@ -83,5 +91,9 @@ class Tuned(NamedTuple):
     max_seq_len: int
 
     def covers(self, num_seqs: int, max_seq_len: int) -> bool:
-        """Whether this result is used for a call of this size."""
+        """Whether this result is used for a call with these sizes.
+
+        The call must have at most as many sequences as the measured call, and more than half as many. The same holds
+        for max_seq_len.
+        """
         return num_seqs <= self.num_seqs < 2 * num_seqs and max_seq_len <= self.max_seq_len < 2 * max_seq_len

@@ -1,7 +1,8 @@
-"""Says why no kernel has a key: the values that differ, the nearest kernel, and how to add one.
+"""Makes the message for a call that no kernel serves: what differs from the nearest kernel, and how to add a kernel.
 
-The advice keeps the rules on the axes of a spec. The build checks the rules that need more than the dispatch table,
-such as the limit on the number of kernels. A table does not have the partition sizes of a spec without decode kernels.
+An axis is a field of a kernel key, such as the head size. The advice respects the limits on the values of axes. Only
+the build can check rules that need more than the dispatch table. Examples are the limit on the number of kernels, and
+rules on the partition sizes of a spec without decode kernels, which the table does not contain.
 This module is pure Python, because the generator uses it too.
 """
 
@@ -16,14 +17,18 @@ from .key import FEATURES, LIMITS, NEVER_BUILT, AnyKey, Key, in_order, order_of,
 
 
 class NoKernelError(LookupError):
-    """The table has no kernel for a key. The message names the values that differ, and says how to add a kernel."""
+    """No kernel in the dispatch table serves a call.
+
+    The message names the properties of the call that no kernel has, and says how to add a kernel.
+    """
 
 
 def miss(key: AnyKey, rows: Iterable[Row], files: Mapping[str, str], operator: str = "decode") -> str:
-    """A message that no kernel of ``operator`` has ``key``.
+    """The message that no kernel of ``operator`` has the kernel key ``key``.
 
-    It names the values that differ, the nearest key that is built, and how to add ``key``. rows: those of all operators
-    of the package. files: each spec's file, by the spec's name.
+    The message names the nearest key that has a kernel, the values that differ from it, and how to add ``key``.
+
+    rows: the dispatch rows of all operators of the package. files: the path of each spec file, by the spec's name.
     """
     every = sorted(rows, key=lambda row: row.spec)
     built = {row.key: row.spec for row in reversed(every) if row.operator == operator}
@@ -47,7 +52,7 @@ def miss(key: AnyKey, rows: Iterable[Row], files: Mapping[str, str], operator: s
 
 
 def _first(operator: str, rows: Sequence[Row]) -> str:
-    """How to build the first kernels of an operator. rows: the kernels of the other operators."""
+    """Advice how to build the first kernel of an operator. rows: the dispatch rows of the other operators."""
     if operator == "decode" and not rows:
         return "pav2gen build specs/NAME.yaml makes some"
     operators = ", ".join(dict.fromkeys(("decode", operator)))
@@ -55,7 +60,7 @@ def _first(operator: str, rows: Sequence[Row]) -> str:
 
 
 def _elsewhere(key: AnyKey, rows: Iterable[Row], operator: str) -> list[Row]:
-    """The attention kernels of other operators that serve the layers of ``key``."""
+    """The dispatch rows of other attention operators that serve the same attention layers as ``key``."""
     others = [row for row in rows if row.operator != operator and isinstance(row.key, Key)]
     return [row for row in others if own_key(row.key, operator) == key]
 
@@ -63,7 +68,10 @@ def _elsewhere(key: AnyKey, rows: Iterable[Row], operator: str) -> list[Row]:
 def _lacks_operator(
     key: AnyKey, others: Sequence[Row], rows: Sequence[Row], files: Mapping[str, str], operator: str
 ) -> str:
-    """The message for a key that specs build for another operator alone."""
+    """The message for a key that has kernels of another operator only.
+
+    others: the dispatch rows of these kernels. rows: all dispatch rows of the package.
+    """
     barred = {row.spec for row in rows if any(_has(row.key, axis) for axis in NEVER_BUILT.get(operator, ()))}
     row = next((row for row in others if row.spec not in barred), others[0])
     file = _file(row.spec, files)
@@ -76,7 +84,10 @@ def _lacks_operator(
 
 
 def _remedy(key: AnyKey, axes: Sequence[str], rows: Sequence[Row], files: Mapping[str, str], operator: str) -> str:
-    """How to add ``key`` to the spec that built ``rows``. axes: those on which it differs from the nearest key."""
+    """Advice how to add ``key`` to the spec from which ``rows`` were built.
+
+    axes: the axes on which ``key`` differs from the nearest key.
+    """
     file, has = _file(rows[0].spec, files), [row.key for row in rows if row.operator == operator]
     lacking = [axis for axis in axes if all(getattr(other, axis) != getattr(key, axis) for other in has)]
     where = f"leaves out their combination: pav2gen explain {key} says where"
@@ -95,9 +106,9 @@ def _remedy(key: AnyKey, axes: Sequence[str], rows: Sequence[Row], files: Mappin
 
 
 def _clashes(key: AnyKey, lacking: Collection[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The pairs of values that a spec must exclude once it has the values of ``key`` on the axes ``lacking``.
+    """The pairs of values that a spec must exclude after the values of ``key`` are added to the axes ``lacking``.
 
-    rows: those of the spec.
+    No kernel can have both values of a pair. rows: the dispatch rows that were built from the spec.
     """
     values = {axis: {getattr(row.key, axis) for row in rows if hasattr(row.key, axis)} for axis in key._fields}
     for axis in lacking:
@@ -117,9 +128,10 @@ def _clashes(key: AnyKey, lacking: Collection[str], rows: Sequence[Row]) -> list
 def _barred(
     key: AnyKey, lacking: Collection[str], rows: Sequence[Row], clashes: Sequence[Mapping[str, object]]
 ) -> bool:
-    """Whether the spec that built ``rows`` cannot get ``key``, even if it excludes ``clashes``.
+    """Whether the spec from which ``rows`` were built can't build ``key``, even if it excludes the pairs ``clashes``.
 
-    It builds an operator that never has a feature of ``key``, or ``key`` needs another partition size.
+    There are two possible reasons. The spec may build an operator that can't have a feature of ``key``. Or none of the
+    spec's partition sizes may be possible with ``key``.
     """
     never = {axis for row in rows for axis in NEVER_BUILT.get(row.operator, ())}
     lost = {clash.get("partition_size") for clash in clashes if clash.get("block_size") == key.block_size} - {None}
@@ -132,7 +144,7 @@ def _barred(
 
 
 def _own_spec(key: AnyKey, operator: str) -> str:
-    """How to add ``key`` by another spec."""
+    """Advice how to build ``key`` from a new spec."""
     axes = ", ".join(f"{axis}: {yaml_text(getattr(key, axis))}" for axis in key._fields if axis not in FEATURES)
     features = ", ".join(f"{axis}: {yaml_text(getattr(key, axis))}" for axis in FEATURES if _has(key, axis))
     lines = [
@@ -144,7 +156,7 @@ def _own_spec(key: AnyKey, operator: str) -> str:
 
 
 def _lines(axes: Sequence[str], keys: Sequence[AnyKey]) -> str:
-    """The entries of a spec that give ``axes`` their values in ``keys``. The last key is the one to add."""
+    """The entries of a spec that give ``axes`` all the values that ``keys`` have. The last key is the key to add."""
     lines = ", ".join(f"{axis}: [{_values(axis, keys)}]" for axis in axes if axis not in FEATURES)
     features = ", ".join(f"{axis}: [{_values(axis, keys)}]" for axis in axes if axis in FEATURES)
     defined = _defined(keys[-1]) if "modification" in axes else ""
@@ -152,41 +164,44 @@ def _lines(axes: Sequence[str], keys: Sequence[AnyKey]) -> str:
 
 
 def _defined(key: AnyKey) -> str:
-    """A note that a spec with the modification of ``key`` must define it."""
+    """A note that the spec must define the modification of ``key``, or an empty string without a modification."""
     own = getattr(key, "modification", None)
     return f" (define {own} under modifications)" if own else ""
 
 
 def _has(key: AnyKey, feature: str) -> bool:
-    """Whether ``key`` is of attention with a feature."""
+    """Whether the attention that ``key`` describes uses a feature."""
     return bool(getattr(key, feature, None))
 
 
 def _file(spec: str, files: Mapping[str, str]) -> str:
-    """The file of a spec."""
+    """The path of a spec's file. spec: the name of the spec."""
     return files.get(spec, f"specs/{spec}.yaml")
 
 
 def _values(axis: str, keys: Iterable[AnyKey]) -> str:
-    """The values of an axis in ``keys``, sorted, as YAML."""
+    """The sorted values that ``keys`` have on an axis, as YAML text."""
     return ", ".join(map(yaml_text, sorted({getattr(key, axis) for key in keys}, key=in_order)))
 
 
 def nearest(key: AnyKey, keys: Iterable[Any]) -> Any:
-    """The key with the fewest axes that differ from ``key``, then the smallest relative differences, then the first."""
+    """The key in ``keys`` that differs from ``key`` on the fewest axes.
+
+    Among equals, it is the key with the smallest sum of relative differences, then the first in sorted order.
+    """
     return min(keys, key=lambda other: (*distance(key._asdict(), other), order_of(other)))
 
 
 def distance(asked: Mapping[str, object], candidate: object) -> tuple[int, float]:
-    """The distance of ``candidate`` from ``asked``. ``candidate`` has the axes of ``asked`` as attributes.
+    """Return the number of axes on which two keys differ, and the sum of the relative differences of their numbers.
 
-    Returns the number of axes that differ, and the sum of the relative differences of numbers.
+    asked: the axes of one key, and their values. candidate: the other key, which has these axes as attributes.
     """
     pairs = [(value, getattr(candidate, axis)) for axis, value in asked.items()]
     return sum(a != b for a, b in pairs), sum(relative_difference(a, b) for a, b in pairs)
 
 
 def relative_difference(a: object, b: object) -> float:
-    """The difference of two numbers divided by the larger one. It is 0 for values that are not numbers."""
+    """The difference of two numbers, divided by the larger absolute value. The result is 0 for other values."""
     numbers = [x for x in (a, b) if isinstance(x, (int, float)) and not isinstance(x, bool)]
     return abs(numbers[0] - numbers[1]) / max(map(abs, numbers)) if len(numbers) == 2 and any(numbers) else 0.0

@@ -130,7 +130,7 @@ class Operator:
         call = arguments.call()
         key, layout = self.check(call, arguments.kv_cache_dtype)
         longest = call.block_tables.shape[1] * key.block_size
-        if call.max_seq_len > longest:  # _replace is slow
+        if call.max_seq_len > longest:  # tested first, because _replace is slow
             call = call._replace(max_seq_len=longest)
         on_gpu = call.query.is_cuda
         backend = self.kernels.backend(arguments.backend, self.table.serving(key), on_gpu)

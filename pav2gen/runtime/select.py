@@ -1,7 +1,7 @@
 """Chooses the kernel for a call from the package's dispatch table.
 
-The choice depends on host values alone, so that a captured CUDA graph stays valid. This module is pure Python, because
-the generator uses it too.
+The choice depends only on values that the host knows, never on the contents of device tensors. A captured CUDA graph
+therefore stays valid. This module is pure Python, because the generator uses it too.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from .waves import cheapest
 
 logger = logging.getLogger("pav2")
 
-#: The largest size of a CUDA grid in y and in z. A kernel's grid has a sequence or a partition for each.
+#: The largest size of a CUDA grid in y and in z. The kernels' grids count sequences in y and partitions in z.
 MOST_BLOCKS = 65535
 
-#: A table remembers its choices for up to this many different calls. Then it forgets all of them.
+#: A table caches its choices for up to this many different calls. A full cache is cleared.
 MOST_CHOICES = 4096
 
 
 class Table:
-    """The dispatch rows of one operator of a package, by key, and the results of tuning.
+    """The dispatch table of one operator of a package: chooses the kernel for a call.
 
-    If two specs have the same key, only the rows of the first one by name are used. files: each spec's file, by the
-    spec's name, for messages. rows: of any operators; the table keeps those of ``operator``.
+    If two specs build the same key, only the rows of the spec whose name sorts first are used.
+
+    rows: the dispatch rows of all operators of the package. The table serves calls from the rows of ``operator``.
+    tuned: results of tuning. files: the path of each spec file, by the spec's name, for messages.
     """
 
     def __init__(
@@ -58,14 +60,20 @@ class Table:
                 self._tuned.setdefault(measured, []).append(entry)
 
     def serving(self, key: AnyKey) -> Sequence[Row]:
-        """The rows of ``key``, sorted by partition size. Raises NoKernelError if there are none."""
+        """The dispatch rows with the kernel key ``key``, sorted by partition size.
+
+        Raises NoKernelError if no row has this key.
+        """
         rows = self._by_key.get(key)
         if rows is None:
             raise NoKernelError(self._miss(key))
         return rows
 
     def _miss(self, key: AnyKey) -> str:
-        """The message for a key without kernels, from a cache of earlier ones: a fork may ask at every decode."""
+        """The message that no kernel has the key ``key``.
+
+        Messages are cached, because a vLLM fork may ask for the same key at every decode step.
+        """
         if key not in self._missed:
             if len(self._missed) >= MOST_CHOICES:
                 self._missed.clear()
@@ -73,7 +81,10 @@ class Table:
         return self._missed[key]
 
     def of_backend(self, key: AnyKey, backend: str) -> list[Row]:
-        """The rows of ``key`` with a kernel of this backend. Raises NoKernelError if there are none."""
+        """The dispatch rows with the kernel key ``key`` that have a kernel of ``backend`` ("torch" or "cuda").
+
+        Raises NoKernelError if there is no such row.
+        """
         rows = [row for row in self.serving(key) if getattr(row, backend)]
         if not rows:
             raise NoKernelError(f"no {backend} kernel for {key}; built: {_built(self.serving(key))}")
@@ -90,7 +101,7 @@ class Table:
         device: str = "",
         captured: bool = False,
     ) -> Row:
-        """The row for a call, from a cache of earlier choices. See ``_choose``."""
+        """The dispatch row for a call. Choices are cached. ``_choose`` describes the rule and the arguments."""
         asked = (key, backend, num_seqs, max_seq_len, kv_heads, partition_size, device, captured)
         row = self._chosen.get(asked)
         if row is None:
@@ -111,13 +122,15 @@ class Table:
         device: str,
         captured: bool,
     ) -> Row:
-        """Choose the row for a call.
+        """Choose the dispatch row for a call of the decode operator.
 
-        It is the row of ``partition_size`` if that is given, else of the spec's fixed partition size, else the result
-        of tuning. If there is no result for ``device`` and calls of this size, it is the row that the wave model takes
-        (``waves.cheapest``). captured: whether a CUDA graph is captured.
-        Raises NoKernelError if no row serves the key, if none of its rows has that partition size or backend, or if a
-        grid cannot hold the call's partitions.
+        ``partition_size`` decides if it is given; otherwise the spec's fixed partition size decides, if there is one.
+        Otherwise a result of tuning decides, if there is one for this device and calls of this size. Otherwise the wave
+        model chooses the row (``waves.cheapest``). Raises NoKernelError if no row has this key, backend and partition
+        size, or if a CUDA grid can't hold the call's partitions.
+
+        backend: "torch" or "cuda". max_seq_len: tokens. device: a name from ``op.device_name``. captured: whether a
+        CUDA graph is being captured.
         """
         rows = self.of_backend(key, backend)
         wanted = partition_size or (rows[0].fixed_partition if rows else 0)
@@ -142,7 +155,7 @@ class Table:
 
 
 def _built(rows: Iterable[Row]) -> str:
-    """The partition sizes and backends of ``rows``, as text. A kernel without a partition size is named instead."""
+    """Text that lists ``rows``: the partition size and backends of a decode kernel, the name and backends of others."""
     backends = {row: " and ".join(name for name in ("torch", "cuda") if getattr(row, name)) for row in rows}
     titles = {row: row.partition_size if row.operator == "decode" else row.symbol for row in backends}
     return ", ".join(f"{titles[row]} ({names})" for row, names in backends.items())

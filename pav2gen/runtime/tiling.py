@@ -256,7 +256,7 @@ class _Cut:
     ) -> None:
         self.budget, self.attended, self.extents, self.tails = budget, attended, extents, tails
         self.kv_heads, self.whole, self.page, self.known = kv_heads, whole, page, known
-        self.spare = budget.spare_pages(kv_heads)  # so many pages of padding cost as much as one more tile
+        self.spare = budget.spare_pages(kv_heads)  # the number of padding pages that cost as much as one more tile
 
     def row_tiles(self) -> Iterator[slice]:
         """The sequences of each row tile. In a group, the row tiles are as large as fits, and of about equal size."""

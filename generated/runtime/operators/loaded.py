@@ -28,7 +28,7 @@ class Kernels:
         self.package = package
         self.rows = tuple(rows)
         self.root = Path(__file__).resolve().parents[2]
-        self.libraries: dict[bool, Library] = {}  # whether a library is for a GPU -> the library
+        self.libraries: dict[bool, Library] = {}  # True: the library for a GPU; False: the library for the CPU
         self._modules: dict[str, ModuleType] = {}
         self._told: set[str] = set()  # reasons why no library could be loaded, each logged once
 

@@ -108,7 +108,7 @@ def compile_commands(
     again. If a source or its headers contain launches `kernel<<<…>>>`, this function stores the rewritten source in the
     cache folder. The function writes no other files.
 
-    :param out: the path of the library. If it is None, the library is in the cache folder and is named by a hash.
+    :param out: the path of the library. None means a path in the cache folder that contains a hash of all inputs.
     :param program: whether to link an executable program instead of a library
     :raises CompileError: a source can't be read, or a file that it includes is not found
     """

@@ -33,8 +33,8 @@ _STACK = ("-fstack-clash-protection",)
 _DEBUG = ("-g1", "-gdwarf-4", "-fno-var-tracking")
 # -O3 without vectorization: short loops are unrolled, and the other passes of -O3 take little time.
 _FAST = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fwrapv")
-# Calls of the checks at memory accesses, basic blocks and undefined arithmetic. The other flags keep the code in the
-# order of the source, and each vector access in one piece.
+# The last three flags insert calls of the checks at memory accesses, basic blocks and undefined arithmetic. The other
+# flags keep the code in the order of the source, and do not split vector accesses.
 _CHECKED = (
     "-O1", "-finline-functions", "-finline-small-functions", "-findirect-inlining", "-fpartial-inlining",
     "-fno-tree-sra", "-fno-ipa-sra", "-fno-reorder-blocks", "-fno-reorder-blocks-and-partition",
@@ -82,7 +82,7 @@ class Command:
 class Plan:
     """The commands that build a library.
 
-    `compile`: commands that can run in any order or in parallel. The command of `link()` must run after all of them.
+    `compile`: commands that can run in any order or in parallel. The command of `link()` must run after these commands.
     `out`: the path of the library. `program`: whether an executable program is built instead of a library.
     """
 

@@ -19,7 +19,7 @@ from .call import ExtendCall
 #: The content of ``out`` and ``lse`` before a call. Rows that no sequence owns must still have it after the call.
 SENTINEL = 77.0
 
-#: The partition size of the decode case that an extend case is made from. Its value has no effect.
+#: The partition size of all extend cases. It has no effect, because extend kernels take no partition size from a case.
 ONE_PARTITION = 1 << 30
 
 
@@ -66,7 +66,7 @@ def make(case: ExtendCase) -> ExtendCall:
 
     Queries, keys and values are drawn from a standard normal distribution. out and lse are filled with ``SENTINEL``.
     """
-    call = cases.make(case)  # for the tables, the caches and the parameters of the key
+    call = cases.make(case)  # a decode call with the same block tables, caches and features
     generator = torch.Generator().manual_seed(case.seed + 1_000_003)
     heads, head_size = call.query.shape[1:]
     starts = case.starts or tuple(accumulate(case.query_lens, initial=case.leading_rows))

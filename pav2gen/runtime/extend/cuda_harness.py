@@ -62,7 +62,7 @@ class CudaExtend(ExtendHarness):
     def check_table(self, case: ExtendCase) -> None:
         """Check that the package's operator gives the same bits as this kernel. Does nothing on a GPU."""
         if self.machine == "gpu":
-            return  # the operator takes tensors of the GPU
+            return  # the test's tensors are on the CPU
         self.package.kernels.libraries[False] = self.library
         super().check_table(case)
 
