@@ -201,7 +201,7 @@ def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
     return tuple(dict.fromkeys(CacheVariant(*(getattr(each, name) for name in fields)) for each in variants))
 
 
-#: The kernels of each operator, made from the decode kernels of a spec: the one list of what can be built.
+#: Operator -> a function that makes its kernels from the decode kernels of a spec. This is the list of all operators.
 OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {
     "decode": tuple,
     "extend": extenders_of,

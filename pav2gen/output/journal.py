@@ -15,7 +15,7 @@ from pathlib import Path
 from pav2gen import json_data
 from pav2gen.output.transaction import write_all
 
-#: The name of the journal, and that of the temporary folder for new files, both at the root of the generated package.
+#: The names of the journal and of the temporary folder for new files. Both are at the root of the generated package.
 NAME = ".pav2gen-build.json"
 ASIDE = ".pav2gen-build"
 
@@ -23,7 +23,7 @@ ASIDE = ".pav2gen-build"
 Entries = Mapping[str, Mapping[str, Iterable[str]]]
 
 
-#: Reads a journal.
+#: The function that reads the JSON data of a journal.
 _READ = json_data.mapping(
     lambda owner: json_data.path(owner) if owner else owner,
     json_data.mapping(json_data.path, json_data.items(json_data.digest)),

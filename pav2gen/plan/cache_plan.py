@@ -13,19 +13,20 @@ from pav2gen.family.variant import CacheVariant
 from pav2gen.plan.cuda_plan import SCALARS
 from pav2gen.runtime.dispatch_row import MIB, Row
 
-#: Bytes of workspace: small on a CPU, so that a chunk stays in its caches, and large on a GPU, to save launches.
+#: Bytes of workspace: few on a CPU, so that a chunk stays in the CPU's caches, and many on a GPU, to save launches.
 CPU_BYTES, GPU_BYTES = 8 * MIB, 14 * MIB
 
-#: Bytes of a token in addition to its elements: slot, row and block as int64, and the temporaries that compute them.
+#: Bytes of workspace per token, without its elements: slot, row and block as int64, and temporaries.
 TOKEN_BYTES = 96
 
-#: Threads of a CUDA block; and bytes of a row of a page that tokens in neighbouring slots fill together: one sector.
+#: Threads per CUDA thread block, and bytes of one sector of memory, which tokens in neighbouring slots fill together.
 THREADS, SECTOR = 256, 32
 
-#: Padding between rows of shared memory, in elements. Lanes that read a column then access different banks.
+#: Unused elements between rows in shared memory. They make lanes that read a column access different banks.
 PADDING = 4
 
-#: Unsigned types by their size in bytes, for copies of elements; and the encoders of runtime/cuda/pav2_encode.cuh.
+#: BITS: unsigned CUDA types for copies of elements, by size in bytes. ENCODERS: structs of
+#: runtime/cuda/pav2_encode.cuh.
 BITS = {2: "uint16_t", 4: "uint32_t"}
 ENCODERS = {"fp8_e4m3": "ToE4M3", "fp8_e5m2": "ToE5M2", "int8": "ToInt8"}
 

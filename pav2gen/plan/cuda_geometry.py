@@ -31,7 +31,8 @@ class Geometry:
     row_lanes: int
 
 
-#: The number of lanes of a warp that score different keys. The lanes of one key share the elements of the head.
+#: The number of lanes of a warp that score different keys. The lanes with the same key divide the elements of the head
+#: among them.
 KEY_LANES = 16
 
 

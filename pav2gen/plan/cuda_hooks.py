@@ -13,8 +13,8 @@ from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.modifications.tree import Expression, uses
 from pav2gen.family.variant import AttentionVariant
 
-#: The CUDA text of each name in an expression. ``h`` is the query head among all heads, ``head`` its index in the
-#: block.
+#: The CUDA text of each name in an expression. In the text, ``h`` is the index of the query head among all query heads,
+#: and ``head`` is its index in the thread block.
 NAMES = {"s": "s", "q": "q", "k": "k", "h": "h", "kvh": "at.kv_head", "len": "at.length"}
 
 

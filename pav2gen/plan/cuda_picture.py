@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pav2gen.family.variant import ExtendVariant, Variant
 from pav2gen.plan.cuda_geometry import KEY_LANES, WIDEST_WARP, ExtendGeometry, Geometry
 
-#: A table with at most this many rows, or columns, shows all of them. Others show the first two and the last one.
+#: A table with at most this many rows (or columns) shows all of them. A larger table shows the first two and the last
+#: one.
 ROWS, COLUMNS = 3, 4
 
 #: The text in place of the rows or columns that a table leaves out.

@@ -20,35 +20,39 @@ SHARED_LIMIT = 48 << 10
 #: Threads that should be resident on a multiprocessor to hide latency: 8 warps of 32 lanes, or 4 of 64.
 RESIDENT_THREADS = 256
 
-#: The most float32 accumulators of a thread without spilling. ptxas for sm_75 reports 252 registers at 142 of them.
+#: The most float32 accumulators per thread that need no spilling. With 142 accumulators, ptxas for sm_75 reports 252
+#: registers.
 MOST_ACCUMULATORS = 120
 
 #: Bytes in flight to plan for on a multiprocessor if the target's bandwidth is not known.
 ASSUMED_BYTES = 24 << 10
 
-#: Registers of a thread in addition to its accumulators: addresses, loaded words, unpacked floats, loop counters.
-#: ptxas for sm_75 reports 106 at 48 accumulators; the compiler reuses some where accumulators are many.
+#: Registers per thread in addition to the accumulators: addresses, loaded words, unpacked floats, loop counters. With
+#: 48 accumulators, ptxas for sm_75 reports 106 such registers. With more accumulators, the compiler reuses some of
+#: them.
 OTHER_REGISTERS = 96
 
-#: The most runs of tokens that a warp scores together. It issues a load of keys for each run before it uses the first.
+#: The most runs of tokens that a warp scores at the same time. The warp issues the loads of all runs before it uses a
+#: key.
 MOST_RUNS = 4
 
 #: The most score accumulators of a thread: runs of tokens times query heads.
 MOST_SCORES = 32
 
-#: The most floats that a thread unpacks together.
+#: The most floats that a thread unpacks at the same time.
 UNPACKED_FLOATS = 32
 
 #: Bytes of a sector of memory, on every target. A load of values reads whole sectors of each row.
 SECTOR = 32
 
-#: Tokens of a step for each warp of a thread block and each run that the warp scores together.
+#: A step has at least this many tokens for each warp and each run that the warp scores at the same time.
 TOKENS_PER_RUN = 16
 
 #: A step of fewer tokens is planned only if no longer step fits, because each step costs the block four barriers.
 SHORT_STEP = 256
 
-#: Plans are graded by their bytes in flight, with this many grades for each factor of 2. Plans of one grade rank equal.
+#: Plans are graded by their bytes in flight, with this many grades per factor of 2. Plans with the same grade are
+#: equally good.
 GRADES = 3
 
 #: The settings of a spec's ``cuda`` and the values that each may have. ``tokens`` sets ``Geometry.runs``.
@@ -58,11 +62,10 @@ CHOICES: Mapping[str, tuple[int, ...]] = {
     "tokens": (1, 2, 4),
 }
 
-#: Registers of a multiprocessor of NVIDIA's cards, compute capability 7.0 to 9.0. Tests check plans against it by
-#: ptxas.
+#: Registers per multiprocessor of NVIDIA's cards of compute capability 7.0 to 9.0. Tests compare plans with ptxas.
 REGISTER_FILE = 64 << 10
 
-#: Dtype -> the struct of runtime/cuda/pav2_device.cuh that decodes it, and the type of query and out.
+#: STORED: dtype -> the struct of runtime/cuda/pav2_device.cuh that decodes its elements. SCALARS: dtype -> CUDA type.
 STORED = {
     "float16": "Float16",
     "bfloat16": "BFloat16",

@@ -36,33 +36,37 @@ from pav2gen.plan.cuda_picture import extend_picture
 from pav2gen.plan.cuda_plan import REGISTER_FILE, RESIDENT_THREADS, SCALARS, SHARED_LIMIT, STORED
 from pav2gen.runtime.tiling import partitions_reached
 
-#: Most query tokens of a tile, and most rows of a block.
+#: The most query tokens per tile, and the most query rows per thread block.
 MOST_TOKENS, MOST_ROWS = 16, 48
 
-#: Rows for which the arithmetic of two bytes of the cache takes as long as their read. The peak of a BI-V100 is 63: 16
-#: multiprocessors do 768 multiply-adds in a cycle of 1.5 GHz while 584 GB/s arrive. A scalar loop, which also converts
-#: elements and reads its operands from shared memory, is assumed to reach 40 % of that.
+#: The number of query rows for which the arithmetic on a two-byte element of the cache takes as long as its read. At
+#: the peak of a BI-V100, it is 63: 16 multiprocessors do 768 multiply-adds per cycle at 1.5 GHz, while 584 GB/s arrive.
+#: A scalar loop also converts elements and reads its operands from shared memory. It is assumed to reach 40 % of the
+#: peak.
 BALANCED_ROWS = 25
 
-#: Most and least bytes of K, or of V, that a block loads together.
+#: The most and the least bytes of K (or of V) that a thread block loads at the same time.
 MOST_STEP_BYTES, LEAST_STEP_BYTES = 16 << 10, 8 << 10
 
-#: Most loads of a block together. Each has an address in registers.
+#: The most loads that a thread block issues at the same time. Each load needs registers for its address.
 MOST_LOADS = 2048
 
-#: Most accumulators of outputs (float32) of a thread, and the fewest for which a block has more threads.
+#: The most float32 accumulators of outputs per thread, and the fewest with which a larger thread block is used.
 MOST_OUTPUTS, FEWEST_OUTPUTS = 48, 12
 
-#: Most elements of the head that a thread adds values to. It unpacks up to eight values of each together.
+#: The most elements of the head that a thread adds values to. For each element, it unpacks up to eight values at a
+#: time.
 MOST_ELEMENTS = 2
 
-#: Most rows that a warp scores together, most keys that a lane scores together, and most accumulators of scores.
+#: The most query rows per warp and the most keys per lane that are scored at the same time, and the most accumulators
+#: of scores.
 MOST_CHUNK_ROWS, MOST_LANE_KEYS, MOST_SCORES = 8, 2, 8
 
-#: The partials of a block are at most this part of the bytes that it reads, if the partition can be long enough.
+#: The partial results of a thread block have at most this part of the bytes that the block reads, if a partition of
+#: PARTITIONS is long enough.
 PARTIALS_SHARE = 1 / 10
 
-#: The partitions to choose from, in keys.
+#: The possible partition sizes, in keys.
 PARTITIONS = (256, 512, 1024, 2048)
 
 #: Bytes of a sector of memory, on every target.

@@ -11,21 +11,23 @@ from pav2gen.plan.torch_plan import TorchFigures
 from pav2gen.runtime.dispatch_row import MIB
 from pav2gen.runtime.extend.tiles import ExtendBudget, Group, Shape
 
-#: Rows of scores of a KV head in a tile: query tokens by query heads of a KV head. From about this many rows on, the
-#: products cost so much that the reads of K and V hardly matter. A tile has up to LEAST_TILE query tokens in any case.
+#: The most query rows per KV head in a query tile. A query row is a pair of a query token and a query head. With this
+#: many rows, the matrix products take so long that the reads of K and V hardly matter. A query tile always may have
+#: LEAST_TILE query tokens.
 CPU_ROWS, GPU_ROWS = 384, 768
 LEAST_TILE = 64
 
-#: Tokens of a partition, rounded down to whole pages.
+#: Tokens per partition, before rounding down to whole pages.
 KEYS = 512
 
-#: Shares of the workspace. On a CPU a chunk, and the scores of a tile, must stay in the last-level cache. On a GPU they
-#: must fill the card, and cost launches.
+#: The division of the workspace between a chunk's keys or values and a tile's scores (called a segment). On a CPU, both
+#: must stay in the last-level cache. On a GPU, both must be large enough to fill the card, and few chunks mean few
+#: launches.
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 16 * MIB
 GPU_CHUNK_SHARE = 1 / 2
 
-#: Padding that takes as long as one more tile: bytes of a chunk, and floating-point operations. A tile costs 40 to 50
-#: calls: about 150 us on a CPU, about 1 ms of launches on a GPU.
+#: Padding that takes as long to process as one more tile, in bytes of a chunk and in floating-point operations. A tile
+#: costs 40 to 50 ATen calls: about 150 us on a CPU, or about 1 ms of launches on a GPU.
 CPU_PADDING_BYTES, GPU_PADDING_BYTES = 1 * MIB, 256 * MIB
 CPU_PADDING_OPERATIONS, GPU_PADDING_OPERATIONS = 30 * 10**6, 10**10
 

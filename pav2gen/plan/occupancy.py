@@ -12,15 +12,15 @@ from pav2gen.family.target import Target
 from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_geometry import Geometry
 
-#: The estimate of a thread's registers: a base, and one for each accumulator. The first accumulators count twice,
-#: because with few accumulators a compiler overlaps more work. A test checks that ptxas for sm_75 differs by at most 40
-#: for each kernel of the committed specs.
+#: The estimated registers per thread: BASE_REGISTERS, and one per accumulator. The first MOST_OVERLAPPED accumulators
+#: count twice, because with few accumulators a compiler overlaps more work. A test checks that ptxas for sm_75 differs
+#: by at most 40 for each kernel of the committed specs.
 BASE_REGISTERS, MOST_OVERLAPPED = 56, 40
 
-#: Most registers of a thread that a compiler assigns.
+#: The most registers that a compiler assigns to a thread.
 MOST_REGISTERS = 255
 
-#: Registers and threads of a multiprocessor if the target's are not known: NVIDIA's figures.
+#: Registers and threads per multiprocessor if the target's figures are not known. NVIDIA's cards have these figures.
 ASSUMED_REGISTERS, ASSUMED_THREADS = 64 << 10, 2048
 
 

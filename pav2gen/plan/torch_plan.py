@@ -10,16 +10,17 @@ from pav2gen.plan.torch_hooks import TorchHooks
 from pav2gen.runtime.dispatch_row import MIB
 from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_reached
 
-#: Shares of the workspace. On a CPU a chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3:
-#: docs/performance.md). On a GPU a chunk must fill the card, and costs launches (20 to 30 us each on a BI-V100).
+#: The division of the workspace between a chunk's keys or values and a tile's scores (called a segment). On a CPU, a
+#: chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3: docs/performance.md). On a GPU, a
+#: chunk must be large enough to fill the card, and few chunks mean few launches (20 to 30 us each on a BI-V100).
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 8 * MIB
 GPU_CHUNK_SHARE = 5 / 8
 
-#: Bytes of padding in a chunk that take as long as one more tile. A tile costs 40 to 50 calls: about 150 us on a CPU
-#: (docs/performance.md), about 1 ms of launches on a GPU.
+#: Bytes of padding that take as long to process as one more tile. A tile costs 40 to 50 ATen calls: about 150 us on a
+#: CPU (docs/performance.md), or about 1 ms of launches on a GPU.
 CPU_PADDING_BYTES, GPU_PADDING_BYTES = 1 * MIB, 256 * MIB
 
-#: A mask row is repeated until it spans this many bytes, so that the loop that applies it is long enough to vectorise.
+#: A row of the mask is repeated until it has this many bytes, so that the loop that applies the mask can be vectorised.
 MASK_SPAN_BYTES = 128
 
 

@@ -11,7 +11,8 @@ from pav2gen.family.spec import Spec
 from pav2gen.family.variant import Variant
 from pav2gen.wording import flow_map
 
-#: A function that returns the variants of the spec. Its first call is after the rules that limit their number.
+#: A function that returns the decode kernels of a spec. Rules that limit their number are checked before its first
+#: call.
 Expanded = Callable[[], tuple[Variant, ...]]
 
 

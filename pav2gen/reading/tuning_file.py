@@ -28,7 +28,7 @@ FOLDER = "tuning"
 MOST_BYTES = 4 << 20
 LARGEST_INT32 = 2**31 - 1
 
-#: The fewest runs of a row, and the most that its runs may spread, as a share of their median.
+#: The fewest runs per row, and the largest allowed spread of the runs, divided by their median.
 LEAST_RUNS, MOST_SPREAD = 2, 0.10
 
 #: The keys of each mapping, in two lists: required keys and optional keys.

@@ -8,8 +8,8 @@ from pav2gen.family.modifications.tree import INTEGER, walk
 from pav2gen.family.variant import AttentionVariant, ExtendVariant, Variant
 from pav2gen.plan.kernel import AnyKernel, Extender, Kernel
 
-#: Partitions of a long test: the reduction merges 64 at a time, so it needs a second round. (A head of at most 32
-#: elements has rounds of 128.)
+#: The number of partitions in a long test. The reduction merges 64 partitions at a time, so it needs a second round.
+#: (With a head size of at most 32, it merges 128 at a time.)
 LONG_PARTITIONS = 66
 
 

@@ -37,7 +37,7 @@ SHARED_TEMPLATES = {
     "package/workers.py.j2": "tests/conftest.py",
     "package/gitignore.j2": ".gitignore",
 }
-#: The only one of these that depends on the specs. Its header names them.
+#: The only template of SHARED_TEMPLATES that depends on the specs. The header of its file names the specs.
 TABLE_TEMPLATE = "package/dispatch.py.j2"
 RUNTIME = PACKAGE / "runtime"
 

@@ -21,7 +21,7 @@ from pav2gen.runtime.key import KEYS
 SCHEMA = 1
 NAME = "MANIFEST.json"
 
-#: The name of the owner of the files that all specs share. The other owners are the specs, by name.
+#: The owner of the files that all specs share. All other owners are names of specs.
 SHARED = ""
 
 #: A kernel's row: the columns of ``runtime.dispatch_row.Row``, then ``EXTRA_COLUMNS``.

@@ -22,8 +22,8 @@ from .toolchain import Toolchain
 #: A function that is called after each command: (finished commands, all commands, the file that was made).
 Progress = Callable[[int, int, Path], None]
 
-#: How many sources g++ compiles as one: reading the headers takes longer than compiling some kernels. Each
-#: source has its own namespace and defines no macros.
+#: The number of sources that g++ compiles in one run, because reading the headers takes longer than compiling some
+#: kernels. Sources can be combined because each source has its own namespace and defines no macros.
 BATCH = 12
 
 #: The sources of a library by the names of their entry functions.

@@ -26,11 +26,12 @@ GARBAGE = 0x7FFF7FFF
 #: A stride in elements that does not fit an int32.
 FAR = 1 << 31
 
-#: The strides of the outer axes exceed FAR by these multiples of a unit. All differ, so no two elements coincide.
+#: The strides of the first dimensions exceed FAR by these multiples of a unit. The multiples differ, so that no two
+#: elements have the same address.
 EXCESS = (1, 101, 10_007)
 
-#: A cache of keys, or of values, repeats this many random numbers: drawing all of them would take longer than a kernel.
-#: The number is prime. So any two pages or tokens that a kernel could confuse hold different numbers.
+#: A cache repeats this many random numbers, because drawing a number for each element would take longer than a kernel.
+#: The count is prime, so that any two pages or tokens that a kernel could confuse have different numbers.
 POOL = 32_749
 
 #: Linux's flag of a mapping that reserves no memory. Python names it from 3.13 on.

@@ -22,7 +22,7 @@ from .cases import Case, make
 from .harness import Harness, check_scratch
 from .oracle import attends, excess, window_start
 
-#: The CPU as a machine, with each warp size. Checked builds run only there.
+#: The names of the CPU as a machine, with their warp sizes. Checked builds run only on the CPU.
 WARP_SIZES = {"warp64": 64, "warp32": 32}
 HOSTS = tuple(WARP_SIZES)
 

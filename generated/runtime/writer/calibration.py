@@ -7,7 +7,7 @@ import torch
 from ..check import fail, kv_dtype, shape_of
 from .encoding import E4M3_LARGEST, E5M2_LARGEST, INT8_LARGEST
 
-#: The largest value that a code represents at a scale of 1.
+#: The largest number of each format.
 LARGEST = {"fp8_e4m3": E4M3_LARGEST, "fp8_e5m2": E5M2_LARGEST, "int8": float(INT8_LARGEST)}
 
 NAME = "kv_scales"

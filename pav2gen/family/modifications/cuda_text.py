@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from pav2gen.family.modifications.tree import ARITHMETIC, COMPARISONS, INTEGER, NUMBER, Expression
 
-#: The precedence of each operation in C++. Calls and names have the highest.
+#: The precedence of each operation in C++. Calls and names have the highest precedence.
 _PRECEDENCE = {
     "if": 1, "or": 2, "and": 3, "==": 4, "!=": 4, "<": 5, "<=": 5, ">": 5, ">=": 5,
     "+": 6, "-": 6, "*": 7, "/": 7, "//": 7, "%": 7, "neg": 8, "not": 8,

@@ -21,7 +21,7 @@ LONGEST = 400  # characters
 DEEPEST = 24  # operations within one another
 MOST_NODES = 120
 
-#: The axis of a parameter tensor, and the name that is its index.
+#: The dimension of a parameter tensor -> the name that must be its index.
 INDEX = {"heads": "h", "kv_heads": "kvh"}
 
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}

@@ -20,12 +20,12 @@ DTYPES = {INTEGER: "int32", NUMBER: "float32", CONDITION: "bool"}
 #: The dimensions of the scores: sequences, partitions, KV heads, query heads of a KV head, tokens of a partition.
 DIMENSIONS = ("row", "part", "kv_head", "head", "token")
 
-#: The dimensions of the scores of several query tokens: ``query`` is the token, ``row`` a run of tokens of a sequence.
+#: The dimensions of the scores in an extend kernel: ``query`` is the query token, ``row`` is a run of query tokens.
 EXTEND_DIMENSIONS = ("row", "part", "kv_head", "query", "head", "token")
 
-#: The dimensions that each name has. Those of a parameter tensor depend on its axis. ``k by row`` is k in a kernel with
-#: a window, where the first partition of each sequence begins at a different position. Names with ``by query`` are for
-#: kernels that take several query tokens.
+#: The dimensions over which each name varies. A parameter tensor varies over its dimension. ``k by row`` is k in a
+#: kernel with a sliding window, where the first partition of each sequence begins at a different position. Names with
+#: ``by query`` are for extend kernels.
 REACH: Mapping[str, frozenset[str]] = {
     "s": frozenset(DIMENSIONS),
     "s by query": frozenset(EXTEND_DIMENSIONS),

@@ -52,7 +52,7 @@ class Expression:
         return self.op == "literal"
 
 
-#: Every name of an expression: its type and its interval.
+#: Every name that an expression may use, with its type and its interval.
 NAMES: Mapping[str, Expression] = {
     "s": Expression("name", NUMBER, value="s"),
     "q": Expression("name", INTEGER, value="q", low=0, high=MOST_TOKENS - 1),
@@ -73,7 +73,7 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "!=": lambda a, b: a != b,
 }
 
-#: For each comparison, the one with its sides swapped, and the negated one.
+#: MIRRORED: each comparison -> the comparison with swapped sides. NEGATED: each comparison -> its opposite.
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 

@@ -101,7 +101,7 @@ _TABLE: Mapping[str, tuple[int | None, ...]] = {
 
 _WINDOW_THAT_IS_OFF: Mapping[str, Any] = {"sliding_window": 4096, "use_sliding_window": False}
 
-#: Other defaults: of windows, of the pattern of layers, and of the scores.
+#: Further defaults, about windows, patterns of layers, and scores.
 _MORE: Mapping[str, Mapping[str, Any]] = {
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4},
     "exaone4": {"sliding_window": 4096, "sliding_window_pattern": 4},

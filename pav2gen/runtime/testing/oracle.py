@@ -16,7 +16,8 @@ from ..call import BlockSparse, Call
 from ..dispatch_row import Modification
 from .expression import evaluator
 
-#: ||out - t|| <= ROUNDINGS * ||round(t) - t|| + NOISE * ||t||: one rounding to the output dtype, and float32's noise.
+#: A row of out, with the float64 result t, must satisfy ||out - t|| <= ROUNDINGS * ||round(t) - t|| + NOISE * ||t||.
+#: The first term allows one rounding to the output dtype. The second term allows the error of float32 arithmetic.
 ROUNDINGS, NOISE = 1.25, 2e-6
 
 

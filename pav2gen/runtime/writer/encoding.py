@@ -12,20 +12,20 @@ from typing import NamedTuple
 
 import torch
 
-#: The largest code of an int8 cache. It is symmetric: -128 is never stored.
+#: The largest number of an int8 cache. The format is symmetric, so that -128 is never stored.
 INT8_LARGEST = 127
 
-#: The largest finite values, and the smallest that are not subnormal.
+#: The largest finite number of each fp8 format, and the smallest number that is not subnormal.
 E4M3_LARGEST, E4M3_SMALLEST = 448.0, 2.0**-6
 E5M2_LARGEST, E5M2_SMALLEST = 57344.0, 2.0**-14
 
-#: A value of E4M3, divided by this, has the same exponent and fraction bits as a float16.
+#: A number of E4M3, divided by this number, has the same exponent and fraction bits as a float16.
 E4M3_DIVISOR = 2.0**8
 
-#: float32 as int32: the bits of its exponent, and the number of those of its fraction.
+#: For the bits of a float32 as int32: the mask of the exponent, and the number of fraction bits.
 EXPONENT, FRACTION_BITS = 0x7F800000, 23
 
-#: float16 as int16: its sign, all other bits, and the bits of E4M3's NaN.
+#: For the bits of a float16 as int16: the mask of the sign, the mask of all other bits, and the bits of E4M3's NaN.
 SIGN, MAGNITUDE, E4M3_NAN = -0x8000, 0x7FFF, 0x7F << 7
 
 

@@ -21,7 +21,7 @@ from .call import Write
 from .cases import WriteCase, expected, make, own_caches, quantized, same_bytes
 from .launch import launch
 
-#: Default scales of K and V of a case.
+#: The default scales of K and V in a case.
 SCALES = (0.3, 0.7)
 
 
