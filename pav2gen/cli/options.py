@@ -38,7 +38,7 @@ def complete_axis(ctx: click.Context, param: click.Parameter, incomplete: str) -
     """Return the words ``AXIS=`` that a shell offers as completions."""
     from pav2gen.family.axes import AXES
 
-    return [f"{name}=" for name in AXES if name.startswith(incomplete)]
+    return [f"{name}=" for name in (*AXES, "operator") if name.startswith(incomplete)]
 
 
 PATH = NonEmptyPath(path_type=Path)

@@ -154,6 +154,7 @@ def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
     Example:
       pav2gen explain head_size=80 gqa_ratio=6
       pav2gen explain head_size=256 gqa_ratio=6 dtype=float16 block_size=16
+      pav2gen explain head_size=256 operator=extend
     """
     from pav2gen.commands.explain import axis_lines, explain, read_query
     from pav2gen.reading.spec_file import load

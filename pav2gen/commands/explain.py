@@ -10,15 +10,19 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import NamedTuple
 
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES
 from pav2gen.family.spec import Exclusion, Spec, extended, points, variants
-from pav2gen.family.variant import OPERATORS, Point, Variant, expand
-from pav2gen.reading.rule import AxisRule
+from pav2gen.family.variant import OPERATORS, Point, expand
+from pav2gen.reading.rule import AxisRule, Rule
 from pav2gen.reading.rules import RULES, check
+from pav2gen.reading.selection import read_operator
+from pav2gen.runtime.key import KEYS, NEVER_BUILT
 from pav2gen.runtime.miss import distance, relative_difference
-from pav2gen.wording import did_you_mean, flow_list, flow_map, quoted, spelled
+from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
 
 #: Messages name at most this many kernels or specs.
 MOST_NAMED = 8
@@ -28,7 +32,7 @@ MOST_NAMED = 8
 class Refusal:
     """A rule that forbids every kernel with the query's values, and the message about it."""
 
-    rule: AxisRule
+    rule: Rule
     sentence: str
 
 
@@ -37,18 +41,21 @@ class Obstacle:
     """Why a spec has no kernel for a query.
 
     lacking: the axes on which the spec lacks the query's value. exclusions: the exclusions that remove the kernels with
-    the query's values.
+    the query's values. barred: why the spec cannot build the operator, if it has the values.
     """
 
     spec: Spec
     lacking: tuple[str, ...]
     exclusions: tuple[Exclusion, ...]
+    barred: str = ""
 
     def sentence(self, query: Mapping[str, object]) -> str:
         """Return a message about the obstacle to ``query``, with the file and the lines of the spec."""
         if self.lacking:
             axes = (f"{axis} {flow_list(self.spec.axes[axis])} lacks {spelled(query[axis])}" for axis in self.lacking)
             return f"{_file(self.spec)}: {', '.join(axes)}"
+        if self.barred:
+            return f"{_file(self.spec)}: {self.barred}"
         if len(self.exclusions) == 1:
             return f"{_file(self.spec)}: line {self.exclusions[0].line} excludes it ({self.exclusions[0].because})"
         lines = (str(exclusion.line) for exclusion in self.exclusions)
@@ -57,25 +64,36 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class AxisEdit:
-    """An edit of a spec that gives some axes new ``values``: write the text ``line`` at the place ``where``.
+    """An edit of a spec: write the text ``line`` at the place ``where``.
 
-    where: ``file:line`` in the file before the edit. under: the section to which ``line`` is added. It is empty if
-    ``line`` replaces the lines at ``where``, or is added at the end of the file.
+    values: the new values of some axes. operators: those of the spec, if ``line`` changes them. where: ``file:line`` in
+    the file before the edit. under: the section to which ``line`` is added. It is empty if ``line`` replaces the lines
+    at ``where``, or is added at the end of the file.
     """
 
     values: Mapping[str, tuple[object, ...]]
     line: str
     where: str
     under: str = ""
+    operators: tuple[str, ...] = ()
+
+
+class Missing(NamedTuple):
+    """Operators that a spec does not build, the edit that adds them, and the command that then builds them."""
+
+    operators: tuple[str, ...]
+    edit: AxisEdit
+    command: str
 
 
 @dataclass(frozen=True)
 class Explanation:
     """The answer to a query: the kernels that serve it, or what prevents them and how to add one.
 
-    served: decode kernels. others: kernels of the other operators with the query's values. refusals: the rules that
-    forbid the query. obstacles: one for each spec; the first one needs the smallest change. nearest: the decode kernel
-    that differs from the query on the fewest axes.
+    operator: the operator that was asked for. served: its kernels. others: kernels of the other operators with the
+    query's values. missing: the operators that no spec builds for the query, and the edit that adds them to a spec that
+    builds ``operator``. refusals: the rules that forbid the query. obstacles: one for each spec; the first one needs
+    the smallest change. nearest: the kernel of the operator that differs from the query on the fewest axes.
 
     edits: changes of one spec. command: the command that builds this spec. A command without edits means that the
     spec's exclusions must change. edits and command are both empty if a rule forbids the query, or if no spec can be
@@ -83,11 +101,13 @@ class Explanation:
     """
 
     query: Mapping[str, object]
-    served: tuple[Variant, ...] = ()
+    operator: str = "decode"
+    served: tuple[Point, ...] = ()
     others: tuple[Point, ...] = ()
+    missing: Missing | None = None
     refusals: tuple[Refusal, ...] = ()
     obstacles: tuple[Obstacle, ...] = ()
-    nearest: Variant | None = None
+    nearest: Point | None = None
     edits: tuple[AxisEdit, ...] = ()
     command: str = ""
 
@@ -96,10 +116,15 @@ class Explanation:
         asked = _pairs(self.query) or "any key"
         if self.served:
             served = (f"  {variant.spec}  {variant.slug}" for variant in self.served)
-            kernels = f"{len(self.served)} kernels serve" if len(self.served) > 1 else "1 kernel serves"
+            several = len(self.served) > 1
+            kernels = f"{len(self.served)} {self._kernel()}{'s serve' if several else ' serves'}"
             return f"{asked}: {kernels} it", *_named(served), *self._beside()
-        kernel = "decode kernel" if self.others else "kernel"
-        return f"{asked}: no {kernel} serves it", *self._beside(), *self._against(), *self._remedy()
+        return f"{asked}: no {self._kernel()} serves it", *self._beside(), *self._against(), *self._remedy()
+
+    def _kernel(self) -> str:
+        """Return the word for a kernel of the operator. It names the operator where others are named too."""
+        plain = self.operator == "decode" and (self.served or not self.others)
+        return "kernel" if plain else f"{self.operator} kernel"
 
     def _beside(self) -> Iterator[str]:
         for operator in OPERATORS:
@@ -107,13 +132,18 @@ class Explanation:
             if found:
                 yield f"for {operator}:"
                 yield from _named(found)
+        if self.missing:
+            operators, edit, command = self.missing
+            yield f"for {' and '.join(operators)}: no kernel; to add some, write"
+            yield f"  {edit.where}: {edit.line}"
+            yield f"and run  {command}"
 
     def _against(self) -> Iterator[str]:
         for refusal in self.refusals:
             yield f"  {refusal.sentence} (rule {refusal.rule.id}: {refusal.rule.reason})"
         yield from _named(f"  {obstacle.sentence(self.query)}" for obstacle in self.obstacles)
         if self.nearest:
-            differing = {axis: getattr(self.nearest, axis) for axis in differing_axes(self.query, self.nearest)}
+            differing = {axis: self.nearest.axes[axis] for axis in differing_axes(self.query, self.nearest)}
             note = f", which has {_pairs(differing)}" if differing else ""
             yield f"nearest: {self.nearest.spec}  {self.nearest.slug}{note}"
 
@@ -132,32 +162,65 @@ class Explanation:
 def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
     """Find the kernels of ``specs`` that serve ``query``, or the obstacles and the edits that would add a kernel.
 
-    query: values of some axes of ``AXES``, as text or in the axis's type. Raises UserError for an unknown axis, and for
-    a value of the wrong type.
+    query: values of some axes of ``AXES``, as text or in the axis's type, and perhaps an ``operator``; without one,
+    decode. Raises UserError for an unknown axis, and for a value of the wrong type.
     """
     asked = {axis: read_value(axis, value) for axis, value in query.items()}
-    family = [variant for spec in specs if "decode" in spec.operators for variant in variants(spec)]
-    built = (point for spec in specs for point in points(spec) if not isinstance(point, Variant))
-    others = tuple(point for point in built if _goes_with(asked, point))
-    if served := tuple(variant for variant in family if not differing_axes(asked, variant)):
-        return Explanation(asked, served, others)
+    operator = str(asked.pop("operator", "decode"))
+    own = {axis: value for axis, value in asked.items() if operator == "decode" or axis in KEYS[operator]._fields}
+    built = [point for spec in specs for point in points(spec)]
+    family = [point for point in built if point.operator == operator]
+    fitting = tuple(point for point in built if not differing_axes(asked, point))
+    others = tuple(point for point in fitting if point.operator != operator)
+    start = Explanation(asked, operator, others=others)
+    if served := tuple(point for point in fitting if point.operator == operator):
+        return replace(start, served=served, missing=_missing(served, others, specs))
     for spec in specs:
-        if "decode" not in spec.operators and any(not differing_axes(asked, variant) for variant in variants(spec)):
-            command = f"pav2gen build {shlex.quote(_file(spec))}"
-            return Explanation(asked, others=others, edits=(_with_decode(spec),), command=command)
-    refusals = tuple(_refusals(asked))
-    obstacles = tuple(sorted((_obstacle(asked, spec) for spec in specs), key=lambda found: _effort(asked, found)))
-    nearest = min(family, key=lambda variant: distance(asked, variant), default=None)
+        possible = OPERATORS[operator](variants(spec))
+        if operator not in spec.operators and any(not differing_axes(asked, point) for point in possible):
+            edit = _with_operators(spec, operator)
+            if _would_serve(asked, operator, spec, (edit,)):
+                return replace(start, edits=(edit,), command=_build(spec))
+    refusals = tuple(_refusals(own, operator))
+    obstacles = tuple(sorted((_obstacle(own, operator, spec) for spec in specs), key=lambda each: _effort(own, each)))
+    nearest = min(family, key=lambda point: distance(own, SimpleNamespace(**point.axes)), default=None)
+    start = replace(start, others=(), refusals=refusals, obstacles=obstacles, nearest=nearest)
     if refusals:
-        return Explanation(asked, refusals=refusals, obstacles=obstacles, nearest=nearest)
+        return start
     for obstacle in obstacles:
-        edits = tuple(_edits(asked, obstacle))
-        if edits and "decode" not in obstacle.spec.operators:
-            edits = (*edits, _with_decode(obstacle.spec))
-        if not edits or _would_serve(asked, obstacle.spec, edits):
-            command = f"pav2gen build {shlex.quote(_file(obstacle.spec))}"
-            return Explanation(asked, obstacles=obstacles, nearest=nearest, edits=edits, command=command)
-    return Explanation(asked, obstacles=obstacles, nearest=nearest)
+        edits = tuple(_edits(own, obstacle))
+        if obstacle.barred:
+            continue
+        if edits and operator not in obstacle.spec.operators:
+            edits = (*edits, _with_operators(obstacle.spec, operator))
+        if not edits or _would_serve(asked, operator, obstacle.spec, edits):
+            return replace(start, edits=edits, command=_build(obstacle.spec))
+    return start
+
+
+def _missing(served: Sequence[Point], others: Sequence[Point], specs: Sequence[Spec]) -> Missing | None:
+    """Find the operators that no spec builds for the kernels ``served``, and how to add them to one of their specs."""
+    built = {point.operator for point in (*served, *others)}
+    for spec in specs:
+        if any(point.spec == spec.name for point in served):
+            lacking = [each for each in OPERATORS if each not in built and not _bar(spec, each)]
+            if lacking:
+                return Missing(tuple(lacking), _with_operators(spec, *lacking), _build(spec))
+    return None
+
+
+def _bar(spec: Spec, operator: str) -> str:
+    """Return why ``spec`` cannot build ``operator`` too, or an empty text if it can."""
+    try:
+        check(replace(spec, operators=(*spec.operators, operator)))
+    except UserError as error:
+        return error.message
+    return ""
+
+
+def _build(spec: Spec) -> str:
+    """Return the command that builds ``spec``."""
+    return f"pav2gen build {shlex.quote(_file(spec))}"
 
 
 def read_query(words: Iterable[str]) -> dict[str, object]:
@@ -176,37 +239,43 @@ def read_query(words: Iterable[str]) -> dict[str, object]:
 
 
 def read_value(axis: str, value: object) -> object:
-    """Convert ``value`` to the type of ``axis``. Raises UserError for an unknown axis or a value of another type."""
+    """Convert ``value`` to the type of ``axis``, which may be ``operator``.
+
+    Raises UserError for an unknown axis or a value of another type.
+    """
+    if axis == "operator":
+        return read_operator(str(value))
     if axis not in AXES:
         raise UserError(f"there is no axis {quoted(axis)}; {did_you_mean(axis, AXES)}")
     found = AXES[axis]
     return value if found.has_type(value) and found.kind is not str else found.parse(spelled(value))
 
 
-def differing_axes(query: Mapping[str, object], variant: Variant) -> tuple[str, ...]:
-    """Return the axes on which ``variant`` has another value than ``query``."""
-    return tuple(axis for axis, value in query.items() if getattr(variant, axis) != value)
+def differing_axes(query: Mapping[str, object], point: Point) -> tuple[str, ...]:
+    """Return the axes on which ``point`` has another value than ``query``. Axes that its operator lacks are ignored."""
+    return tuple(axis for axis, value in query.items() if point.axes.get(axis, value) != value)
 
 
-def _goes_with(query: Mapping[str, object], point: Point) -> bool:
-    """Whether the kernel ``point`` has the values of ``query``. Axes that the kernel's operator lacks are ignored."""
-    return all(point.axes.get(axis, value) == value for axis, value in query.items())
-
-
-def _refusals(query: Mapping[str, object]) -> Iterator[Refusal]:
+def _refusals(query: Mapping[str, object], operator: str) -> Iterator[Refusal]:
     """Yield the rules that ``query`` breaks, whatever the values of the other axes are."""
     for rule in RULES:
         if isinstance(rule, AxisRule) and query.keys() >= set(rule.axes):
             sentence = rule.complaint(*(query[axis] for axis in rule.axes))
             if sentence:
                 yield Refusal(rule, sentence)
+    dense = next(rule for rule in RULES if rule.id == "extend-is-dense")
+    for axis in NEVER_BUILT.get(operator, ()):
+        if query.get(axis):
+            yield Refusal(dense, f"{axis} cannot be {spelled(query[axis])} for {operator}")
 
 
-def _obstacle(query: Mapping[str, object], spec: Spec) -> Obstacle:
-    """Find out why ``spec`` has no kernel for ``query``."""
+def _obstacle(query: Mapping[str, object], operator: str, spec: Spec) -> Obstacle:
+    """Find out why ``spec`` has no kernel of ``operator`` for ``query``."""
     lacking = tuple(axis for axis, value in query.items() if value not in spec.axes[axis])
     if lacking:
         return Obstacle(spec, lacking, ())
+    if any(not differing_axes(query, variant) for variant in variants(spec)):
+        return Obstacle(spec, (), (), _bar(spec, operator))
     points = [point for point in expand(spec.name, spec.axes) if not differing_axes(query, point)]
     alone = next(((entry,) for entry in spec.exclude if all(map(entry.covers, points))), None)
     return Obstacle(spec, (), alone or tuple(entry for entry in spec.exclude if any(map(entry.covers, points))))
@@ -222,11 +291,14 @@ def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float
     return len(obstacle.lacking), sum(nearest)
 
 
-def _with_decode(spec: Spec) -> AxisEdit:
-    """Return the edit that adds decode to the operators of ``spec``."""
+def _with_operators(spec: Spec, *operators: str) -> AxisEdit:
+    """Return the edit that adds ``operators`` to those of ``spec``."""
+    every = [each for each in OPERATORS if each in (*spec.operators, *operators)]
+    line = f"operators: {flow_list(every)}"
+    if "operators" not in spec.places:
+        return AxisEdit({}, line, f"{_file(spec)}, at its end", operators=tuple(every))
     last = spec.where(f"operators[{len(spec.operators) - 1}]", "operators")
-    line = f"operators: {flow_list(('decode', *spec.operators))}"
-    return AxisEdit({}, line, _range(spec.where("operators"), last))
+    return AxisEdit({}, line, _range(spec.where("operators"), last), operators=tuple(every))
 
 
 def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit]:
@@ -284,17 +356,18 @@ def _range(first: str, last: str) -> str:
     return first if _line(first) == _line(last) else f"{first}-{_line(last)}"
 
 
-def _would_serve(query: Mapping[str, object], spec: Spec, edits: Sequence[AxisEdit]) -> bool:
+def _would_serve(query: Mapping[str, object], operator: str, spec: Spec, edits: Sequence[AxisEdit]) -> bool:
     """Whether ``spec``, after ``edits``, obeys every rule and has a kernel for ``query``."""
     axes = dict(spec.axes)
     for edit in edits:
         axes.update(edit.values)
-    edited = replace(spec, axes=axes)
+    operators = next((edit.operators for edit in edits if edit.operators), spec.operators)
+    edited = replace(spec, axes=axes, operators=operators)
     try:
         check(edited)
     except UserError:
         return False
-    return any(not differing_axes(query, variant) for variant in variants(edited))
+    return any(point.operator == operator and not differing_axes(query, point) for point in points(edited))
 
 
 def _file(spec: Spec) -> str:
@@ -319,6 +392,9 @@ def axis_lines(specs: Sequence[Spec]) -> Iterator[str]:
     """Yield a line for each axis: its meaning, its possible values, and its values in ``specs``."""
     yield "pav2gen explain AXIS=VALUE...  takes the axes below; those that are left out are free"
     width = max(map(len, AXES))
+    operators = ", ".join(each for each in OPERATORS if any(each in spec.operators for spec in specs))
+    about = f"What the kernel computes. Can be {one_of(OPERATORS)}; decode if left out."
+    yield f"  {'operator':{width}}  {about} The specs have {operators}."
     for name, axis in AXES.items():
         values = {value for spec in specs for value in spec.axes[name]}
         numbers = sorted(value for value in values if isinstance(value, (int, float)))

@@ -12,7 +12,7 @@ from typing import TypeVar
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES
 from pav2gen.family.spec import points
-from pav2gen.family.variant import Point
+from pav2gen.family.variant import OPERATORS, Point
 from pav2gen.plan.kernel import AnyKernel, Kernel, kernels
 from pav2gen.reading import spec_file as spec
 from pav2gen.reading.spec_file import Spec
@@ -90,8 +90,8 @@ def _with_readable_name(loaded: Spec) -> Spec:
 def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ...]:
     """The kernels of ``family`` that ``filters`` select, in the order of ``family``. Without filters, all kernels.
 
-    A filter is ``axis=value``, or a glob pattern for a kernel's slug (``hd256_*_f16_*``). For each axis with filters, a
-    kernel must match at least one of these filters. If there are patterns, a kernel must match at least one pattern. A
+    A filter is ``axis=value``, ``operator=name``, or a glob pattern for a kernel's slug (``hd256_*_f16_*``). For each
+    axis with filters, a kernel must match at least one of these filters; likewise for operators and for patterns. A
     kernel of an operator without an axis matches all filters on this axis. Raises UserError for an unknown axis and for
     a filter that selects nothing.
     """
@@ -99,7 +99,9 @@ def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ..
     groups: dict[str, list[Condition]] = {}
     for text in filters:
         subject, condition = _condition(text)
-        if not any(condition(point) for point in every if subject == "slug" or subject in point.axes):
+        if not any(condition(point) for point in every if subject in ("slug", "operator") or subject in point.axes):
+            if subject == "operator":
+                raise UserError(f"--filter {quoted(text)} selects nothing; write in a spec: {_operators_with(text)}")
             raise UserError(f"--filter {quoted(text)} selects none of {len(every)} variants; pav2gen list shows them")
         groups.setdefault(subject, []).append(condition)
     selected = tuple(point for point in every if all(any(one(point) for one in group) for group in groups.values()))
@@ -115,7 +117,23 @@ def _condition(text: str) -> tuple[str, Condition]:
     axis, equals, value = text.partition("=")
     if not equals:
         return "slug", lambda point: fnmatchcase(point.slug, text)
+    if axis == "operator":
+        operator = read_operator(value)
+        return axis, lambda point: point.operator == operator
     if axis not in AXES:
-        raise UserError(f"--filter {quoted(text)} names no axis; {did_you_mean(axis, AXES)}")
+        raise UserError(f"--filter {quoted(text)} names no axis; {did_you_mean(axis, (*AXES, 'operator'))}")
     wanted = AXES[axis].aliases.get(value, value)
     return axis, lambda point: axis not in point.axes or spelled(point.axes[axis]) == wanted
+
+
+def read_operator(text: str) -> str:
+    """The operator of this name. Raises UserError if there is none."""
+    if text not in OPERATORS:
+        raise UserError(f"there is no operator {quoted(text)}; {did_you_mean(text, OPERATORS)}")
+    return text
+
+
+def _operators_with(filter_text: str) -> str:
+    """The line of a spec that builds decode and the operator of a filter."""
+    operators = ", ".join(dict.fromkeys(("decode", filter_text.partition("=")[2])))
+    return f"operators: [{operators}]"

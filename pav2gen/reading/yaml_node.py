@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from pav2gen.errors import UserError
-from pav2gen.wording import did_you_mean, quoted, spelled
+from pav2gen.wording import did_you_mean, one_line, quoted, spelled
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?")
@@ -96,13 +96,16 @@ class Node:
         return dict(self.value)
 
     def items(self) -> tuple[Node, ...]:
-        """The items of a list. A scalar counts as a list of one item. Raises UserError for a mapping and for an empty
-        list.
+        """The items of a list. A scalar counts as a list of one item. Raises UserError for a mapping, for an empty
+        list, and for a list in quotes.
         """
         if isinstance(self.value, dict):
             raise self.fail(f"{self.title} must be a value or a list of values, not a mapping")
         if self.value == () or self.yaml_type == "null":
             raise self.fail(f"{self.title} is empty; give it at least one value, or remove the key")
+        if isinstance(self.value, str) and not self.plain and re.fullmatch(r"\s*\[.*\]\s*", self.value, re.S):
+            works = f"write the list without quotes: {one_line(self.value.strip())}"
+            raise self.fail(f"{self.title} is a text in quotes; {works}")
         return self.value if isinstance(self.value, tuple) else (self,)
 
     def integer(self, low: int = -(10**18), high: int = 10**18) -> int:

@@ -159,6 +159,34 @@ def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
         fail(f"{name} must be a tensor, got {value if value is None else type(value).__name__}", operator)
 
 
+def check_int(name: str, value: object, operator: str = DECODE) -> None:
+    """Raise ValueError unless ``value`` is an int of 64 bits, or something that torch takes for one."""
+    if not hasattr(value, "__index__"):
+        fail(f"{name} must be an int, got {described(value)}", operator)
+    if not -(1 << 63) <= int(value) < 1 << 63:
+        fail(f"{name} must be an int of 64 bits, got {value}", operator)
+
+
+def check_number(name: str, value: object, operator: str = DECODE) -> None:
+    """Raise ValueError unless ``value`` is a number."""
+    if not hasattr(value, "__float__"):
+        fail(f"{name} must be a number, got {described(value)}", operator)
+
+
+def check_text(name: str, value: object, operator: str = DECODE) -> None:
+    """Raise ValueError unless ``value`` is a string."""
+    if not isinstance(value, str):
+        fail(f"{name} must be a text, got {described(value)}", operator)
+
+
+def described(value: object) -> str:
+    """Describe a value for an error message: its type, and also the value if it is a string or a number."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"the {name} {value!r}" if isinstance(value, (str, int, float)) else f"a {name}"
+
+
 def check_declared(
     key_cache: torch.Tensor, num_kv_heads: int | torch.Tensor, block_size: int, operator: str = DECODE
 ) -> None:
@@ -167,6 +195,9 @@ def check_declared(
     If num_kv_heads is a tensor, it is not compared: the BI-V100 fork of vLLM passes its ``head_mapping`` tensor here.
     """
     check_tensor("key_cache", key_cache, operator)
+    check_int("block_size", block_size, operator)
+    if not isinstance(num_kv_heads, torch.Tensor):
+        check_int("num_kv_heads", num_kv_heads, operator)
     if key_cache.dim() != 5:
         fail(f"key_cache must be [blocks, kv heads, head size / x, block size, x], got {shape_of(key_cache)}", operator)
     if not isinstance(num_kv_heads, torch.Tensor) and num_kv_heads != key_cache.shape[1]:

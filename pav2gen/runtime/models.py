@@ -138,6 +138,8 @@ def shard(num_heads: int, num_kv_heads: int, tp_size: int) -> tuple[int, int]:
 
     Several ranks may share a KV head. Raises ValueError if the heads cannot be divided among ``tp_size`` ranks.
     """
+    for name, number in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("tp_size", tp_size)):
+        check.check_int(name, number, NAME)
     counted = tp_size > 0 and num_kv_heads > 0 and num_heads % tp_size == 0
     if not counted or (num_kv_heads % tp_size and tp_size % num_kv_heads):
         check.fail(f"{num_heads} query and {num_kv_heads} KV heads cannot be shared out among {tp_size} ranks", NAME)
@@ -160,8 +162,19 @@ def rank_key(
 ) -> Key:
     """The kernel key (the values that select a kernel) of the attention layers of one tensor-parallel rank.
 
-    Raises ValueError if the numbers of heads do not fit together, or for an unknown kv_cache_dtype.
+    Raises ValueError for an argument of a wrong type, if the numbers of heads do not fit together, or for an unknown
+    kv_cache_dtype.
     """
+    sizes = (num_heads, num_kv_heads, head_size, block_size)
+    for name, size in zip(("num_heads", "num_kv_heads", "head_size", "block_size"), sizes):
+        check.check_int(name, size, NAME)
+    for check_it, name, value in (
+        (check.check_number, "softcap", softcap),
+        (check.check_int, "sliding_window", sliding_window),
+        (check.check_text, "modification", modification),
+    ):
+        if value is not None:
+            check_it(name, value, NAME)
     if num_kv_heads <= 0 or num_heads % num_kv_heads:
         check.fail(f"{num_heads} query heads cannot be shared out among {num_kv_heads} KV heads", NAME)
     return Key(

@@ -154,7 +154,7 @@ class TestConveniences:
         write_spec()
         head, *lines = run("explain").output.splitlines()
         assert head.startswith("pav2gen explain AXIS=VALUE...")
-        assert [line.split()[0] for line in lines] == list(AXES)
+        assert [line.split()[0] for line in lines] == ["operator", *AXES]
         assert next(line for line in lines if "partition_size" in line).endswith("The specs have 256, 512.")
         assert all("Can be " in line for line in lines if line.split()[0] in ("head_size", "dtype", "block_size"))
 
@@ -323,6 +323,20 @@ class TestListAndExplain:
         write_spec()
         (one,) = json.loads(run("list", "-f", "partition_size=512", "--json").stdout)
         assert one["partition_size"] == 512
+
+    def test_a_filter_on_an_operator(self, run: Run, write_spec: Write) -> None:
+        spec = write_spec()
+        assert len(json.loads(run("list", "-f", "operator=decode", "--json").stdout)) == 2
+        result = run("list", "-f", "operator=extend")
+        assert (result.exit_code, result.stderr) == (
+            2,
+            "error: --filter 'operator=extend' selects nothing; write in a spec: operators: [decode, extend]\n",
+        )
+        assert "did you mean extend?" in run("list", "-f", "operator=extent").stderr
+        with open(spec, "a", encoding="utf-8") as file:
+            file.write("operators: [decode, extend]\n")
+        (one,) = json.loads(run("list", "-f", "operator=extend", "--json").stdout)
+        assert one["operator"] == "extend"
 
     def test_a_quiet_schema(self, run: Run) -> None:
         assert run("schema", "-q", "-o", "schema.json").output == "" and Path("schema.json").exists()

@@ -232,6 +232,9 @@ CASES = {
     "a mistake behind an escape": modified('mask: "q \\x2d kk"', "'kk' is unknown; did you mean k? (at column 5"),
     "a modification of nothing": modified("tensors: {b: [heads]}", "has neither score nor mask"),
     "a tensor of no axis": modified("mask: q < 1, tensors: {b: [tokens]}", "[heads] or [kv_heads]"),
+    "an axis of a tensor in quotes": modified(
+        "mask: q < 1, tensors: {b: \"[heads]\"}", "is a text in quotes; write the list without quotes: [heads]"
+    ),
     "a tensor without a use": modified("mask: q < 1, tensors: {b: [heads]}", "b is in neither score nor mask"),
     "a tensor called s": modified("mask: q < 1, tensors: {s: [heads]}", "has a meaning in expressions"),
     "a modification that is not built": bad(

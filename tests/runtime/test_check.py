@@ -78,6 +78,8 @@ REFUSED = {
     "values of fewer blocks": ({"value_cache": v[1:]}, {}, "value_cache must be"),
     "a page with strides": ({"value_cache": v.transpose(2, 3).contiguous().transpose(2, 3)}, {}, "must be contiguous"),
     "another number of KV heads": ({}, {"num_kv_heads": 4}, "num_kv_heads is 4"),
+    "a block size in words": ({}, {"block_size": "16"}, "block_size must be an int, got the str '16'"),
+    "heads in words": ({}, {"num_kv_heads": "2"}, "num_kv_heads must be an int, got the str '2'"),
     "another block size": ({}, {"block_size": 32}, "block_size is 32"),
     "heads that do not divide": (
         {"query": torch.zeros(2, 13, 256).half(), "out": torch.zeros(2, 13, 256).half()},

@@ -131,6 +131,26 @@ def test_supports_and_check_model_know_the_operator(extending):
         extending.check_model(6, 2, 64, 16, torch.float16, operator="prefill")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"block_size": "8"}, "block_size must be an int, got the str '8'"),
+        ({"head_size": 64.0}, "head_size must be an int, got the float 64.0"),
+        ({"num_heads": "24"}, "num_heads must be an int, got the str '24'"),
+        ({"tp_size": None}, "tp_size must be an int, got None"),
+        ({"softcap": "30"}, "softcap must be a number, got the str '30'"),
+        ({"sliding_window": "30"}, "sliding_window must be an int, got the str '30'"),
+        ({"modification": 3}, "modification must be a text, got the int 3"),
+    ],
+)
+def test_check_model_names_an_argument_of_a_wrong_type(extending, change, words):
+    with pytest.raises(ValueError, match=r"^check_model: ") as raised:
+        extending.check_model(**{**MODEL, **change})
+    assert str(raised.value) == f"check_model: {words}"
+    if "tp_size" not in change:
+        assert not extending.supports(**{**MODEL, **change})
+
+
 def row(key=HALF, **options):
     return Row("pav2_a", "a", key, 512, "a.torch_kernels.x", "a/x.cu", 0, 0, 16, 64, operator="extend")._replace(
         **options

@@ -76,14 +76,17 @@ def test_a_states_own_tensors_may_take_the_result():
         ({"lses": torch.zeros(2, 5, 4)}, "lses must be float32 [2, 5, 3]"),
         ({"out": torch.zeros(5, 3, 8).half()}, "out must be float32 [5, 3, 8], got float16"),
         ({"outs": torch.zeros(5, 3, 8)}, "outs must be [states, rows, heads, head size]"),
+        ({"lses": [torch.zeros(5, 3)] * 2}, "lses must be a tensor, got list"),
+        ({"out": None}, "out must be a tensor, got None"),
     ],
 )
-def test_other_shapes_are_refused(change, words):
+def test_other_shapes_are_refused(package, change, words):
     outs, lses = states(2)
     given = {"out": torch.zeros(5, 3, 8), "lse": torch.zeros(5, 3), "outs": outs, "lses": lses, **change}
-    with pytest.raises(ValueError, match="merge_states") as raised:
-        merge_states(**given)
-    assert words in str(raised.value)
+    for merge in (merge_states, package.merge_states):
+        with pytest.raises(ValueError, match=r"^merge_states: ") as raised:
+            merge(**given)
+        assert words in str(raised.value) and "\n" not in str(raised.value)
 
 
 #: Each rank decodes over its half of the pages of every sequence, then both merge what they have.

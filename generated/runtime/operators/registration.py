@@ -68,23 +68,9 @@ def _check_scalar(argument: str, value: object, kind: str, operator: str) -> Non
     if value is None and kind.startswith("Optional["):
         return
     kind = kind.removeprefix("Optional[").removesuffix("]")
-    if kind == "int":
-        if not hasattr(value, "__index__"):
-            check.fail(f"{argument} must be an int, got {_spelled(value)}", operator)
-        if not -(1 << 63) <= int(value) < 1 << 63:
-            check.fail(f"{argument} must be an int of 64 bits, got {value}", operator)
-    elif kind == "float" and not hasattr(value, "__float__"):
-        check.fail(f"{argument} must be a number, got {_spelled(value)}", operator)
-    elif kind == "str" and not isinstance(value, str):
-        check.fail(f"{argument} must be a text, got {_spelled(value)}", operator)
-
-
-def _spelled(value: object) -> str:
-    """Describe a value for an error message: its type, and also the value if it is a string or a number."""
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    return f"the {name} {value!r}" if isinstance(value, (str, int, float)) else f"a {name}"
+    checks = {"int": check.check_int, "float": check.check_number, "str": check.check_text}
+    if kind in checks:
+        checks[kind](argument, value, operator)
 
 
 def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[float, torch.Tensor | None]:

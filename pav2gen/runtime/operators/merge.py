@@ -39,6 +39,8 @@ def merge_states(out: torch.Tensor, lse: torch.Tensor, outs: torch.Tensor, lses:
 
 
 def _check(out: torch.Tensor, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:
+    for name, tensor in (("out", out), ("lse", lse), ("outs", outs), ("lses", lses)):
+        check.check_tensor(name, tensor, NAME)
     if outs.dim() != 4 or outs.dtype not in check.DTYPES:
         check.fail(f"outs must be [states, rows, heads, head size], got {check.shape_of(outs)}", NAME)
     if lses.shape != outs.shape[:3] or lses.dtype != torch.float32:
