@@ -52,7 +52,7 @@ def miss(key: AnyKey, rows: Iterable[Row], files: Mapping[str, str], operator: s
 
 
 def _first(operator: str, rows: Sequence[Row]) -> str:
-    """Advice how to build the first kernel of an operator. rows: the dispatch rows of the other operators."""
+    """Advice on how to build the first kernel of an operator. rows: the dispatch rows of the other operators."""
     if operator == "decode" and not rows:
         return "pav2gen build specs/NAME.yaml makes some"
     operators = ", ".join(dict.fromkeys(("decode", operator)))
@@ -84,7 +84,7 @@ def _lacks_operator(
 
 
 def _remedy(key: AnyKey, axes: Sequence[str], rows: Sequence[Row], files: Mapping[str, str], operator: str) -> str:
-    """Advice how to add ``key`` to the spec from which ``rows`` were built.
+    """Advice on how to add ``key`` to the spec from which ``rows`` were built.
 
     axes: the axes on which ``key`` differs from the nearest key.
     """
@@ -130,8 +130,8 @@ def _barred(
 ) -> bool:
     """Whether the spec from which ``rows`` were built can't build ``key``, even if it excludes the pairs ``clashes``.
 
-    There are two possible reasons. The spec may build an operator that can't have a feature of ``key``. Or none of the
-    spec's partition sizes may be possible with ``key``.
+    There are two possible reasons. The spec may build an operator that can't have a feature of ``key``. The spec may
+    also lack a partition size that is possible with ``key``.
     """
     never = {axis for row in rows for axis in NEVER_BUILT.get(row.operator, ())}
     lost = {clash.get("partition_size") for clash in clashes if clash.get("block_size") == key.block_size} - {None}
@@ -144,7 +144,7 @@ def _barred(
 
 
 def _own_spec(key: AnyKey, operator: str) -> str:
-    """Advice how to build ``key`` from a new spec."""
+    """Advice on how to build a kernel with ``key`` from a new spec."""
     axes = ", ".join(f"{axis}: {yaml_text(getattr(key, axis))}" for axis in key._fields if axis not in FEATURES)
     features = ", ".join(f"{axis}: {yaml_text(getattr(key, axis))}" for axis in FEATURES if _has(key, axis))
     lines = [
@@ -187,7 +187,8 @@ def _values(axis: str, keys: Iterable[AnyKey]) -> str:
 def nearest(key: AnyKey, keys: Iterable[Any]) -> Any:
     """The key in ``keys`` that differs from ``key`` on the fewest axes.
 
-    Among equals, it is the key with the smallest sum of relative differences, then the first in sorted order.
+    A tie goes to the key with the smallest sum of relative differences (see ``distance``), then to the first key in
+    sorted order.
     """
     return min(keys, key=lambda other: (*distance(key._asdict(), other), order_of(other)))
 
@@ -202,6 +203,6 @@ def distance(asked: Mapping[str, object], candidate: object) -> tuple[int, float
 
 
 def relative_difference(a: object, b: object) -> float:
-    """The difference of two numbers, divided by the larger absolute value. The result is 0 for other values."""
+    """The difference of two numbers, divided by the larger absolute value; 0 if ``a`` or ``b`` is not a number."""
     numbers = [x for x in (a, b) if isinstance(x, (int, float)) and not isinstance(x, bool)]
     return abs(numbers[0] - numbers[1]) / max(map(abs, numbers)) if len(numbers) == 2 and any(numbers) else 0.0

@@ -26,7 +26,7 @@ MOST_CHOICES = 4096
 class Table:
     """The dispatch table of one operator of a package: chooses the kernel for a call.
 
-    If two specs build the same key, only the rows of the spec whose name sorts first are used.
+    If two specs build the same key, the table uses only the rows of the spec that is first in alphabetical order.
 
     rows: the dispatch rows of all operators of the package. The table serves calls from the rows of ``operator``.
     tuned: results of tuning. files: the path of each spec file, by the spec's name, for messages.

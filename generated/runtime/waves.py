@@ -58,8 +58,8 @@ def cost(
 def _cost(row: Row, blocks: int, max_seq_len: int, seq_len: int | None) -> int:
     """Estimate the time of a call. Arguments other than ``blocks`` are those of ``cost``.
 
-    blocks: the number of thread blocks that process the first partitions of all sequences. The second partitions, and
-    so on, have the same number of thread blocks.
+    blocks: the number of thread blocks that process the first partition of every sequence. Every later partition has
+    the same number of thread blocks.
     """
     window = row.key.sliding_window
     launched = launched_partitions(max_seq_len, row.partition_size, window)

@@ -29,13 +29,13 @@ HOST_LENGTHS = ("auto", "never")
 
 
 class Row(NamedTuple):
-    """One row of the dispatch table. It describes one kernel, as PyTorch module, CUDA source, or both.
+    """One row of the dispatch table. A row describes one kernel, which is a PyTorch module, a CUDA source, or both.
 
     symbol: the kernel's name, and the name of the entry function in the CUDA library.
     spec: the name of the spec that the kernel was built from.
     key: the properties of the calls that the kernel serves. The operator determines the type of the key (see ``KEYS``).
-    partition_size: the number of tokens in a partition of a decode kernel. For an extend kernel, it is the number of
-    keys that a thread block of the CUDA kernel processes, or 0 without a CUDA kernel. For a cache writer, it is 0.
+    partition_size: for a decode kernel, the number of tokens in a partition; for an extend kernel, the number of keys
+    that a thread block of the CUDA kernel processes, or 0 without a CUDA kernel; for a cache writer, 0.
     torch: the name of the module with the PyTorch kernel, relative to the package, or an empty string.
     cuda: the path of the CUDA source, relative to the package, or an empty string.
     min_seq_len: the sequence length, in tokens, above which a vLLM fork should use this package's decode operator.
@@ -46,7 +46,7 @@ class Row(NamedTuple):
     operator: ``decode``, ``extend`` or ``cache``.
     host_lengths: whether the host may read the sequence lengths of a call on a GPU, one of ``HOST_LENGTHS``.
     resident_blocks: how many thread blocks of the CUDA kernel fit on a multiprocessor at the same time.
-    saturating_blocks: how many thread blocks of the CUDA kernel use the whole memory bandwidth of a multiprocessor.
+    saturating_blocks: how many resident thread blocks are needed to use a multiprocessor's whole memory bandwidth.
     blocks_per_group: how many thread blocks of the CUDA kernel share the query heads of a KV head.
     empty_tokens: the time of a thread block past the end of its sequence. The unit is the time in which one
     multiprocessor processes one token.
@@ -93,7 +93,7 @@ class Tuned(NamedTuple):
     def covers(self, num_seqs: int, max_seq_len: int) -> bool:
         """Whether this result is used for a call with these sizes.
 
-        The call must have at most as many sequences as the measured call, and more than half as many. The same holds
-        for max_seq_len.
+        The number of sequences must be at most that of the measured call, and more than half of that. max_seq_len must
+        be at most that of the measured call, and more than half of that.
         """
         return num_seqs <= self.num_seqs < 2 * num_seqs and max_seq_len <= self.max_seq_len < 2 * max_seq_len

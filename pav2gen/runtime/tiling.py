@@ -259,7 +259,7 @@ class _Cut:
         self.spare = budget.spare_pages(kv_heads)  # the number of padding pages that cost as much as one more tile
 
     def row_tiles(self) -> Iterator[slice]:
-        """The sequences of each row tile. In a group, the row tiles are as large as fits, and of about equal size."""
+        """The sequences of each row tile. Each group is split evenly into as few row tiles as the budget allows."""
         for group in self._groups():
             rows = self.budget.rows(min(self.whole, self.extents[group.start]), self.kv_heads)
             for span in _even(group.stop - group.start, rows):

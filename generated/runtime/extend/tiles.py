@@ -148,7 +148,7 @@ class ExtendBudget(NamedTuple):
         return _fit(self, tuple(starts), tuple(seq_lens), shape, max_query_len)
 
     def bound(self, tokens: int, num_seqs: int, longest: int, shape: Shape, max_query_len: int) -> Group:
-        """The single group of a call if the host knows only upper bounds.
+        """The single group of query tiles of a call, if the host knows only upper bounds of the lengths.
 
         tokens: the number of rows of the query. longest: the upper bound of the sequence lengths, in tokens.
         """
