@@ -175,7 +175,19 @@ def test_the_report_names_the_origin_of_its_registers(nvcc, tmp_path):
     planned = chosen(NAMES[0]).built[0].p.figures["registers"]
     assert f"{planned} (estimate)" in page.read_text() and "by ptxas" not in page.read_text()
     assert run("report", str(QWEN), "-f", NAMES[0], "--out", str(page), "--ptxas", "--arch", "sm_80").exit_code == 0
-    assert "101 (ptxas sm_80)" in page.read_text() and "by ptxas for sm_80, CUDA 13.0; not those" in page.read_text()
+    assert (
+        page.read_text().count("101 (ptxas sm_80)") == 1
+        and "by ptxas for sm_80, CUDA 13.0; not those" in page.read_text()
+    )
+
+
+def test_the_report_of_extend_kernels_has_registers_only_from_ptxas(nvcc, tmp_path):
+    page, words = tmp_path / "page.html", ["report", str(QWEN), "-f", NAMES[0], "-f", "extend_hd256_g6_b16_f16"]
+    assert run(*words, "--out", str(page)).exit_code == 0
+    assert page.read_text().count('<th scope="col">registers</th>') == 1
+    assert run(*words, "--out", str(page), "--ptxas").exit_code == 0
+    assert page.read_text().count('<th scope="col">registers</th>') == 2
+    assert page.read_text().count("101 (ptxas sm_75)") == 2
 
 
 def test_a_card_of_nvidia_is_compiled_for_itself(nvcc, tmp_path):
