@@ -350,7 +350,7 @@ class TestListAndExplain:
         spec = write_spec(backends="[torch, cuda]")
         figures = json.loads(run("list", spec, "--json").stdout)[0]["figures"]
         words = {name for name, figure in figures.items() if isinstance(figure, str)}
-        assert words == {"heads", "load_bytes"}  # pairs: 24/4
+        assert words == {"heads", "load_bytes", "registers_from"}  # pairs such as 24/4, and a word
 
     def test_explain(self, run: Run, write_spec: Write) -> None:
         write_spec()
