@@ -1,8 +1,8 @@
 """Reads JSON that someone may have edited: parses it, then checks each field.
 
 A reader is a function that checks a value and returns it. If the value has the wrong form, the reader raises
-ValueError. Readers of objects and lists are made from the readers of their items. Their messages begin with the place,
-as in ``rows[3].test: '5' is not one line of text``.
+ValueError. Readers of objects and lists are made from the readers of their items. The messages of such readers begin
+with the place, as in ``rows[3].test: '5' is not one line of text``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def prose(value: Any) -> str:
 
 
 def word(value: Any) -> str:
-    """Read a name or a path of ASCII letters, digits and ``_ . / -``. It may be empty."""
+    """Read a name or a path of ASCII letters, digits and ``_ . / -``. The text may be empty."""
     if not isinstance(value, str) or not _WORD.fullmatch(value):
         raise ValueError(f"{seen(value)} is not a name")
     return value
@@ -151,7 +151,7 @@ def constant(expected: object) -> Reader:
 
 
 def items(read: Reader) -> Reader:
-    """Make a reader of a list, with the reader ``read`` for each item. It returns a tuple."""
+    """Make a reader of a list, with the reader ``read`` for each item. The reader returns a tuple."""
 
     def read_all(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -162,7 +162,7 @@ def items(read: Reader) -> Reader:
 
 
 def pair(first: Reader, second: Reader) -> Reader:
-    """Make a reader of a list of two items. It returns a tuple."""
+    """Make a reader of a list of two items. The reader returns a tuple."""
 
     def read(value: Any) -> tuple[Any, Any]:
         if not isinstance(value, list) or len(value) != 2:
@@ -173,7 +173,10 @@ def pair(first: Reader, second: Reader) -> Reader:
 
 
 def mapping(key: Reader, read: Reader) -> Reader:
-    """Make a reader of an object with any number of fields. ``key`` reads their names, and ``read`` their values."""
+    """Make a reader of an object with any number of fields.
+
+    ``key`` reads the names of the fields, and ``read`` reads the values.
+    """
 
     def read_all(value: Any) -> dict[Any, Any]:
         _check_object(value)

@@ -89,8 +89,8 @@ def bench(
     First, the results of each kernel and baseline are compared with a float64 reference. Kernels and baselines with
     wrong results are not timed. If a generated kernel has wrong results, the command exits with 1.
 
-    Kernels and baselines with right results are timed in rounds. Each round runs every one of them once, in a random
-    order. Successive calls use different inputs. Together, these inputs are larger than the processor's cache.
+    Kernels and baselines with right results are timed in rounds. Each round runs every kernel and baseline once, in a
+    random order. Successive calls use different inputs. Together, these inputs are larger than the processor's cache.
 
     A table is printed as soon as all of its rows are measured. Ctrl-C ends the measurement. The figures measured until
     then are printed, and kept in the file of --json.
@@ -138,7 +138,7 @@ def bench(
 
 
 def quick_options(ctx: click.Context) -> dict[str, Any]:
-    """Return the option values of ``--quick``, without the options that the user gave on the command line."""
+    """Return the option values that ``--quick`` sets. Options that the user gave on the command line are left out."""
     given = {name for name in QUICK if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE}
     return {name: value for name, value in QUICK.items() if name not in given}
 
@@ -173,8 +173,8 @@ def tune(
     marked as noisy and have no effect. If the command is interrupted, the next run continues from there.
 
     With --layouts, no file is written. A layout says how a thread block of a CUDA kernel divides its work. The command
-    compiles promising layouts into one library, and times them. It prints the times, and the line of the spec that
-    selects the fastest layout.
+    compiles promising layouts into one library, and times them. Then the command prints the times, and the line of the
+    spec that selects the fastest layout.
 
     \b
     Example:
@@ -273,7 +273,7 @@ def require_torch(command: str) -> None:
 
 
 def command_line(ctx: click.Context) -> str:
-    """Return the command line that the user typed, without ``--json``. Its options are in the order of ``--help``."""
+    """Return the command line that the user typed, without ``--json``. The options are in the order of ``--help``."""
     words = ["pav2gen", str(ctx.info_name)]
     for param in ctx.command.params:
         value = ctx.params.get(str(param.name))

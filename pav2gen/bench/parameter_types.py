@@ -27,7 +27,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 class Gibibytes(click.FloatRange):
-    """An option's type: a number above a minimum. It rejects nan, which click's FloatRange accepts."""
+    """An option's type: a number above a minimum. This type rejects nan, which click's FloatRange accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Convert the option's text to a number."""

@@ -12,7 +12,7 @@ from pav2gen.errors import UserError
 
 
 class Failure(click.ClickException):
-    """A user's mistake. It is shown as one line on stderr, and the exit code is 2."""
+    """A user's mistake. The mistake is shown as one line on stderr, and the exit code is 2."""
 
     exit_code = 2
 
@@ -41,7 +41,7 @@ def usage_failure(error: click.UsageError) -> click.ClickException:
 
 
 class Commands(click.Group):
-    """The group of all commands. It shows mistakes and system errors as one line.
+    """The group of all commands. The group shows mistakes and system errors as one line.
 
     Characters that the locale cannot encode are printed as escape sequences.
     """

@@ -26,7 +26,7 @@ class NonEmptyPath(click.Path):
 def default_specs(ctx: click.Context, param: click.Parameter, value: tuple[Path, ...]) -> tuple[Path, ...]:
     """Return the spec files that the user named, or else all of ``specs/*.yaml``.
 
-    Raises UserError if there are none.
+    Raises UserError if there are no spec files.
     """
     paths = value or tuple(sorted(Path("specs").glob("*.yaml")))
     if not paths and not ctx.resilient_parsing:

@@ -28,9 +28,9 @@ KINDS = ("incomplete", "hand-edited", "changed", "missing", "orphan")
 class Drift:
     """One difference between a package and its specs: its kind (one of ``KINDS``), its path, and a note.
 
-    owner: the spec to build for the repair. It is ``SHARED`` for a file of all specs, and None if a build does not
-    repair the difference. blocked: whether a link or a folder is in the place of a file. A build does not remove links
-    or folders.
+    owner: the spec to build for the repair. The owner is ``SHARED`` for a file of all specs, and None if a build does
+    not repair the difference. blocked: whether a link or a folder is in the place of a file. A build does not remove
+    links or folders.
     """
 
     kind: str
@@ -56,8 +56,8 @@ class DriftReport:
 def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftReport:
     """Compare the package ``options.out`` with a new rendering of the specs at ``paths``, byte by byte.
 
-    whole: whether ``paths`` are all specs of the project. If so, every other spec in the package is an orphan. Raises
-    UserError for a bad spec, and for a package that cannot be read.
+    whole: whether ``paths`` are all specs of the project. If they are, every other spec in the package is an orphan.
+    Raises UserError for a bad spec, and for a package that cannot be read.
     """
     selections = load(paths)
     names = {chosen.spec.name for chosen in selections}

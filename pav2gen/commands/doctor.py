@@ -1,6 +1,6 @@
 """Implements ``pav2gen doctor``: shows what pav2gen finds on this machine, and which command to type next.
 
-The command writes nothing. It reports a missing part, and never fails because of it.
+The command writes nothing. A missing part is reported, but is never an error.
 """
 
 from __future__ import annotations

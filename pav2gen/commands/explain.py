@@ -96,8 +96,8 @@ class Explanation:
     the smallest change. nearest: the kernel of the operator that differs from the query on the fewest axes.
 
     edits: changes of one spec. command: the command that builds this spec. A command without edits means that the
-    spec's exclusions must change. edits and command are both empty if a rule forbids the query, or if no spec can be
-    changed to serve it.
+    spec's exclusions must change. If a rule forbids the query, or if no spec can be changed to serve it, ``edits`` and
+    ``command`` are empty.
     """
 
     query: Mapping[str, object]

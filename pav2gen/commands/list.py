@@ -35,7 +35,7 @@ def entries(selections: Iterable[Selection], measured: Mapping[str, Measured] | 
 
 
 def table(listed: Sequence[dict[str, Any]]) -> Table:
-    """Return the entries as a table. It has a column for each figure that any entry has."""
+    """Return the entries as a table, with a column for each figure that any entry has."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

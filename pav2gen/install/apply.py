@@ -87,7 +87,7 @@ class Outcome:
 def install(path: Path, options: InstallOptions) -> Outcome:
     """Put the chosen specs of ``options.generated`` into the vLLM trees at ``path``. An earlier install is replaced.
 
-    Everything is computed and tested before the first write. Raises UserError and changes nothing if a tree differs
+    All changes are computed and tested before the first write. Raises UserError and changes nothing if a tree differs
     from every known vLLM, the package is damaged, files would be lost, or a file cannot be written.
     """
     trees = find_trees(path)
@@ -225,7 +225,7 @@ def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
 def _together(planned: Sequence[PlannedInstall]) -> list[Change]:
     """Return the changes of all trees.
 
-    Raises UserError if two trees share a file by a link but need different edits of it.
+    Raises UserError if links make two trees share a file that needs different edits.
     """
     changes = [change for plan in planned for change in plan.changes]
     last = {change.path: change for change in changes}

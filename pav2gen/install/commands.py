@@ -71,11 +71,11 @@ def install(
     tree: Path, specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool, writer: str,
     dry_run: bool, commit: bool, force: bool, python: str, out: Path,
 ) -> None:  # fmt: skip
-    """Put the generated kernels into the vLLM at TREE. They are called where they are faster than vLLM's own kernels.
+    """Put the generated kernels into the vLLM at TREE. The kernels are called where they are faster than vLLM's own.
 
     TREE is a source checkout, an installed vllm folder, or a prefix that contains one. The package is copied to
     vllm/attention/ops/pav2, and calls of its functions are inserted into vLLM's files. An earlier install is replaced.
-    Everything is checked before the first write. If an error occurs later, every change is undone.
+    All changes are checked before the first write. If an error occurs later, every change is undone.
 
     \b
     Example:
@@ -141,7 +141,7 @@ def wheel(
 ) -> None:  # fmt: skip
     """Pack the generated kernels as a wheel with a vLLM plugin, for a vLLM whose files must not change.
 
-    The plugin does nothing unless the environment variable PAV2_PLUGIN is 1. If it is 1, the plugin changes vLLM in
+    The plugin does nothing unless the environment variable PAV2_PLUGIN is 1. Otherwise, the plugin changes vLLM in
     memory in the same way as an install changes vLLM's files.
 
     \b

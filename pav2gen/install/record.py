@@ -1,8 +1,8 @@
 """INSTALLED.json, the record of an install in ``pav2/``: what changed, from which package, and how to undo the changes.
 
 An install writes the record twice. Before its first change, it writes a record that also contains the record of the
-earlier install that it replaces. After its last change, it writes the record without the earlier one. So after a crash,
-the next install or uninstall recognizes the files of both installs.
+earlier install that it replaces. After its last change, it writes its own record alone. So after a crash, the next
+install or uninstall recognizes the files of both installs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Record:
     def under_way(self, earlier: Record | None) -> Record:
         """Return the record to write before the first change.
 
-        It also contains ``earlier``, the record of the earlier install.
+        This record also contains ``earlier``, the record of the earlier install.
         """
         return replace(self, complete=False, replaces=earlier and replace(earlier, replaces=None))
 

@@ -47,8 +47,8 @@ def _writes(own: str, kernels: int, writer: str) -> str:
 def _prefixes(own: str, kernels: int) -> str:
     """Say who computes prefills with a cached prefix.
 
-    own: what vLLM's own function does, one of ``PREFIX_KINDS``, or empty if there is none. kernels: the number of
-    installed extend kernels.
+    own: what vLLM's own function does, one of ``PREFIX_KINDS``, or empty if vLLM has no such function. kernels: the
+    number of installed extend kernels.
     """
     if own in ("hangs", "none"):
         why = "its Triton kernel hangs this card" if own == "hangs" else "it is a stub"

@@ -22,8 +22,8 @@ class Status:
     """The state of an install in one vLLM tree.
 
     record: None if nothing is installed. edited: sentences on what was changed by hand. stale: sentences on how the
-    install differs from the generated package, or None if this is unknown. unknown: the reason why it is unknown.
-    library: a description of the installed library of CUDA kernels, or empty.
+    install differs from the generated package, or None if that cannot be determined. unknown: the reason why ``stale``
+    is None. library: a description of the installed library of CUDA kernels, or empty.
     """
 
     tree: VllmTree
@@ -61,7 +61,10 @@ def _status(found: TreeState, generated: Path) -> Status:
 
 
 def _library(found: TreeState) -> tuple[str, list[str]]:
-    """Describe the installed library by its record. Also return a sentence on why it cannot be used, if it cannot."""
+    """Describe the installed library by its record.
+
+    If the library cannot be used, also return a sentence that says why.
+    """
     name = found.record.prebuilt if found.record else ""
     path = f"{PREBUILT}/{name}"
     if not name or path not in found.files:

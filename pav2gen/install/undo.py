@@ -55,7 +55,10 @@ def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: O
 
 
 def _changes(found: TreeState) -> list[Change]:
-    """Return the changes in order: vLLM's sources first, so that they never call a removed file. The record is last."""
+    """Return the changes in order: vLLM's sources first, so that they never call a removed file.
+
+    The last change removes the record of the install.
+    """
     tree = found.tree
     patched = {path: source for path, source in found.sources.items() if source.patched}
     ours = found.files.keys() - set(found.strangers())

@@ -117,7 +117,7 @@ def _digest(content: bytes) -> str:
 def _zipped(files: Mapping[str, bytes]) -> bytes:
     """Return a zip file of ``files``, in their order.
 
-    It contains no dates, owners, or other facts about this machine.
+    The zip file contains no dates, owners, or other facts about this machine.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:

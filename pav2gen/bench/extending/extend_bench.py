@@ -226,7 +226,8 @@ def baselines(problem: ExtendProblem, names: tuple[str, ...]) -> tuple[list[Cont
     """Return the baselines to measure, and the reason for each baseline that cannot solve ``problem``, by name.
 
     "sdpa" is torch's attention with an explicit mask. "sdpa causal" is torch's causal attention without a mask tensor.
-    It is measured only if all tokens of the sequences are new. Without "sdpa" in ``names``, there are no baselines.
+    "sdpa causal" is measured only if all tokens of the sequences are new. Without "sdpa" in ``names``, there are no
+    baselines.
     """
     if "sdpa" not in names:
         return [], {}
@@ -272,7 +273,8 @@ def rotation(inputs: Inputs, first: Pair, problem: ExtendProblem) -> Iterator[Pa
 def checker(problem: ExtendProblem, inputs: Inputs, query: torch.Tensor) -> Callable[[Contestant, Pair], float]:
     """Return a function that runs a kernel or baseline once, and returns its error divided by the allowed error.
 
-    The function compares some rows of the output with a float64 reference. It returns infinity if the output has a NaN.
+    The function compares some rows of the output with a float64 reference. The function returns infinity if the output
+    has a NaN.
     """
     decode, new = problem.decode, problem.query_len
     chosen = [(s, i) for s in sequences(decode.num_seqs) for i in sequences(new)]

@@ -45,7 +45,7 @@ def baseline(name: str, key: Key) -> Callable[[Call], None]:
 
 
 def vllm_operator() -> Callable[..., None]:
-    """Return vLLM's own operator: its compiled V2, or V1 in forks without V2, such as the BI-V100 fork.
+    """Return vLLM's own operator: the compiled V2, or V1 in forks without V2, such as the BI-V100 fork.
 
     Raises NotApplicable if vLLM cannot be imported, or if it has neither operator.
     """
@@ -80,15 +80,15 @@ def _vllm_v2(operator: Any, call: Call, kv_cache_dtype: str) -> None:
 
 @functools.cache
 def _scalar(value: float, device: torch.device) -> torch.Tensor:
-    """Return ``value`` as a zero-dimensional tensor on ``device``. Each tensor is created once and then reused."""
+    """Return ``value`` as a zero-dimensional tensor on ``device``. Later calls return the same tensor."""
     return torch.tensor(value, device=device)
 
 
 def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
     """Call the V1 operator of the BI-V100 fork.
 
-    This operator takes the index of the KV head of each query head. It has no parameters for scales or for block-sparse
-    patterns. Raises NotApplicable if the call needs scales or such a pattern.
+    This operator takes the index of the KV head of each query head. The operator has no parameters for scales or for
+    block-sparse patterns. Raises NotApplicable if the call needs scales or such a pattern.
     """
     if kv_cache_dtype != "auto" or call.sparse is not None:
         raise NotApplicable("V1 of this fork drops fp8 scales and block-sparse patterns")

@@ -41,11 +41,11 @@ FIXED_BYTES = 64 << 20
 class BenchOptions:
     """Options of a measurement.
 
-    tensor_parallel: the tensor-parallel size to measure. For None, each kernel is measured with the smallest size that
-    it serves. max_gib: problems with a larger KV cache, in GiB, are left out. seconds: no problem begins after this
-    time; 0 means no limit. progress: a function that takes a problem's title and its number of steps. Its result is a
-    function to call after each step. kept: a function to call after each problem, with the document so far and the
-    estimated seconds that remain.
+    tensor_parallel: the tensor-parallel size to measure. None means that each kernel is measured with its smallest
+    tensor-parallel size. max_gib: problems with a larger KV cache, in GiB, are left out. seconds: no problem begins
+    after this time; 0 means no limit. progress: a function that takes a problem's title and number of steps, and
+    returns a function to call after each step. kept: a function to call after each problem, with the document so far
+    and the estimated seconds that remain.
     """
 
     device: torch.device
@@ -105,7 +105,7 @@ class Setup:
 def ranks(spec: Spec, key: Key, tensor_parallel: int | None = None) -> list[RankShape]:
     """Return the numbers of heads of a tensor-parallel rank that the kernels with the configuration ``key`` serve.
 
-    tensor_parallel: consider only this tensor-parallel size. None means all sizes of the spec.
+    tensor_parallel: the only tensor-parallel size to consider, or None for all sizes of the spec.
     """
     shapes = [rank for rank in spec.model.ranks() if rank.gqa_ratio == key.gqa_ratio]
     return [rank for rank in shapes if tensor_parallel in (None, rank.tensor_parallel)]

@@ -42,7 +42,10 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """The interquartile range of the samples, divided by their median. It is 0 if there is only one sample."""
+        """The interquartile range of the samples, divided by their median.
+
+        The spread is 0 if there is only one sample.
+        """
         if len(self.samples) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")

@@ -130,7 +130,8 @@ class Checker:
     def error(self, contestant: Contestant, call: Call) -> float:
         """Run a contestant, and return its error divided by the allowed error.
 
-        The result is right if the returned number is at most 1. It is wrong if the number is larger, infinite or NaN.
+        The result is right if the returned number is at most 1. The result is wrong if the number is larger, infinite
+        or NaN.
         """
         call.out.fill_(float("nan"))
         contestant.run(call)

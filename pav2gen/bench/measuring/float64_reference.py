@@ -1,7 +1,7 @@
 """Computes the float64 result of a long problem in little memory, a chunk of tokens at a time.
 
 ``runtime.testing.oracle.reference`` converts the whole context of a sequence to float64. For 100,000 tokens, that takes
-gigabytes. This module merges the softmax states of chunks instead, so that a bench can check long problems.
+gigabytes. Therefore, this module merges the softmax states of chunks of tokens.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def truth(
 ) -> torch.Tensor:
     """Return the float64 output of a CPU call for the sequences ``rows``: [rows, heads, head size].
 
-    modification: the definition of ``call.modification``. It is evaluated for each element in plain Python, which takes
-    about a second for 300,000 scores. whole: the length of every sequence, if other tokens follow the query's token;
-    else None.
+    modification: the definition of ``call.modification``. The modification is evaluated for each element in plain
+    Python, which takes about a second for 300,000 scores. whole: the length of every sequence, if other tokens follow
+    the query's token; else None.
     """
     return torch.stack([_sequence(call, kv_cache_dtype, s, modification, whole) for s in rows])
 

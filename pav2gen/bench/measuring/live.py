@@ -14,10 +14,13 @@ from pav2gen.console import print_table
 
 
 class Live:
-    """Prints a growing bench document on stdout. If ``file`` is not None, writes the document to it.
+    """Prints the results of a measurement on stdout while it runs.
+
+    If ``file`` is not None, also writes them to this file.
 
     A table is printed when it is complete: when the first problem of the next table was measured. The remaining time is
-    printed on stderr after the first problem and after each table. shown: the module that makes the tables.
+    printed on stderr after the first problem and after each table. shown: the module that makes the tables, such as
+    ``measuring.table``.
     """
 
     def __init__(self, file: Path | None, shown: ModuleType = table) -> None:

@@ -78,7 +78,10 @@ def versions() -> dict[str, str]:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Return the size of the last-level cache of ``device`` in bytes. If it is unknown, return a large guess."""
+    """Return the size of the last-level cache of ``device`` in bytes.
+
+    If the size is unknown, return a guess that is larger than most caches.
+    """
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or CACHE_BYTES["cuda"])
     sizes = [

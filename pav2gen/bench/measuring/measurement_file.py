@@ -89,7 +89,7 @@ def read(path: Path) -> dict[str, Any]:
 def _axis(axis: Axis) -> Reader:
     """Return a function that checks and returns a value of ``axis``.
 
-    It raises ValueError for a value of another type.
+    The function raises ValueError for a value of another type.
     """
 
     def read(value: Any) -> object:

@@ -1,4 +1,7 @@
-"""Renders and imports the package to measure. It is rendered from the current spec, not taken from ``generated/``."""
+"""Renders and imports the package to measure.
+
+The package is rendered from the current spec, not taken from ``generated/``.
+"""
 
 from __future__ import annotations
 

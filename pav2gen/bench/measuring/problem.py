@@ -89,7 +89,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Several calls of one problem. They have equal values, but read different pages of one KV cache on the device.
+    """Several calls of one problem.
+
+    All calls have equal values, but they read different pages of one KV cache on the device.
 
     small: the same call on the CPU, with a small cache. first: the call with number 0. count: the number of calls.
     stride: the difference between the page numbers of successive calls.

@@ -85,7 +85,7 @@ def milliseconds(value: float) -> str:
 
 
 def ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> float | None:
-    """Return the median time of the baseline ``peer`` divided by that of ``entry``. None if either was not timed."""
+    """Return the median time of the baseline ``peer`` divided by the median time of ``entry``."""
     times = {other["name"]: other.get("median_ms") for other in point["contestants"]}
     return times[peer] / entry["median_ms"] if times.get(peer) and entry.get("median_ms") else None
 

@@ -113,7 +113,7 @@ class Chart:
 class Axis:
     """A logarithmic axis.
 
-    It draws the values from ``low`` to ``high`` at the SVG positions from ``begin`` to ``end``.
+    The axis draws the values from ``low`` to ``high`` at the SVG positions from ``begin`` to ``end``.
     """
 
     low: float
@@ -210,8 +210,8 @@ def thinned(values: Sequence[float], axis: Axis, room: float = 38) -> list[float
 def decades(axis: Axis) -> list[float]:
     """Return round values to mark on a logarithmic axis: powers of ten.
 
-    If the axis has fewer than three of these, return 1 and 3 times the powers of ten. If it still has fewer than three,
-    return 1, 2 and 5 times the powers of ten.
+    If the axis has fewer than three of these, return 1 and 3 times the powers of ten. If the axis has fewer than three
+    of those, too, return 1, 2 and 5 times the powers of ten.
     """
     exponents = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5)):

@@ -1,7 +1,7 @@
 """The measured points of bench documents, with the values that a report shows.
 
-The "floor" of a point is a lower bound of its time. It is the time to move each byte of the input and the output once,
-at the bandwidth of a memory copy.
+The "floor" of a point is a lower bound of the time: the time to move each byte of the input and the output once, at the
+bandwidth of a memory copy.
 """
 
 from __future__ import annotations
@@ -53,11 +53,14 @@ class Measurement:
         return f"{self.title}, {self.batch}, {tokens(self.seq_len)} tokens"
 
     def entry(self, name: str) -> Mapping[str, Any] | None:
-        """Return the entry of the kernel or baseline called ``name``. None if it was not part of the measurement."""
+        """Return the entry of the kernel or baseline called ``name``.
+
+        Returns None if it was not part of the measurement.
+        """
         return next((entry for entry in self.point["contestants"] if entry["name"] == name), None)
 
     def ratio(self, backend: str, peer: str) -> float | None:
-        """Return the time of the baseline ``peer`` divided by that of the chosen kernel.
+        """Return the time of the baseline ``peer`` divided by the time of the chosen kernel.
 
         None if either was not timed.
         """

@@ -198,7 +198,7 @@ def _launcher(compiled: library.Library, row: Row) -> Run:
 
 
 def lines(found: Sequence[LayoutTimes], path: Path) -> list[str]:
-    """Return the lines that the command prints: the times, the ranking, and the line for the spec."""
+    """Return the lines that the command prints: the times, the ranking, and the line to write into the spec."""
     told = []
     for each in found:
         told.append(f"{each.slug} {each.problem.label}")

@@ -1,7 +1,7 @@
 """Implements ``pav2gen tune``: finds the fastest partition sizes on this device, and writes them to a tuning file.
 
-``pav2gen build`` reads this file. Each measurement is repeated in several runs. It becomes a row of the file only if
-the runs agree. Noisy measurements and kernels with wrong results are recorded too, but have no effect.
+``pav2gen build`` reads this file. Each measurement is repeated in several runs. A measurement becomes a row of the file
+only if the runs agree. Noisy measurements and kernels with wrong results are recorded too, but have no effect.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class TuneOptions:
 class Outcome:
     """The result of a tuning run.
 
-    path: the file that was written. rows: its number of rows. noisy: the measurements that were too noisy. wrong: the
-    kernels with wrong results. notes: other notes for the user.
+    path: the file that was written. rows: the number of rows in this file. noisy: the measurements that were too noisy.
+    wrong: the kernels with wrong results. notes: other notes for the user.
     """
 
     path: Path
@@ -142,7 +142,7 @@ def _has_choice(rows: Sequence[Row], backend: str) -> bool:
 def lengths_of(spec: Spec) -> tuple[int, ...]:
     """Return the powers of two above the spec's ``min_seq_len``, up to the longest length of the model.
 
-    If there are none, return the longest length.
+    If there are no such powers, return the longest length.
     """
     first = max(spec.dispatch.min_seq_len, 1).bit_length()
     powers = [1 << n for n in range(first, spec.model.max_seq_len.bit_length())]
@@ -165,7 +165,9 @@ def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mappin
 
 
 def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> str:
-    """Return the reason to doubt that the partition size ``best`` is the fastest. It is empty if there is no doubt.
+    """Return the reason to doubt that the partition size ``best`` is the fastest.
+
+    The text is empty if there is no doubt.
 
     spread: the range of the times of ``best``, divided by their median.
     """

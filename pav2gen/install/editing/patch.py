@@ -67,8 +67,8 @@ class Fork:
     ``WRITER_KINDS``. prefix: what its ``forward_prefix`` does, one of ``PREFIX_KINDS``. writer and prefix are empty if
     the function does not have the expected form.
 
-    refuses_softcap: whether its XFormers backend raises an error for a softcap. If so, an install inserts a call before
-    this error.
+    refuses_softcap: whether its XFormers backend raises an error for a softcap. If it does, an install inserts a call
+    before this error.
     """
 
     scales: str
@@ -138,7 +138,7 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
 def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[Prefix], list[str]]:
     """Find the functions that write the KV cache, and those that attend to a cached prefix.
 
-    Returns both lists, and a note for each kind of function that is missing or has an unexpected form.
+    Returns two lists of functions, and a note for each kind of function that is missing or has an unexpected form.
     """
     writers: list[Writer] = []
     prefixes: list[Prefix] = []

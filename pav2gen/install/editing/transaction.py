@@ -38,8 +38,8 @@ def transaction(changes: Iterable[Change], shown: str) -> Iterator[None]:
 
     If the block raises an exception, undo the changes, the last one first.
 
-    Files keep their mode and owner. shown: the tree's name in messages. Raises UserError and restores everything if a
-    file cannot be written, or if it was changed since the command read it.
+    Files keep their mode and owner. shown: the name of the vLLM tree in messages. Raises UserError and restores
+    everything if a file cannot be written, or if it was changed since the command read it.
     """
     changes = list(dict.fromkeys(changes))  # two trees may share a file
     _check_writable(changes, shown)

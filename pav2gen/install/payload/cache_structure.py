@@ -67,8 +67,8 @@ class Prefix(NamedTuple):
 def find_writers(tree: ast.Module) -> list[Writer]:
     """Return every definition of ``reshape_and_cache`` in a module.
 
-    Raises Unfit if there is no definition, if a definition has unknown parameters, or if the module also gives the name
-    another value.
+    Raises Unfit if there is no definition, if a definition has unknown parameters, or if the module also assigns
+    another value to ``reshape_and_cache``.
     """
     found = [_writer(function) for function in functions(tree.body, WRITER)]
     if not found:
@@ -81,7 +81,7 @@ def find_prefixes(decode: ast.Module, ops: ast.Module) -> list[Prefix]:
     """Return every definition of ``PagedAttention.forward_prefix`` in the module ``decode``.
 
     ops: the module of the tree's operators. Raises Unfit if there is no definition, if a definition lacks a parameter,
-    or if the module also gives the method another value.
+    or if the module also assigns another value to ``forward_prefix``.
     """
     vendor = imports(ops, VENDOR)
     found = [_prefix(method.function, vendor) for method in methods(decode, "PagedAttention", "forward_prefix")]

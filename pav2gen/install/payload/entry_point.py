@@ -1,7 +1,7 @@
 """The entry point of a wheel of kernels for vLLM.
 
-It imports the kernels only if the environment variable PAV2_PLUGIN is 1. In a wheel of the package ``NAME``, this file
-is the module ``NAME_plugin``, beside the package.
+The entry point imports the kernels only if the environment variable PAV2_PLUGIN is 1. In a wheel of the package
+``NAME``, this file is the module ``NAME_plugin``, beside the package.
 """
 
 from __future__ import annotations

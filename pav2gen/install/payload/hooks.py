@@ -51,11 +51,11 @@ def choose_v1(
 ) -> bool:
     """Return whether a decode call runs V1. If the answer is False, vLLM calls V2, where the generated kernels run.
 
-    use_v1: vLLM's own choice. v1: what vLLM's V1 can do. "whole": it takes every argument. "plain": it is called
-    without kv_cache_dtype and the block-sparse pattern, and so ignores them. "none": it only raises an error. v2:
-    "stub" if vLLM's own V2 only raises an error; "works" if V2, or another kernel that vLLM calls in its place, works.
-    query: [seqs, heads, head size]. key_cache: [blocks, kv heads, head size / x, block size, x]. No tensor's values are
-    read, so that a captured CUDA graph stays valid.
+    use_v1: the choice that vLLM itself has made. v1: what vLLM's V1 can do. "whole" means that V1 takes every argument.
+    "plain" means that V1 is called without kv_cache_dtype and the block-sparse pattern, and so ignores them. "none"
+    means that V1 only raises an error. v2: "stub" if vLLM's own V2 only raises an error; "works" if V2, or another
+    kernel that vLLM calls in its place, works. query: [seqs, heads, head size]. key_cache: [blocks, kv heads, head size
+    / x, block size, x]. The function reads no values of tensors, so that a captured CUDA graph stays valid.
 
     If a kernel takes the call and ``prefer_v2`` prefers V2, the answer is False. Otherwise, vLLM's own choice is the
     answer. However, if a kernel takes the call but vLLM's own V2 is a stub, calls of at most 8192 tokens run V1. The
@@ -92,10 +92,10 @@ def serve_v2(*, fallback: bool, **call: Any) -> bool:
 
     Returns False if vLLM must run its own V2 instead.
 
-    fallback: whether vLLM's own V2 works. If it works, it serves the calls that no generated kernel takes, and the
-    calls for which ``prefer_v2`` does not prefer V2. Without a fallback, or if vLLM's V2 would ignore something that
-    the layer needs, the generated operator takes every call. The operator raises its own error for a call that it
-    cannot serve.
+    fallback: whether vLLM's own V2 works. If it works, vLLM's V2 serves the calls that no generated kernel takes, and
+    the calls for which ``prefer_v2`` is false. Without a fallback, or if vLLM's V2 would ignore something that the
+    layer needs, the generated operator takes every call. The operator raises its own error for a call that it cannot
+    serve.
     """
     if disabled():
         return False

@@ -129,8 +129,8 @@ def always() -> bool:
 def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) -> list[Any]:
     """Return the definition of the function ``live_one`` among those that ``find`` finds in ``trees``, as a list.
 
-    The list is empty if ``live_one`` is None or was made elsewhere. It is also empty if ``find`` raises Unfit; the log
-    then says why.
+    The list is empty if ``live_one`` is None or was made elsewhere. The list is also empty if ``find`` raises Unfit;
+    the log then says why.
     """
     try:
         return matching(find(*trees), live_one) if live_one else []

@@ -34,8 +34,8 @@ def disabled() -> bool:
 def stored_dtype(kv_cache_dtype: str) -> str:
     """Return the dtype of the codes in a KV cache that vLLM calls ``kv_cache_dtype``.
 
-    If PAV2_KV_CACHE_DTYPE is set, its value replaces vLLM's names that begin with fp8. Raises ValueError if the value
-    is not one of ``STORED``.
+    If the environment variable PAV2_KV_CACHE_DTYPE is set, return its value in place of a name that begins with fp8.
+    Raises ValueError if the value is not one of ``STORED``.
     """
     wanted = os.environ.get("PAV2_KV_CACHE_DTYPE", "")
     if not wanted or not kv_cache_dtype.startswith("fp8"):
@@ -46,7 +46,7 @@ def stored_dtype(kv_cache_dtype: str) -> str:
 
 
 def foreign_codes(kv_cache_dtype: str) -> bool:
-    """Whether a cache contains int8 codes although vLLM calls its dtype fp8.
+    """Whether a cache contains int8 codes although vLLM says that it contains fp8 codes.
 
     Only generated kernels can read and write such a cache.
     """
@@ -95,7 +95,9 @@ def refusal(
     alibi_slopes: torch.Tensor | None,
     kv_cache_dtype: str,
 ) -> str:
-    """Return why the generated decode operator would refuse these tensors. The text is empty if it takes them.
+    """Return why the generated decode operator would refuse these tensors.
+
+    The text is empty if the operator takes them.
 
     ``supports`` checks only the sizes and dtypes of a model. This function also checks the layout of the tensors.
     """
@@ -142,7 +144,7 @@ def miss(**shape: Any) -> str:
 
 @functools.cache
 def lacks(operator: str, **shape: Any) -> str:
-    """Return why ``operator`` does not serve layers of this shape. The text is empty if it does.
+    """Return why ``operator`` does not serve layers of this shape. The text is empty if the operator does.
 
     operator: a key of ``OPERATORS``. shape: the arguments of ``supports``.
     """

@@ -92,7 +92,7 @@ class Operator(NamedTuple):
 
     arguments: maps our name of each parameter to its name in the tree. extras: maps each further parameter to the
     source text of its default. works: False if the body only raises an error. scales: the type of the scales of K and
-    V, "float" or "tensor". It is "one" if K and V share one kv_scale.
+    V, "float" or "tensor"; or "one" if K and V share one kv_scale.
     """
 
     function: ast.FunctionDef
@@ -135,7 +135,7 @@ class Decodes(NamedTuple):
 class Layer(NamedTuple):
     """A definition of ``Attention.__init__`` in a vLLM tree. An install adds a call of ``check_layer`` at its end.
 
-    arguments: the arguments of this call. It maps our name of each argument to its name in the tree.
+    arguments: the arguments of this call. This mapping has our name of each argument, and its name in the tree.
     """
 
     function: ast.FunctionDef
@@ -145,8 +145,8 @@ class Layer(NamedTuple):
 def find_v2(tree: ast.Module) -> list[Operator]:
     """Return every definition of ``paged_attention_v2`` in a module.
 
-    Raises Unfit if there is no definition, if a definition has unknown parameters, or if the module also gives the name
-    another value.
+    Raises Unfit if there is no definition, if a definition has unknown parameters, or if the module also assigns
+    another value to ``paged_attention_v2``.
     """
     found = [_operator(function) for function in functions(tree.body, V2)]
     if not found:
@@ -168,7 +168,7 @@ def find_decode(tree: ast.Module) -> Decodes:
     """Return every choice between V1 and V2 in ``PagedAttention.forward_decode`` and its overrides.
 
     A definition that only raises an error is left out. Raises Unfit if no definition is left, if one does not choose
-    between V1 and V2, or if the module also gives the method another value.
+    between V1 and V2, or if the module also assigns another value to ``forward_decode``.
     """
     defined = methods(tree, "PagedAttention", "forward_decode")
     if not defined:
@@ -196,9 +196,9 @@ def find_layers(tree: ast.Module) -> list[Layer]:
 
 
 def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
-    """Raise Unfit if a statement gives ``name`` another value. Calls of ``name`` may then not run its definition.
+    """Raise Unfit if a statement assigns another value to ``name``. Calls of ``name`` may then not run its definition.
 
-    statement: such a statement, or None.
+    statement: the statement that assigns the value, or None.
     """
     if statement is not None:
         raise Unfit(

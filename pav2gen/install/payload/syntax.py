@@ -57,7 +57,7 @@ def only_delegates(method: Method) -> bool:
 
 
 def rebinding(tree: ast.Module, name: str, owner: str = "") -> ast.stmt | None:
-    """Return a statement that gives ``name`` another value, in the module or in the class ``owner``.
+    """Return a statement that assigns another value to ``name``, in the module or in the class ``owner``.
 
     Such a statement assigns to the name, to ``owner.name`` or to ``owner`` itself, calls ``setattr``, or imports the
     name. An assignment that uses the definition, such as ``name = staticmethod(name)``, does not count. Returns None if
@@ -83,8 +83,8 @@ def blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
 def only_raises(function: ast.FunctionDef) -> bool:
     """Whether a function is a stub: it does nothing, or only raises an error.
 
-    It counts as raising if its last statement is a raise or ``assert False``, and nothing before it returns or
-    branches.
+    A function only raises an error if its last statement is a raise or ``assert False``, and nothing before that
+    statement returns or branches.
     """
     return block_only_raises(function.body)
 

@@ -19,7 +19,10 @@ _SUBCLASS = re.compile(rb"^\s*class \w+\([^)]*\bPagedAttention\b", re.M)
 
 
 def calls_forward_decode(tree: VllmTree) -> bool:
-    """Whether an attention backend of the tree calls ``forward_decode``. Also True for a tree without backends."""
+    """Whether an attention backend of the tree calls ``forward_decode``.
+
+    The answer is also True for a tree without backends.
+    """
     files = [file for folder in BACKENDS for file in _sources(tree, folder)]
     return not files or any(_CALL.search(file.read_bytes()) for file in files)
 
@@ -47,7 +50,7 @@ def _sources(tree: VllmTree, folder: str) -> list[Path]:
 
 
 def _parsed(file: Path) -> ast.Module:
-    """Parse a file. If it is not valid Python, return an empty module."""
+    """Parse a file. If the file is not valid Python, return an empty module."""
     try:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):

@@ -24,8 +24,9 @@ from pav2gen.output.disk import Disk
 class SourceState:
     """The state of a source file of vLLM.
 
-    now: its bytes. original: its bytes without the lines that an install inserted. patched: whether it contains these
-    lines. edited: whether it was edited after the install. If so, ``now`` and ``original`` both contain that edit.
+    now: the bytes of the file. original: the bytes without the lines that an install inserted. patched: whether the
+    file contains these lines. edited: whether the file was edited after the install. ``now`` and ``original`` both
+    contain that edit.
     """
 
     now: bytes
