@@ -49,7 +49,7 @@ class DoctorOptions:
 class Finding:
     """What was found out about one part of the machine, such as torch or a compiler.
 
-    found: whether the part exists and is usable. text: the line to print. figures: the same information for --json.
+    found: whether the part exists and is usable. text: the line to print. figures: the values in ``text``, for --json.
     more: further lines to print.
     """
 
@@ -71,7 +71,7 @@ class Diagnosis:
     def lines(self) -> Iterator[str]:
         """Yield the lines to print: each finding, then its further lines, indented.
 
-        The last line is the next command.
+        The last line shows the next command.
         """
         width = max(len(finding.name) for finding in self.findings)
         for finding in self.findings:

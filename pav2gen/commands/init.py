@@ -28,7 +28,8 @@ def init(config: Path, out: Path | None = None, force: bool = False, schema: str
     """Write a spec for a model. ``config`` is the model's config.json, as on the Hugging Face Hub.
 
     out: the path of the spec, by default ``specs/NAME.yaml``. The spec is named after ``out``, or else after the model.
-    schema: the path of a JSON Schema. The first line of the spec then names the schema, so that editors find it.
+    schema: the path of a JSON Schema. If a schema is given, the first line of the spec names it, so that editors find
+    it.
 
     Raises UserError if no kernel can serve the model, if the spec exists (unless ``force``), or if it cannot be
     written.

@@ -1,4 +1,6 @@
-"""Collects the files for a vLLM tree or a wheel: the chosen specs of a package, and a dispatch table for only these."""
+"""Collects the files for a vLLM tree or a wheel: the chosen specs of a package, and a dispatch table for these
+specs.
+"""
 
 from __future__ import annotations
 

@@ -74,9 +74,7 @@ def _sequence(
 
 
 def _dense(call: Call, kv_cache_dtype: str, s: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V of ``count`` tokens, from position ``start`` on, as float64: each [kv heads, tokens, head
-    size].
-    """
+    """Return K and V of ``count`` tokens from position ``start`` on: float64 tensors [kv heads, tokens, head size]."""
     _, kv_heads, _, page, _ = call.key_cache.shape
     size = call.query.shape[2]
     blocks = call.block_tables[s, start // page : -(-(start + count) // page)]

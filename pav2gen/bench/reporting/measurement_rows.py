@@ -1,7 +1,7 @@
 """The measured points of bench documents, with the values that a report shows.
 
-The "floor" of a point is a lower bound of the time: the time to move each byte of the input and the output once, at the
-bandwidth of a memory copy.
+The "floor" of a point is a lower bound of its time. The floor is the time to move each byte of the input and the output
+once, at the bandwidth of a memory copy.
 """
 
 from __future__ import annotations
