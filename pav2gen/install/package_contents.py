@@ -1,6 +1,4 @@
-"""Collects the files for a vLLM tree or a wheel: the chosen specs of a package, and a dispatch table for these
-specs.
-"""
+"""Collects the files for a vLLM tree or a wheel: the chosen specs of a package, and their dispatch table."""
 
 from __future__ import annotations
 

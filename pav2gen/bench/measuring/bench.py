@@ -103,8 +103,7 @@ class Setup:
 
 
 def ranks(spec: Spec, key: Key, tensor_parallel: int | None = None) -> list[RankShape]:
-    """Return the numbers of heads per tensor-parallel rank for which the kernels with the configuration ``key`` are
-    made.
+    """Return the numbers of heads per tensor-parallel rank that kernels with the configuration ``key`` serve.
 
     tensor_parallel: the only tensor-parallel size to consider, or None for all sizes of the spec.
     """
