@@ -6,8 +6,9 @@ from __future__ import annotations
 class UserError(Exception):
     """A user's mistake. The message says in one line what is wrong, and what would work.
 
-    The command line prints the place and the message, and exits with 2. where: the place of the mistake, as
-    ``file:line`` or ``file``. ``where`` is empty if the mistake is not in a file.
+    The command line prints the place and the message, and exits with 2.
+
+    where: the place of the mistake, as ``file:line`` or ``file``. ``where`` is empty if the mistake is not in a file.
     """
 
     def __init__(self, message: str, where: str = "") -> None:

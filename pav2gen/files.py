@@ -37,8 +37,8 @@ def is_leftover(path: str) -> bool:
 def check_replaceable(path: Path, begins: bytes, what: str) -> None:
     """Raise UserError if ``path`` is a file with another content than expected, which a command must not replace.
 
-    begins: the bytes with which the expected content begins. An empty file may be replaced too. what: the kind of
-    content that is expected, for the message.
+    begins: the bytes with which the expected content begins. An empty file may be replaced too.
+    what: the kind of content that is expected, for the message.
     """
     if not path.is_file():
         return

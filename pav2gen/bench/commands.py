@@ -258,7 +258,9 @@ def report(
 def selected(spec: Path, filters: tuple[str, ...], tuned: bool = True) -> Selection:
     """Load one spec, and select its kernels by ``filters``.
 
-    tuned: whether to read the spec's tuning files too. Raises UserError for a bad spec, or if no kernel is selected.
+    tuned: whether to read the spec's tuning files too.
+
+    Raises UserError for a bad spec, or if no kernel is selected.
     """
     from pav2gen.reading.selection import load
 

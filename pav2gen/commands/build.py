@@ -28,9 +28,11 @@ from pav2gen.wording import did_you_mean, quoted
 class BuildOptions:
     """Options of a build.
 
-    out: the folder of the package. filters: as in ``selection.select``. force: whether to replace files that were
-    edited by hand. templates: the templates to render; None means those of pav2gen. on_wait: a function to call if
-    another command has locked the package.
+    out: the folder of the package.
+    filters: as in ``selection.select``.
+    force: whether to replace files that were edited by hand.
+    templates: the templates to render; None means those of pav2gen.
+    on_wait: a function to call if another command has locked the package.
     """
 
     out: Path = DEFAULT_FOLDER
@@ -45,8 +47,10 @@ class BuildOptions:
 class Outcome:
     """The result of a build or of a dry run.
 
-    shown: the folder of the package, as text. kernels: the number of kernels of each spec. changes: the files that were
-    written or removed. refusal: the error with which a build would stop, after a dry run; else None.
+    shown: the folder of the package, as text.
+    kernels: the number of kernels of each spec.
+    changes: the files that were written or removed.
+    refusal: the error with which a build would stop, after a dry run; else None.
     """
 
     shown: str
@@ -100,8 +104,9 @@ def _importable(name: str) -> bool:
 def remove(name: str, options: BuildOptions) -> Outcome:
     """Remove the files of a spec, and its rows in the dispatch table.
 
-    name: the name of the spec, or the path of its file. Raises UserError as ``build`` does, and if the package has no
-    such spec.
+    name: the name of the spec, or the path of its file.
+
+    Raises UserError as ``build`` does, and if the package has no such spec.
     """
     with _lock(options):
         found = tree.read_tree(options.out)

@@ -29,8 +29,8 @@ class Drift:
     """One difference between a package and its specs: its kind (one of ``KINDS``), its path, and a note.
 
     owner: the spec to build for the repair. The owner is ``SHARED`` for a file of all specs, and None if a build does
-    not repair the difference. blocked: whether a link or a folder is in the place of a file. A build does not remove
-    links or folders.
+    not repair the difference.
+    blocked: whether a link or a folder is in the place of a file. A build does not remove links or folders.
     """
 
     kind: str
@@ -44,7 +44,8 @@ class Drift:
 class DriftReport:
     """All differences of a package, sorted by kind and path, and the commands that repair them.
 
-    shown: the folder of the package, as text. files: the number of files that a build would render.
+    shown: the folder of the package, as text.
+    files: the number of files that a build would render.
     """
 
     shown: str
@@ -57,6 +58,7 @@ def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftRep
     """Compare the package ``options.out`` with a new rendering of the specs at ``paths``, byte by byte.
 
     whole: whether ``paths`` are all specs of the project. If they are, every other spec in the package is an orphan.
+
     Raises UserError for a bad spec, and for a package that cannot be read.
     """
     selections = load(paths)

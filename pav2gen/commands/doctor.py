@@ -35,8 +35,10 @@ COMPARED = ("multiprocessors", "warp_size", "max_threads_per_block", "shared_mem
 class DoctorOptions:
     """What to examine.
 
-    python: the path of the interpreter that runs vLLM. tree: a vLLM tree; None means the vLLM that this interpreter
-    imports. generated: the folder of the generated package. specs: the folder of the specs.
+    python: the path of the interpreter that runs vLLM.
+    tree: a vLLM tree; None means the vLLM that this interpreter imports.
+    generated: the folder of the generated package.
+    specs: the folder of the specs.
     """
 
     python: str = sys.executable
@@ -49,7 +51,9 @@ class DoctorOptions:
 class Finding:
     """What was found out about one part of the machine, such as torch or a compiler.
 
-    found: whether the part exists and is usable. text: the line to print. figures: the values in ``text``, for --json.
+    found: whether the part exists and is usable.
+    text: the line to print.
+    figures: the values in ``text``, for --json.
     more: further lines to print.
     """
 

@@ -95,9 +95,7 @@ class Explanation:
     builds ``operator``. refusals: the rules that forbid the query. obstacles: one for each spec; the first one needs
     the smallest change. nearest: the kernel of the operator that differs from the query on the fewest axes.
 
-    edits: changes of one spec. command: the command that builds this spec. A command without edits means that the
-    spec's exclusions must change. If a rule forbids the query, or if no spec can be changed to serve it, ``edits`` and
-    ``command`` are empty.
+    If a rule forbids the query, or if no spec can be changed to serve it, ``edits`` and ``command`` are empty.
     """
 
     query: Mapping[str, object]

@@ -35,11 +35,13 @@ MODULES = ("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "layer_featu
 class InstallOptions:
     """Options of an install.
 
-    generated: the folder of the generated package. choice: the part of the package to install. commit: whether to
-    commit the install in git. force: whether edits by hand may be lost. python: the interpreter that will run vLLM. The
-    interpreter imports the package as a test before the install. An empty string skips this test. on_wait: a function
-    to call if another command has locked the vLLM tree.
-
+    generated: the folder of the generated package.
+    choice: the part of the package to install.
+    commit: whether to commit the install in git.
+    force: whether edits by hand may be lost.
+    python: the interpreter that will run vLLM. The interpreter imports the package as a test before the install. An
+    empty string skips this test.
+    on_wait: a function to call if another command has locked the vLLM tree.
     writer: when vLLM calls the generated writer of the KV cache. "auto": only if vLLM's own writer cannot write every
     cache dtype. "always": in any case.
     """
@@ -70,7 +72,8 @@ class PlannedInstall:
 class Outcome:
     """The result of an install, or of its dry run.
 
-    imported: whether the package was imported as a test. commit: the hash of the commit, or empty.
+    imported: whether the package was imported as a test.
+    commit: the hash of the commit, or empty.
     """
 
     contents: PackageContents
@@ -132,7 +135,8 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
 def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
     """Raise UserError if no install made the folder ``pav2/`` of a tree, or if edits by hand in it would be lost.
 
-    force: whether edits may be lost. files: the files to install, by path below ``pav2/``.
+    force: whether edits may be lost.
+    files: the files to install, by path below ``pav2/``.
     """
     shown = found.tree.where(PAV2)
     if found.record is None and found.files:

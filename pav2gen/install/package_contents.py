@@ -35,8 +35,10 @@ TEST_FOLDERS = ("runtime/testing/", "runtime/simt/include/")
 class Choice:
     """The part of a generated package to install or to pack.
 
-    specs: the names of specs; an empty tuple means every spec. min_seq_len: overrides the specs' ``min_seq_len``.
-    tests: whether to add the kernels' tests. prebuilt: a compiled library of the CUDA kernels, or None.
+    specs: the names of specs; an empty tuple means every spec.
+    min_seq_len: overrides the specs' ``min_seq_len``.
+    tests: whether to add the kernels' tests.
+    prebuilt: a compiled library of the CUDA kernels, or None.
     """
 
     specs: tuple[str, ...] = ()
@@ -74,8 +76,10 @@ class PackageContents:
 def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) -> PackageContents:
     """Return the chosen part of the package at ``generated``, together with the modules of hooks for vLLM.
 
-    modules: names of files in ``payload``, without ``.py``. Raises UserError if there is no complete package, if a file
-    differs from its manifest, or if a chosen spec is missing.
+    modules: names of files in ``payload``, without ``.py``.
+
+    Raises UserError if there is no complete package, if a file differs from its manifest, or if a chosen spec is
+    missing.
     """
     found = _sound(generated)
     specs = {name: _with_threshold(found.manifests[name], choice.min_seq_len) for name in _names(found, choice.specs)}

@@ -24,7 +24,8 @@ SCHEMA = 1
 class RecordedEdit:
     """The edit of one source file of vLLM.
 
-    before, after: the SHA-256 of the file before and after the edit. hunks: the lines that changed, without a BOM.
+    before, after: the SHA-256 of the file before and after the edit.
+    hunks: the lines that changed, without a BOM.
     """
 
     before: str
@@ -36,12 +37,14 @@ class RecordedEdit:
 class Record:
     """The record of one install.
 
-    specs: maps the name of each spec to its SHA-256 and its number of kernels. all_specs: whether every spec of the
-    package was installed. writer: as in ``apply.InstallOptions``. operators: the number of kernels of each operator.
-    files: maps each path below ``pav2/`` to the file's SHA-256. edits: maps each path below vLLM's folder to its edit.
-
-    complete: whether the install ended. replaces: while the install runs, the record of the earlier install, if there
-    was one; else None.
+    specs: maps the name of each spec to its SHA-256 and its number of kernels.
+    all_specs: whether every spec of the package was installed.
+    writer: as in ``apply.InstallOptions``.
+    operators: the number of kernels of each operator.
+    files: maps each path below ``pav2/`` to the file's SHA-256.
+    edits: maps each path below vLLM's folder to its edit.
+    complete: whether the install ended.
+    replaces: while the install runs, the record of the earlier install, if there was one; else None.
     """
 
     generator: str

@@ -10,7 +10,8 @@ from pav2gen.install.editing.patch import Fork
 def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[str]:
     """Yield the sentences for one tree: who writes the cache, who computes prefills, and what happens with a softcap.
 
-    operators: the number of installed kernels of each operator. writer: as in ``apply.InstallOptions``.
+    operators: the number of installed kernels of each operator.
+    writer: as in ``apply.InstallOptions``.
     """
     yield f"cache writes: {_writes(fork.writer, operators.get('cache', 0), writer)}"
     yield f"prefills with a cached prefix: {_prefixes(fork.prefix, operators.get('extend', 0))}"
@@ -31,8 +32,9 @@ def _softcap(kernels: int) -> str:
 def _writes(own: str, kernels: int, writer: str) -> str:
     """Say who writes the KV cache.
 
-    own: what vLLM's own writer can do, one of ``WRITER_KINDS``, or empty if unknown. kernels: the number of installed
-    cache writers. writer: as in ``apply.InstallOptions``.
+    own: what vLLM's own writer can do, one of ``WRITER_KINDS``, or empty if unknown.
+    kernels: the number of installed cache writers.
+    writer: as in ``apply.InstallOptions``.
     """
     if not own or (own == "whole" and writer != "always"):
         return "the tree's own writer"
@@ -47,8 +49,8 @@ def _writes(own: str, kernels: int, writer: str) -> str:
 def _prefixes(own: str, kernels: int) -> str:
     """Say who computes prefills with a cached prefix.
 
-    own: what vLLM's own function does, one of ``PREFIX_KINDS``, or empty if vLLM has no such function. kernels: the
-    number of installed extend kernels.
+    own: what vLLM's own function does, one of ``PREFIX_KINDS``, or empty if vLLM has no such function.
+    kernels: the number of installed extend kernels.
     """
     if own in ("hangs", "none"):
         why = "its Triton kernel hangs this card" if own == "hangs" else "it is a stub"

@@ -20,8 +20,10 @@ from pav2gen.output.lock import OnWait, locked, no_wait
 class Undone:
     """What ``uninstall`` removed from a tree, or would remove in a dry run.
 
-    restored: the source files that are now as before the install. edited: the source files that keep later edits. kept:
-    files in ``pav2/`` that no install put there. diff: the changes of source files, as a unified diff.
+    restored: the source files that are now as before the install.
+    edited: the source files that keep later edits.
+    kept: files in ``pav2/`` that no install put there.
+    diff: the changes of source files, as a unified diff.
     """
 
     tree: VllmTree

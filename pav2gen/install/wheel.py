@@ -50,8 +50,9 @@ class Wheel:
 def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, name: str = NAME) -> Wheel:
     """Write a wheel of the chosen specs of the package at ``generated`` into the folder ``dest``.
 
-    name: the import name of the package in the wheel, which must begin with ``PREFIX``. Raises UserError for a wrong
-    name, if ``generated`` has no complete package, or if the folder cannot be written.
+    name: the import name of the package in the wheel, which must begin with ``PREFIX``.
+
+    Raises UserError for a wrong name, if ``generated`` has no complete package, or if the folder cannot be written.
     """
     if not NAME_FORM.fullmatch(name) or keyword.iskeyword(name):
         raise UserError(f"--name {quoted(name)} is not an import name; write it as pav2_kernels, in small letters")

@@ -69,8 +69,9 @@ class Pair(NamedTuple):
 class Contestant(NamedTuple):
     """An extend kernel, a baseline, or a decode kernel that is timed for comparison.
 
-    run: a function that makes the whole call. bare: a function that runs only the kernel, so that the ATen calls and
-    the memory of the kernel can be counted. row: the dispatch row of an extend kernel, else None.
+    run: a function that makes the whole call.
+    bare: a function that runs only the kernel, so that the ATen calls and the memory of the kernel can be counted.
+    row: the dispatch row of an extend kernel, else None.
     """
 
     name: str

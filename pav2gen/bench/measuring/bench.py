@@ -42,10 +42,12 @@ class BenchOptions:
     """Options of a measurement.
 
     tensor_parallel: the tensor-parallel size to measure. None means that each kernel is measured with its smallest
-    tensor-parallel size. max_gib: problems with a larger KV cache, in GiB, are left out. seconds: no problem begins
-    after this time; 0 means no limit. progress: a function that takes a problem's title and number of steps, and
-    returns a function to call after each step. kept: a function to call after each problem, with the document so far
-    and the estimated seconds that remain.
+    tensor-parallel size.
+    max_gib: problems with a larger KV cache, in GiB, are left out.
+    seconds: no problem begins after this time; 0 means no limit.
+    progress: a function that takes a problem's title and number of steps, and returns a function to call after each
+    step.
+    kept: a function to call after each problem, with the document so far and the estimated seconds that remain.
     """
 
     device: torch.device

@@ -84,8 +84,10 @@ def interleave(
     rounds are. The order within a round is random, but does not change from run to run. Each call takes the next
     element of ``inputs``.
 
-    contestants: the functions by name. step: a function that is called after each sample. once: names of functions that
-    may be slow. Such a function is sampled only once if a warm-up call takes longer than SLOW_SECONDS.
+    contestants: the functions by name.
+    step: a function that is called after each sample.
+    once: names of functions that may be slow. Such a function is sampled only once if a warm-up call takes longer than
+    SLOW_SECONDS.
     """
     slow: set[str] = set()
     samples: dict[str, list[float]] = {name: [] for name in contestants}

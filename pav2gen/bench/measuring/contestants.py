@@ -28,9 +28,10 @@ from pav2gen.runtime.testing.oracle import excess
 class Contestant:
     """A generated kernel or a baseline that is measured.
 
-    run: a function that makes the whole call, including the checks of its arguments. bare: a function that runs only
-    the kernel, with a new workspace, so that the ATen calls and the memory of the kernel can be counted. backend, row:
-    the backend and the dispatch row of a kernel. A baseline has the backend "" and the row None.
+    run: a function that makes the whole call, including the checks of its arguments.
+    bare: a function that runs only the kernel, with a new workspace, so that the ATen calls and the memory of the
+    kernel can be counted.
+    backend, row: the backend and the dispatch row of a kernel. A baseline has the backend "" and the row None.
     """
 
     name: str

@@ -39,8 +39,8 @@ def truth(
     """Return the float64 output of a CPU call for the sequences ``rows``: [rows, heads, head size].
 
     modification: the definition of ``call.modification``. The modification is evaluated for each element in plain
-    Python, which takes about a second for 300,000 scores. whole: the length of every sequence, if other tokens follow
-    the query's token; else None.
+    Python, which takes about a second for 300,000 scores.
+    whole: the length of every sequence, if other tokens follow the query's token; else None.
     """
     return torch.stack([_sequence(call, kv_cache_dtype, s, modification, whole) for s in rows])
 
@@ -96,8 +96,9 @@ def _changed(
 ) -> torch.Tensor:
     """Apply the features of the call (softcap, ALiBi, modification, window, sparse pattern) to ``scores``.
 
-    ``oracle.score`` applies them in the same way. scores: [heads, tokens] float64, for the tokens from position
-    ``start`` on.
+    ``oracle.score`` applies them in the same way.
+
+    scores: [heads, tokens] float64, for the tokens from position ``start`` on.
     """
     count, heads = scores.shape[1], scores.shape[0]
     if call.softcap is not None:

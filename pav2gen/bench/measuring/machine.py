@@ -52,8 +52,10 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 def describe(device: torch.device) -> dict[str, object]:
     """Describe ``device`` for the JSON document of a measurement. The result has four fields.
 
-    name: the device's name, as tuning files write it. kind: cuda or cpu. about: a GPU's model and its number of
-    multiprocessors, or a CPU's model and the number of torch's threads. memory_bytes: the memory of a GPU, 0 for a CPU.
+    name: the device's name, as tuning files write it.
+    kind: cuda or cpu.
+    about: a GPU's model and its number of multiprocessors, or a CPU's model and the number of torch's threads.
+    memory_bytes: the memory of a GPU, 0 for a CPU.
     """
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -94,7 +96,9 @@ def cache_bytes(device: torch.device) -> int:
 def copy(device: torch.device, cache: int) -> tuple[Run, int]:
     """Return a function that copies a buffer far larger than the cache, to measure the memory's bandwidth.
 
-    Also returns the number of bytes that a copy reads and writes. cache: the size of the last-level cache in bytes.
+    Also returns the number of bytes that a copy reads and writes.
+
+    cache: the size of the last-level cache in bytes.
     """
     size = min(MOST_COPY, max(LEAST_COPY, COPY_CACHES * cache))
     source = torch.ones(size // 4, dtype=torch.float32, device=device)

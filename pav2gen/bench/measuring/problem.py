@@ -36,8 +36,9 @@ SPARSE = BlockSparse(local_blocks=4, vert_stride=8, block_size=64, head_sliding_
 class Problem:
     """A batch of ``num_seqs`` sequences with ``seq_len`` tokens each, which one tensor-parallel rank computes.
 
-    key: the kernel configuration. kv_heads: the number of KV heads of the rank. modification: the definition of the
-    modification that ``key`` names, or None.
+    key: the kernel configuration.
+    kv_heads: the number of KV heads of the rank.
+    modification: the definition of the modification that ``key`` names, or None.
     """
 
     key: Key
@@ -93,7 +94,9 @@ class Inputs:
 
     All calls have equal values, but they read different pages of one KV cache on the device.
 
-    small: the same call on the CPU, with a small cache. first: the call with number 0. count: the number of calls.
+    small: the same call on the CPU, with a small cache.
+    first: the call with number 0.
+    count: the number of calls.
     stride: the difference between the page numbers of successive calls.
     """
 

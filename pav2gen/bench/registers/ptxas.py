@@ -68,6 +68,7 @@ def measure(chosen: Selection, arch: str | None = None, progress: Progress = qui
     """Find the usage of each CUDA kernel of ``chosen``. Kernels that the cache knows are not compiled.
 
     arch: sm_75 and the like. The default is the spec's target if that is a card of NVIDIA, else ``DEFAULT_ARCH``.
+
     Raises UserError if nvcc is missing, fails, takes too long, or does not print the usage, and if the cache cannot be
     used.
     """
@@ -143,7 +144,10 @@ def _compile(
 def _run(
     number: int, batch: Sequence[_Source], place: Path, compiler: Toolchain, started: list[subprocess.Popen[str]]
 ) -> list[tuple[_Source, Usage]]:
-    """Compile a batch with one nvcc, and read the usage of its kernels. started: the process is added to it."""
+    """Compile a batch with one nvcc, and read the usage of its kernels.
+
+    started: the process is added to it.
+    """
     source, out = place / f"batch{number}.cu", place / f"batch{number}.cubin"
     source.write_text("".join(f'#include "{each.path}"\n' for each in batch), encoding="utf-8")
     command = [compiler.compiler, *compiler.compile_flags, "-cubin", "-Xptxas=-v", source.name, "-o", out.name]

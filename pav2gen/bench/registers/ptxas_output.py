@@ -20,8 +20,9 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?\b(\d+) bytes smem)?")
 class Usage:
     """The resources that a compiler assigns to a kernel.
 
-    registers: registers of a thread. spilled_bytes: bytes that a thread stores to memory, and loads again, because
-    registers ran out. shared_bytes: static shared memory of a thread block.
+    registers: registers of a thread.
+    spilled_bytes: bytes that a thread stores to memory, and loads again, because registers ran out.
+    shared_bytes: static shared memory of a thread block.
     """
 
     registers: int

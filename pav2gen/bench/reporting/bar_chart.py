@@ -33,7 +33,9 @@ class Title:
 class Bars:
     """A bar chart with all positions to draw it.
 
-    title, note: texts above the chart. summary: a description for screen readers. ticks: the marks on the axis.
+    title, note: texts above the chart.
+    summary: a description for screen readers.
+    ticks: the marks on the axis.
     """
 
     id: str
@@ -62,7 +64,8 @@ def bars(
 ) -> Bars:
     """Compute the chart of ``groups``, which must have at least one bar.
 
-    show: formats a value as text. most: the value whose bar has the full width.
+    show: formats a value as text.
+    most: the value whose bar has the full width.
     """
     scale = (WIDTH - ROOM) / most
     titles, drawn, y = [], [], 0.0

@@ -23,7 +23,8 @@ Point = tuple[float, float]
 class Series:
     """The data of one line: its label, its CSS class, and its points (x, y).
 
-    area: whether to shade the area below the line. bare: whether to draw the line without marks and without its label.
+    area: whether to shade the area below the line.
+    bare: whether to draw the line without marks and without its label.
     """
 
     label: str
@@ -131,7 +132,9 @@ class Axis:
 class Quantity:
     """The quantity on the vertical axis of a chart.
 
-    name: the axis's title. show: formats a value as text. ticks: returns the values to mark on an axis.
+    name: the axis's title.
+    show: formats a value as text.
+    ticks: returns the values to mark on an axis.
     """
 
     name: str

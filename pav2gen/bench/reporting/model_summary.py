@@ -15,8 +15,8 @@ from pav2gen.runtime.key import Key
 class Cell:
     """A cell of the table: whether a partition size is built for a configuration.
 
-    because: the reason that the spec gives for leaving it out, or empty. number: the number of this reason in the list
-    below the table.
+    because: the reason that the spec gives for leaving it out, or empty.
+    number: the number of this reason in the list below the table.
     """
 
     built: bool

@@ -36,8 +36,9 @@ KERNELS = {"torch": "pav2gen, PyTorch", "cuda": "pav2gen, CUDA"}
 def report(chosen: Selection, files: Sequence[Path], measured: Mapping[str, Measured] | None = None) -> str:
     """Return the HTML page about the kernels of ``chosen``, with the measurements in the bench documents ``files``.
 
-    measured: what ptxas said of the CUDA kernels, by the spec's name. It replaces estimates of the plan. Raises
-    UserError for a file that is not a bench document, or that belongs to another spec.
+    measured: what ptxas said of the CUDA kernels, by the spec's name. It replaces estimates of the plan.
+
+    Raises UserError for a file that is not a bench document, or that belongs to another spec.
     """
     documents = [document.read(path) for path in files]
     for path, each in zip(files, documents):
@@ -94,7 +95,9 @@ def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
 def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart]:
     """Yield the charts of workspace over length: one for each batch and device.
 
-    A line shows the largest workspace of all configurations. limit: the bound in the spec, in bytes.
+    A line shows the largest workspace of all configurations.
+
+    limit: the bound in the spec, in bytes.
     """
     batches: dict[Heading, list[Measurement]] = {}
     for each in found:
@@ -206,7 +209,9 @@ def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) ->
 def _predicted(predictors: Sequence[Predictor], num_seqs: int, captured: int | None) -> Iterator[Series]:
     """Yield the lines of a chart of predictions: a predicted time and a floor (a least possible time) for each rank.
 
-    Ranks with equal times share a line. captured: the length that a CUDA graph was captured for, or None without one.
+    Ranks with equal times share a line.
+
+    captured: the length that a CUDA graph was captured for, or None without one.
     """
     ranks: dict[tuple[tuple[float, float], ...], list[Predictor]] = {}
     for each in predictors:

@@ -50,8 +50,9 @@ class Layout(NamedTuple):
 class LayoutOptions:
     """Options of the search for the fastest layout.
 
-    num_seqs, seq_lens: the batch sizes and lengths to time. most: the largest number of layouts to compare. progress:
-    as in ``bench.BenchOptions``.
+    num_seqs, seq_lens: the batch sizes and lengths to time.
+    most: the largest number of layouts to compare.
+    progress: as in ``bench.BenchOptions``.
     """
 
     device: torch.device
@@ -67,7 +68,8 @@ class LayoutOptions:
 class LayoutTimes:
     """The results of one kernel for one problem.
 
-    ms: the median time of each layout with right results, in ms. wrong: for every other layout, what is wrong.
+    ms: the median time of each layout with right results, in ms.
+    wrong: for every other layout, what is wrong.
     """
 
     slug: str

@@ -19,14 +19,15 @@ class Journal:
     The first line has the conditions of the measurements, such as device, package and rounds. If the file has other
     conditions, its measurements are dropped, because they are not comparable.
 
-    entries: the measurements by name. found: the number of measurements that an earlier run made.
+    entries: the measurements by name.
+    found: the number of measurements that an earlier run made.
     """
 
     def __init__(self, path: Path, circumstances: Mapping[str, Any], read: Reader = anything) -> None:
         """Read the journal at ``path``, and write it again without the lines that cannot be used.
 
-        circumstances: the conditions of the measurements. read: checks a measurement from the file. A rejected
-        measurement is made again.
+        circumstances: the conditions of the measurements.
+        read: checks a measurement from the file. A rejected measurement is made again.
         """
         self.path = path
         self.entries: dict[str, Any] = {}

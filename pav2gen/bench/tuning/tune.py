@@ -45,9 +45,11 @@ DIGITS = 6
 class TuneOptions:
     """Options of a tuning run.
 
-    seq_lens: the lengths to measure. None means the powers of two at which the spec prefers V2. runs: how often each
-    measurement is repeated. rounds: the samples of each kernel in a run. replace: whether to drop the rows of an
-    existing tuning file that are not measured again. progress: as in ``bench.BenchOptions``.
+    seq_lens: the lengths to measure. None means the powers of two at which the spec prefers V2.
+    runs: how often each measurement is repeated.
+    rounds: the samples of each kernel in a run.
+    replace: whether to drop the rows of an existing tuning file that are not measured again.
+    progress: as in ``bench.BenchOptions``.
     """
 
     device: torch.device
@@ -66,8 +68,11 @@ class TuneOptions:
 class Outcome:
     """The result of a tuning run.
 
-    path: the file that was written. rows: the number of rows in this file. noisy: the measurements that were too noisy.
-    wrong: the kernels with wrong results. notes: other notes for the user.
+    path: the file that was written.
+    rows: the number of rows in this file.
+    noisy: the measurements that were too noisy.
+    wrong: the kernels with wrong results.
+    notes: other notes for the user.
     """
 
     path: Path
@@ -152,7 +157,8 @@ def lengths_of(spec: Spec) -> tuple[int, ...]:
 def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mapping[str, str]) -> Measured:
     """Choose the fastest partition size from the runs of one problem, or say why none is chosen.
 
-    times: the ms of each run, by partition size. wrong: for each other partition size, why its result is wrong.
+    times: the ms of each run, by partition size.
+    wrong: for each other partition size, why its result is wrong.
     """
     times = {size: [round(time, DIGITS) for time in runs] for size, runs in times.items()}
     medians = {int(size): statistics.median(runs) for size, runs in times.items()}

@@ -18,9 +18,10 @@ FIRST_LINE = "# What pav2gen tune measured, for pav2gen build to read. Measure a
 class Measured:
     """The measurement of one problem: the times, and the partition size that was chosen.
 
-    partition_size: the chosen one; 0 if none is chosen, and ``because`` says why. ms: the median time of the runs, by
-    partition size. spread: the range of the fastest size's runs, divided by their median. wrong: for each partition
-    size with wrong results, what is wrong.
+    partition_size: the chosen one; 0 if none is chosen, and ``because`` says why.
+    ms: the median time of the runs, by partition size.
+    spread: the range of the fastest size's runs, divided by their median.
+    wrong: for each partition size with wrong results, what is wrong.
     """
 
     num_seqs: int

@@ -62,13 +62,15 @@ PREFIX_KINDS = ("works", "hangs", "none")
 class Fork:
     """The kind of a vLLM tree: what its own attention code can do.
 
-    scales: how its operator takes the scales of K and V, a key of ``FAMILIES``. v1: what its V1 can do, a key of
-    ``V1_KINDS``. v2_works: whether its own V2 works. writer: what its ``reshape_and_cache`` can do, one of
-    ``WRITER_KINDS``. prefix: what its ``forward_prefix`` does, one of ``PREFIX_KINDS``. writer and prefix are empty if
-    the function does not have the expected form.
-
+    scales: how its operator takes the scales of K and V, a key of ``FAMILIES``.
+    v1: what its V1 can do, a key of ``V1_KINDS``.
+    v2_works: whether its own V2 works.
+    writer: what its ``reshape_and_cache`` can do, one of ``WRITER_KINDS``.
+    prefix: what its ``forward_prefix`` does, one of ``PREFIX_KINDS``.
     refuses_softcap: whether its XFormers backend raises an error for a softcap. If it does, an install inserts a call
     before this error.
+
+    ``writer`` or ``prefix`` is empty if its function does not have the expected form.
     """
 
     scales: str
@@ -87,7 +89,8 @@ class Fork:
 class PatchedSources:
     """The source files of a tree after the edits, by path below vLLM's folder.
 
-    fork: the kind of the tree. notes: notes on the tree for the user.
+    fork: the kind of the tree.
+    notes: notes on the tree for the user.
     """
 
     fork: Fork
@@ -98,7 +101,11 @@ class PatchedSources:
 def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto") -> PatchedSources:
     """Insert the calls of the generated kernels into ``sources``, which maps paths in the vLLM tree to bytes.
 
-    The files LAYER and BACKEND may be missing. shown: the tree's name in messages. writer: as in ``InstallOptions``.
+    The files LAYER and BACKEND may be missing.
+
+    shown: the tree's name in messages.
+    writer: as in ``InstallOptions``.
+
     Raises UserError for a file that differs from every known vLLM, or that already has such calls.
     """
     parsed = {path: SourceFile.parse(content, f"{shown}/{path}") for path, content in sources.items()}
@@ -166,7 +173,8 @@ def least(kinds: Sequence[str], found: Iterable[str]) -> str:
 def v1_kind(works: bool, plain: bool) -> str:
     """Return the argument ``v1`` for ``choose_v1``, which is a key of ``V1_KINDS``.
 
-    works: whether vLLM's V1 works. plain: whether vLLM calls V1 without kv_cache_dtype and the block-sparse pattern.
+    works: whether vLLM's V1 works.
+    plain: whether vLLM calls V1 without kv_cache_dtype and the block-sparse pattern.
     """
     return "none" if not works else "plain" if plain else "whole"
 

@@ -43,8 +43,8 @@ class SourceFile:
 class Insertion(NamedTuple):
     """Lines to insert into a file, with a comment before them.
 
-    at: a line of the file. place: "start" or "end" of the function that begins at this line, or "before" the ``if``
-    there.
+    at: a line of the file.
+    place: "start" or "end" of the function that begins at this line, or "before" the ``if`` there.
     """
 
     at: int
@@ -57,8 +57,9 @@ def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Map
     """Return the bytes of ``source`` after the ``insertions``. Each insertion begins with its comment.
 
     tests: maps the line of an ``if`` or ``elif`` to the name that becomes its condition. In an insertion, the name
-    ``TEST`` stands for the old condition. Only the statements that contain these lines are parsed by libcst. Raises
-    UserError if libcst cannot reproduce a statement exactly, or if the place of an insertion is not found.
+    ``TEST`` stands for the old condition. Only the statements that contain these lines are parsed by libcst.
+
+    Raises UserError if libcst cannot reproduce a statement exactly, or if the place of an insertion is not found.
     """
     lines = list(io.StringIO(source.text, newline=""))
     for statement in reversed(source.tree.body):

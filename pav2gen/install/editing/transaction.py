@@ -23,8 +23,9 @@ REMEDY = "not all could be put back as it was; restore it from version control"
 class Change:
     """The change of one file.
 
-    content: the new bytes, or None to remove the file. expected: the SHA-256 of the old content, as the command read
-    it. An empty text means that no file may exist yet. None means that the old content is not checked.
+    content: the new bytes, or None to remove the file.
+    expected: the SHA-256 of the old content, as the command read it. An empty text means that no file may exist yet.
+    None means that the old content is not checked.
     """
 
     path: Path
@@ -38,8 +39,12 @@ def transaction(changes: Iterable[Change], shown: str) -> Iterator[None]:
 
     If the block raises an exception, undo the changes, the last one first.
 
-    Files keep their mode and owner. shown: the name of the vLLM tree in messages. Raises UserError and restores
-    everything if a file cannot be written, or if it was changed since the command read it.
+    Files keep their mode and owner.
+
+    shown: the name of the vLLM tree in messages.
+
+    Raises UserError and restores everything if a file cannot be written, or if it was changed since the command read
+    it.
     """
     changes = list(dict.fromkeys(changes))  # two trees may share a file
     _check_writable(changes, shown)

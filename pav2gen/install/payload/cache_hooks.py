@@ -22,7 +22,6 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
 
     writer: what vLLM's own writer can do. "whole" means that it takes every argument. "plain" means that it ignores
     kv_cache_dtype, or raises an error for values other than "auto". "none" means that it only raises an error.
-
     always: whether to prefer the generated writer (``pav2gen install --writer always``). Otherwise, vLLM's writer gets
     all calls that it can serve. The generated writer gets all other calls. If the package has no kernel for such a
     call, the operator raises an error that says why.

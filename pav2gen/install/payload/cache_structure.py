@@ -41,9 +41,10 @@ VENDOR, HANGING = "ixformer", "context_attention_fwd"
 class Writer(NamedTuple):
     """A definition of ``reshape_and_cache`` in a vLLM tree.
 
-    arguments: maps our name of each parameter to its name in the tree. extras: maps each further parameter to the
-    source text of its default. kind: "none" if the function only raises an error; "plain" if it ignores kv_cache_dtype,
-    or raises an error for some values; else "whole".
+    arguments: maps our name of each parameter to its name in the tree.
+    extras: maps each further parameter to the source text of its default.
+    kind: "none" if the function only raises an error; "plain" if it ignores kv_cache_dtype, or raises an error for some
+    values; else "whole".
     """
 
     function: ast.FunctionDef
@@ -55,8 +56,9 @@ class Writer(NamedTuple):
 class Prefix(NamedTuple):
     """A definition of ``PagedAttention.forward_prefix`` in a vLLM tree.
 
-    arguments: maps our name of each argument of ``serve_prefix`` to its name in the tree. own: "none" if the function
-    only raises an error; "hangs" if it runs a Triton kernel that hangs the GPU; else "works".
+    arguments: maps our name of each argument of ``serve_prefix`` to its name in the tree.
+    own: "none" if the function only raises an error; "hangs" if it runs a Triton kernel that hangs the GPU; else
+    "works".
     """
 
     function: ast.FunctionDef
@@ -80,8 +82,10 @@ def find_writers(tree: ast.Module) -> list[Writer]:
 def find_prefixes(decode: ast.Module, ops: ast.Module) -> list[Prefix]:
     """Return every definition of ``PagedAttention.forward_prefix`` in the module ``decode``.
 
-    ops: the module of the tree's operators. Raises Unfit if there is no definition, if a definition lacks a parameter,
-    or if the module also assigns another value to ``forward_prefix``.
+    ops: the module of the tree's operators.
+
+    Raises Unfit if there is no definition, if a definition lacks a parameter, or if the module also assigns another
+    value to ``forward_prefix``.
     """
     vendor = imports(ops, VENDOR)
     found = [_prefix(method.function, vendor) for method in methods(decode, "PagedAttention", "forward_prefix")]

@@ -51,11 +51,15 @@ def choose_v1(
 ) -> bool:
     """Return whether a decode call runs V1. If the answer is False, vLLM calls V2, where the generated kernels run.
 
-    use_v1: the choice that vLLM itself has made. v1: what vLLM's V1 can do. "whole" means that V1 takes every argument.
-    "plain" means that V1 is called without kv_cache_dtype and the block-sparse pattern, and so ignores them. "none"
-    means that V1 only raises an error. v2: "stub" if vLLM's own V2 only raises an error; "works" if V2, or another
-    kernel that vLLM calls in its place, works. query: [seqs, heads, head size]. key_cache: [blocks, kv heads, head size
-    / x, block size, x]. The function reads no values of tensors, so that a captured CUDA graph stays valid.
+    use_v1: the choice that vLLM itself has made.
+    v1: what vLLM's V1 can do. "whole" means that V1 takes every argument. "plain" means that V1 is called without
+    kv_cache_dtype and the block-sparse pattern, and so ignores them. "none" means that V1 only raises an error.
+    v2: "stub" if vLLM's own V2 only raises an error; "works" if V2, or another kernel that vLLM calls in its place,
+    works.
+    query: [seqs, heads, head size].
+    key_cache: [blocks, kv heads, head size / x, block size, x].
+
+    The function reads no values of tensors, so that a captured CUDA graph stays valid.
 
     If a kernel takes the call and ``prefer_v2`` prefers V2, the answer is False. Otherwise, vLLM's own choice is the
     answer. However, if a kernel takes the call but vLLM's own V2 is a stub, calls of at most 8192 tokens run V1. The
@@ -93,9 +97,10 @@ def serve_v2(*, fallback: bool, **call: Any) -> bool:
     Returns False if vLLM must run its own V2 instead.
 
     fallback: whether vLLM's own V2 works. If it works, vLLM's V2 serves the calls that no generated kernel takes, and
-    the calls for which ``prefer_v2`` is false. Without a fallback, or if vLLM's V2 would ignore something that the
-    layer needs, the generated operator takes every call. The operator raises its own error for a call that it cannot
-    serve.
+    the calls for which ``prefer_v2`` is false.
+
+    Without a fallback, or if vLLM's V2 would ignore something that the layer needs, the generated operator takes every
+    call. The operator raises its own error for a call that it cannot serve.
     """
     if disabled():
         return False
@@ -141,10 +146,13 @@ def check_layer(
 ) -> None:
     """Report which generated operators serve an attention layer.
 
-    A patched vLLM calls this function at the end of the layer's constructor. impl: the layer's backend object. Backends
-    that do not decode with ``PagedAttention`` are skipped. writer, prefix: see ``report``. The other arguments are
-    those of vLLM's ``Attention``, with the heads of one tensor-parallel rank. The layer's dtype is torch's default
-    dtype, because vLLM sets the default to the model's dtype while it loads a model.
+    A patched vLLM calls this function at the end of the layer's constructor.
+
+    impl: the layer's backend object. Backends that do not decode with ``PagedAttention`` are skipped.
+    writer, prefix: see ``report``.
+
+    The other arguments are those of vLLM's ``Attention``, with the heads of one tensor-parallel rank. The layer's dtype
+    is torch's default dtype, because vLLM sets the default to the model's dtype while it loads a model.
 
     A layer may use features that vLLM does not pass to its operators, such as a softcap. ``impl.forward`` is wrapped so
     that the hooks know these features. Raises ValueError for a layer that neither vLLM nor the generated kernels can
@@ -192,7 +200,8 @@ def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any
 def report(shape: dict[str, Any], writer: str, prefix: str) -> None:
     """Log once for each shape which operators serve a layer, and which kernels are missing.
 
-    shape: the arguments of ``supports``. writer: what vLLM's own writer of the KV cache can do, as in ``serve_write``.
+    shape: the arguments of ``supports``.
+    writer: what vLLM's own writer of the KV cache can do, as in ``serve_write``.
     prefix: what vLLM's own function for a cached prefix does, as ``own`` in ``serve_prefix``. writer or prefix is empty
     if vLLM does not call that hook.
     """

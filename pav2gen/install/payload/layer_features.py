@@ -19,8 +19,10 @@ class Features(NamedTuple):
     """The features of a layer. A feature that the layer does not use is None.
 
     sliding_window: the number of tokens, including the current one. Values of other types than int are passed on to the
-    operators, but no kernel serves them. sinks: [heads] float32. scale: the factor of the scores; None means head_size
-    ** -0.5. required: whether vLLM's own kernels would ignore these features, so that they must not run.
+    operators, but no kernel serves them.
+    sinks: [heads] float32.
+    scale: the factor of the scores; None means head_size ** -0.5.
+    required: whether vLLM's own kernels would ignore these features, so that they must not run.
     """
 
     softcap: float | None = None

@@ -81,8 +81,9 @@ def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
 def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
     """Replace the functions of vLLM's modules that ``pav2gen install`` would edit in their files.
 
-    ops, decode, layer: the modules of vLLM that define the operators, ``PagedAttention`` and the attention layer. Two
-    functions are always replaced: ``paged_attention_v2``, and ``forward_decode`` of ``PagedAttention`` and of its
+    ops, decode, layer: the modules of vLLM that define the operators, ``PagedAttention`` and the attention layer.
+
+    Two functions are always replaced: ``paged_attention_v2``, and ``forward_decode`` of ``PagedAttention`` and of its
     subclasses. Three functions are replaced if they have the expected form: ``reshape_and_cache``, ``forward_prefix``
     and ``Attention.__init__``. A second call changes nothing. Raises Unfit and replaces nothing if the source of
     ``paged_attention_v2`` or of ``forward_decode`` is not found.

@@ -37,10 +37,12 @@ def serve_prefix(
     Returns None if vLLM must run its own function instead.
 
     own: what vLLM's own function does. "works" means that it computes the result. "hangs" means that it runs a Triton
-    kernel that hangs the GPU. "none" means that it only raises an error. query: [tokens, heads, head size]. The rows of
-    sequence s are query_start_loc[s] to query_start_loc[s + 1] - 1. key_cache, value_cache: in vLLM's layout; they
-    already contain K and V of the new tokens. seq_lens: [seqs] int32, including the new tokens. Returns the output,
-    [tokens, heads, head size].
+    kernel that hangs the GPU. "none" means that it only raises an error.
+    query: [tokens, heads, head size]. The rows of sequence s are query_start_loc[s] to query_start_loc[s + 1] - 1.
+    key_cache, value_cache: in vLLM's layout; they already contain K and V of the new tokens.
+    seq_lens: [seqs] int32, including the new tokens.
+
+    Returns the output, [tokens, heads, head size].
 
     If no kernel takes the call, vLLM's own function serves it, and the log says so once. If that function does not
     work, or would ignore something that the layer needs, NoKernelError says what to build.
@@ -87,8 +89,10 @@ def extend(
 
     Returns its output, [tokens, heads, head size] in the query's dtype.
 
-    kv_cache_dtype: vLLM's name of the cache dtype. call: the other arguments of the operator. Raises ValueError or
-    NoKernelError for a call that no kernel takes.
+    kv_cache_dtype: vLLM's name of the cache dtype.
+    call: the other arguments of the operator.
+
+    Raises ValueError or NoKernelError for a call that no kernel takes.
     """
     out, page = torch.empty(query.shape, dtype=query.dtype, device=query.device), key_cache.shape[3]
     operator = getattr(importlib.import_module(__package__), EXTEND)

@@ -127,9 +127,10 @@ def refusal(
 def miss(**shape: Any) -> str:
     """Return why no decode kernel serves layers of this shape. The text is empty if a kernel does.
 
-    shape: the arguments of ``supports``, with the heads of one tensor-parallel rank. If a kernel serves the shape, the
-    library of the CUDA kernels is loaded. A library that was installed with the kernels is used, unless PAV2_LIBRARY
-    names another one.
+    shape: the arguments of ``supports``, with the heads of one tensor-parallel rank.
+
+    If a kernel serves the shape, the library of the CUDA kernels is loaded. A library that was installed with the
+    kernels is used, unless PAV2_LIBRARY names another one.
     """
     if not shape["block_size"]:
         return "the query or the key cache has another number of dimensions than vLLM's"
@@ -146,7 +147,8 @@ def miss(**shape: Any) -> str:
 def lacks(operator: str, **shape: Any) -> str:
     """Return why ``operator`` does not serve layers of this shape. The text is empty if the operator does.
 
-    operator: a key of ``OPERATORS``. shape: the arguments of ``supports``.
+    operator: a key of ``OPERATORS``.
+    shape: the arguments of ``supports``.
     """
     word = OPERATORS[operator]
     if word == "decode":

@@ -53,9 +53,11 @@ def take_softcap(impl: Any, softcap: float | None) -> float | None:
 def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Features:
     """Make the generated kernels serve decodes and prompts of a layer with a softcap. Returns the layer's features.
 
-    impl: the layer's backend object. shape: the arguments of ``supports``. If the kernels cannot serve the layer,
-    raises ValueError if the backend would have raised an error for the softcap. Logs a warning if the backend would
-    ignore it.
+    impl: the layer's backend object.
+    shape: the arguments of ``supports``.
+
+    If the kernels cannot serve the layer, the result depends on its backend. A backend that would have raised an error
+    for the softcap leads to a ValueError. A backend that would ignore the softcap leads to a warning in the log.
     """
     reason = _obstacle(impl, shape)
     if not reason:
@@ -106,8 +108,9 @@ def prompt_through_cache(
 ) -> torch.Tensor:
     """Compute the attention of whole prompts, with K and V from the cache: [tokens, heads, head size].
 
-    query: [tokens, heads, head size]. metadata: vLLM's metadata of these prompts. given: the arguments of the backend's
-    ``forward``.
+    query: [tokens, heads, head size].
+    metadata: vLLM's metadata of these prompts.
+    given: the arguments of the backend's ``forward``.
     """
     attention = sys.modules[type(impl).__module__].PagedAttention
     key_cache, value_cache = attention.split_kv_cache(given["kv_cache"], impl.num_kv_heads, impl.head_size)
@@ -123,9 +126,14 @@ def prompt_through_cache(
 def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page: int) -> torch.Tensor:
     """Make the block tables of prompts from the slots of their tokens: [prompts, pages] int32.
 
-    For prompts, vLLM itself makes no block tables. slots: [tokens], the position of each token in the cache. starts:
-    [prompts + 1], the index of the first token of each prompt. longest: the number of tokens of the longest prompt.
-    page: the tokens of a page. Entries past a prompt's last page repeat that page. No tensor is copied to the host.
+    For prompts, vLLM itself makes no block tables.
+
+    slots: [tokens], the position of each token in the cache.
+    starts: [prompts + 1], the index of the first token of each prompt.
+    longest: the number of tokens of the longest prompt.
+    page: the tokens of a page.
+
+    Entries past a prompt's last page repeat that page. No tensor is copied to the host.
     """
     first = torch.arange(0, longest, page, device=slots.device)  # the first token of each page, within its prompt
     tokens = torch.minimum(starts[:-1, None] + first, starts[1:, None] - 1)

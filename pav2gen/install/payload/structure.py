@@ -90,9 +90,10 @@ class Unfit(Exception):
 class Operator(NamedTuple):
     """A definition of ``paged_attention_v2`` in a vLLM tree.
 
-    arguments: maps our name of each parameter to its name in the tree. extras: maps each further parameter to the
-    source text of its default. works: False if the body only raises an error. scales: the type of the scales of K and
-    V, "float" or "tensor"; or "one" if K and V share one kv_scale.
+    arguments: maps our name of each parameter to its name in the tree.
+    extras: maps each further parameter to the source text of its default.
+    works: False if the body only raises an error.
+    scales: the type of the scales of K and V, "float" or "tensor"; or "one" if K and V share one kv_scale.
     """
 
     function: ast.FunctionDef
@@ -105,12 +106,12 @@ class Operator(NamedTuple):
 class Decode(NamedTuple):
     """The ``if`` statement in a ``forward_decode`` that chooses between V1 and V2.
 
-    choice: the ``if`` that calls V1 in its body and V2 in its else branch. first: the ``if`` at the start of the elif
-    chain that contains ``choice``. arguments: maps our name of each argument of ``choose_v1`` to its name in the tree.
+    choice: the ``if`` that calls V1 in its body and V2 in its else branch.
+    first: the ``if`` at the start of the elif chain that contains ``choice``.
+    arguments: maps our name of each argument of ``choose_v1`` to its name in the tree.
     plain: whether V1 is called without kv_cache_dtype or without the block-sparse pattern.
-
-    detours: the ``if`` statements in the else branch that can call a kernel other than V2. others: the ``if``
-    statements before ``choice`` that can call a kernel other than V1 and V2.
+    detours: the ``if`` statements in the else branch that can call a kernel other than V2.
+    others: the ``if`` statements before ``choice`` that can call a kernel other than V1 and V2.
     """
 
     function: ast.FunctionDef
@@ -135,7 +136,7 @@ class Decodes(NamedTuple):
 class Layer(NamedTuple):
     """A definition of ``Attention.__init__`` in a vLLM tree. An install adds a call of ``check_layer`` at its end.
 
-    arguments: the arguments of this call. This mapping has our name of each argument, and its name in the tree.
+    arguments: maps our name of each argument of this call to its name in the tree.
     """
 
     function: ast.FunctionDef
@@ -233,7 +234,8 @@ def _scales(function: ast.FunctionDef, name: str) -> str:
 def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: str) -> dict[str, str]:
     """Return the function's name of each wanted parameter, by our name. Raises Unfit if the function lacks a parameter.
 
-    wanted: for each parameter its possible names, ours first. owner: the name of the function, for the message.
+    wanted: for each parameter its possible names, ours first.
+    owner: the name of the function, for the message.
     """
     given = parameters(function)
     found: dict[str, str] = {}

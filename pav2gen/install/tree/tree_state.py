@@ -24,9 +24,10 @@ from pav2gen.output.disk import Disk
 class SourceState:
     """The state of a source file of vLLM.
 
-    now: the bytes of the file. original: the bytes without the lines that an install inserted. patched: whether the
-    file contains these lines. edited: whether the file was edited after the install. ``now`` and ``original`` both
-    contain that edit.
+    now: the bytes of the file.
+    original: the bytes without the lines that an install inserted.
+    patched: whether the file contains these lines.
+    edited: whether the file was edited after the install. ``now`` and ``original`` both contain that edit.
     """
 
     now: bytes
@@ -39,9 +40,9 @@ class SourceState:
 class TreeState:
     """The state of a vLLM tree.
 
-    sources: vLLM's source files, by path below vLLM's folder. files: the SHA-256 of each file below ``pav2/``, by path.
-    The record, caches and temporary files are not among them. leftovers: the caches and temporary files below
-    ``pav2/``.
+    sources: vLLM's source files, by path below vLLM's folder.
+    files: the SHA-256 of each file below ``pav2/``, by path. The record, caches and temporary files are not among them.
+    leftovers: the caches and temporary files below ``pav2/``.
     """
 
     tree: VllmTree
@@ -125,7 +126,9 @@ def tidy(found: TreeState, files: Collection[str] = ()) -> None:
     """Remove temporary files of a command that was killed, old caches, and empty folders.
 
     Temporary files are removed everywhere, also beside vLLM's sources. Caches and compiled files are removed from
-    folders of ``pav2/`` without installed files. files: the paths below ``pav2/`` of the files that stay installed.
+    folders of ``pav2/`` without installed files.
+
+    files: the paths below ``pav2/`` of the files that stay installed.
     """
     folders = {os.path.dirname(path) for path in files}
     for path in found.leftovers:

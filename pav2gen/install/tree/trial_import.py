@@ -25,8 +25,9 @@ import pav2_trial.hooks
 def try_import(files: Mapping[str, bytes], python: str) -> bool:
     """Import the package of ``files`` with ``python``. Returns True, or False if that Python has no torch.
 
-    files: maps each path in the package to its content. Raises UserError with the last line of the error if the import
-    fails.
+    files: maps each path in the package to its content.
+
+    Raises UserError with the last line of the error if the import fails.
     """
     with tempfile.TemporaryDirectory(prefix="pav2gen-") as folder:
         for path, content in files.items():
