@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def entries(selections: Iterable[Selection], measured: Mapping[str, Measured] | None = None) -> list[dict[str, Any]]:
     """Return an entry for each kernel: its names, the values of its axes, and the figures of its plan.
 
-    measured: what ptxas said of the CUDA kernels of each spec, by the spec's name. It replaces estimates of the plan.
+    measured: what ptxas says about the CUDA kernels of each spec, by the spec's name. These figures replace estimates
+    of the plans.
     """
     return [
         {

@@ -1,1 +1,3 @@
-"""Finds the number of registers that nvcc assigns to the threads of each CUDA kernel, and the figures that follow."""
+"""Finds how many registers nvcc assigns to the threads of each CUDA kernel, and updates the figures that depend on
+them.
+"""

@@ -1,4 +1,4 @@
-"""The figures of a plan that depend on a kernel's registers, with the number that ptxas assigns to it."""
+"""The figures of a kernel's plan, with the number of registers that ptxas assigns in place of an estimate."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ Figures = Mapping[str, int | float | str | None]
 
 
 def figures(kernel: AnyKernel, measured: Measured | None) -> Figures:
-    """The figures of a kernel's plan. If ptxas compiled the kernel, those that depend on registers are replaced.
+    """Return the figures of a kernel's plan.
 
-    For a decode kernel, the resident blocks and the bytes in flight follow from its registers. The wave model keeps the
-    plan's estimate, because the dispatch table of the package has been rendered with it.
+    If ptxas compiled the kernel, the figures that depend on registers are replaced.
+
+    For a decode kernel, these are the resident blocks and the bytes in flight. The figures of the wave model stay as
+    planned, because the dispatch table of the package was rendered with them.
     """
     usage = measured.usages.get(kernel.v.symbol) if measured else None
     if measured is None or usage is None:
@@ -36,14 +38,14 @@ def figures(kernel: AnyKernel, measured: Measured | None) -> Figures:
 
 
 def _assigned(registers: int) -> int:
-    """The registers that the hardware takes for a thread: it assigns them in eights."""
+    """Return the registers that the hardware assigns to a thread. It assigns registers in multiples of 8."""
     return -(-registers // 8) * 8
 
 
 def measure_all(
     selections: Sequence[Selection], arch: str | None = None, progress: Progress = quiet
 ) -> dict[str, Measured]:
-    """Ask ptxas about the CUDA kernels of ``selections``. Returns the answers by the spec's name.
+    """Compile the CUDA kernels of ``selections``, and return what ptxas says about them, by the spec's name.
 
     Raises UserError if no spec has CUDA kernels, and as ``measure`` does.
     """
@@ -54,7 +56,7 @@ def measure_all(
 
 
 def notes(selections: Iterable[Selection], measured: Mapping[str, Measured]) -> list[str]:
-    """Sentences about the origin of the registers: each compiler and architecture, and what they say of the target."""
+    """Return sentences that say which compiler and which architecture the numbers of registers come from."""
     found = [_note(measured[chosen.spec.name], chosen) for chosen in selections if chosen.spec.name in measured]
     return list(dict.fromkeys(found))
 

@@ -26,9 +26,9 @@ def ptxas_options(command: Command) -> Command:
 
 
 def asked_ptxas(selections: Sequence[Selection], ptxas: bool, arch: str | None) -> dict[str, Measured]:
-    """Return what ptxas says of the CUDA kernels, by the spec's name, for these values of the two options.
+    """Return what ptxas says about the CUDA kernels, by the spec's name, for the values of the two options.
 
-    The result is empty without ``--ptxas``. Notes and the progress are printed on stderr. Raises UserError for
+    Without ``--ptxas``, the result is empty. Notes and the progress are printed on stderr. Raises UserError for
     ``--arch`` without ``--ptxas``, and as ``measure_all`` does.
     """
     if not ptxas:

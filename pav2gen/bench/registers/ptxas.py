@@ -1,8 +1,8 @@
 """Compiles CUDA kernels with nvcc, only to learn how many registers ptxas assigns to them.
 
-The sources are rendered into a temporary folder and compiled in parallel, several by one nvcc, because reading CUDA's
-headers takes longer than compiling some kernels. The cache of compiled files keeps the figures of each kernel. The name
-of an entry is a hash of the source, the headers, the flags, and the compiler.
+The sources are rendered into a temporary folder and compiled in parallel. One nvcc compiles several kernels, because
+reading CUDA's headers takes longer than compiling some kernels. The figures of each kernel are kept in the cache of
+compiled files. The name of a cache entry is a hash of the source, the headers, the flags, and the compiler.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ Progress = Callable[[int, int], None]
 
 
 def quiet(done: int, total: int) -> None:
-    """A ``Progress`` that prints nothing."""
+    """Do nothing. This is the ``Progress`` of a caller that shows no progress."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The usage of each kernel, by its symbol, and the compiler and architecture that it is valid for."""
+    """The usage of registers and memory of each kernel, by the kernel's symbol.
+
+    compiler, arch: the compiler and the architecture for which the usage is valid.
+    """
 
     usages: Mapping[str, Usage]
     compiler: str
@@ -65,12 +68,14 @@ class _Source:
 
 
 def measure(chosen: Selection, arch: str | None = None, progress: Progress = quiet) -> Measured:
-    """Find the usage of each CUDA kernel of ``chosen``. Kernels that the cache knows are not compiled.
+    """Find the usage of registers and memory of each CUDA kernel of ``chosen``.
 
-    arch: sm_75 and the like. The default is the spec's target if that is a card of NVIDIA, else ``DEFAULT_ARCH``.
+    Kernels in the cache are not compiled again.
 
-    Raises UserError if nvcc is missing, fails, takes too long, or does not print the usage, and if the cache cannot be
-    used.
+    arch: an architecture such as sm_75. The default is the spec's target if it is an NVIDIA GPU, else ``DEFAULT_ARCH``.
+
+    Raises UserError if nvcc is missing, fails, takes too long, or does not print the usage. Also raises UserError if
+    the cache cannot be used.
     """
     arch = arch or (chosen.spec.target.arch if chosen.spec.target.arch.startswith("sm_") else DEFAULT_ARCH)
     if "cuda" not in chosen.spec.backends:
@@ -114,14 +119,14 @@ def _write(chosen: Selection, place: Path, folder: Path, compiler: Toolchain) ->
 
 
 def _code(source: str) -> str:
-    """A source without the comment at its top, which names the spec's file and its digest."""
+    """Return a source without the comment at its top, which names the spec's file and its digest."""
     return source[source.index("\n#include") :]
 
 
 def _compile(
     sources: Sequence[_Source], place: Path, compiler: Toolchain, progress: Progress
 ) -> list[tuple[_Source, Usage]]:
-    """Compile ``sources`` in batches, and return their usages. The first failure stops all compilers."""
+    """Compile ``sources`` in batches, and return the usage of each kernel. The first failure stops all compilers."""
     workers = os.cpu_count() or 1
     size = min(BATCH, max(1, -(-len(sources) // workers)))
     batches = [sources[first : first + size] for first in range(0, len(sources), size)]
@@ -144,9 +149,9 @@ def _compile(
 def _run(
     number: int, batch: Sequence[_Source], place: Path, compiler: Toolchain, started: list[subprocess.Popen[str]]
 ) -> list[tuple[_Source, Usage]]:
-    """Compile a batch with one nvcc, and read the usage of its kernels.
+    """Compile a batch with one nvcc, and return the usage of its kernels.
 
-    started: the process is added to it.
+    started: the list to which the nvcc process is added, so that another thread can stop it.
     """
     source, out = place / f"batch{number}.cu", place / f"batch{number}.cubin"
     source.write_text("".join(f'#include "{each.path}"\n' for each in batch), encoding="utf-8")
@@ -184,7 +189,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _reason(output: str, code: int) -> str:
-    """The line of a compiler's output that says what went wrong."""
+    """Return the line of a compiler's output that says what went wrong."""
     lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
     return (errors or lines or [f"no output, exit code {code}"])[0]

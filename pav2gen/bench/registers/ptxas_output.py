@@ -1,4 +1,4 @@
-"""Reads what ptxas prints about kernels: the registers, the shared memory and the spills of each."""
+"""Reads what ptxas prints about each kernel: its registers, its shared memory and its spills."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?\b(\d+) bytes smem)?")
 class Usage:
     """The resources that a compiler assigns to a kernel.
 
-    registers: registers of a thread.
-    spilled_bytes: bytes that a thread stores to memory, and loads again, because registers ran out.
-    shared_bytes: static shared memory of a thread block.
+    registers: the registers of a thread.
+    spilled_bytes: the bytes that a thread stores to memory and loads again, because it has too few registers.
+    shared_bytes: the static shared memory of a thread block, in bytes.
     """
 
     registers: int
@@ -30,12 +30,12 @@ class Usage:
     shared_bytes: int
 
     def document(self) -> dict[str, int]:
-        """The usage as JSON."""
+        """Return the usage as a JSON object."""
         return asdict(self)
 
     @classmethod
     def read(cls, document: Mapping[str, object]) -> Usage | None:
-        """The usage in a document of an earlier run. None if it is not one."""
+        """Return the usage that ``document`` has written in an earlier run. None for any other object."""
         names = cls.__dataclass_fields__
         values = [document.get(name) for name in names]
         if document.keys() != names.keys() or not all(type(value) is int and value >= 0 for value in values):
@@ -44,7 +44,7 @@ class Usage:
 
 
 def usages(output: str) -> dict[str, Usage]:
-    """The usage of each kernel in the output of ``ptxas -v``, by the kernel's mangled name.
+    """Return the usage of each kernel in the output of ``ptxas -v``, by the kernel's mangled name.
 
     A kernel without a complete description is left out.
     """
@@ -59,7 +59,7 @@ def usages(output: str) -> dict[str, Usage]:
 
 
 def usage_of(kernel: AnyKernel, found: Mapping[str, Usage]) -> Usage | None:
-    """The usage of a decode, extend or cache kernel among those of ``usages``. None if it is not among them."""
+    """Return the usage of a decode, extend or cache kernel, from the result of ``usages``. None if it is not there."""
     namespace, function = f"{kernel.v.spec}_{kernel.v.slug}", KERNELS[kernel.v.operator]
     name = f"{len(namespace)}{namespace}{len(function)}{function}E"
     return next((usage for mangled, usage in found.items() if name in mangled), None)

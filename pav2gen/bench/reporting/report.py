@@ -36,7 +36,8 @@ KERNELS = {"torch": "pav2gen, PyTorch", "cuda": "pav2gen, CUDA"}
 def report(chosen: Selection, files: Sequence[Path], measured: Mapping[str, Measured] | None = None) -> str:
     """Return the HTML page about the kernels of ``chosen``, with the measurements in the bench documents ``files``.
 
-    measured: what ptxas said of the CUDA kernels, by the spec's name. It replaces estimates of the plan.
+    measured: what ptxas says about the CUDA kernels of each spec, by the spec's name. These figures replace estimates
+    of the plans.
 
     Raises UserError for a file that is not a bench document, or that belongs to another spec.
     """
