@@ -1,3 +1,1 @@
-"""Finds how many registers nvcc assigns to the threads of each CUDA kernel, and updates the figures that depend on
-them.
-"""
+"""Finds how many registers nvcc assigns to each CUDA kernel, and the figures that depend on this number."""
