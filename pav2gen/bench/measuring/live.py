@@ -18,8 +18,8 @@ class Live:
 
     If ``file`` is not None, also writes them to this file.
 
-    A table is printed when it is complete: when the first problem of the next table was measured. The remaining time is
-    printed on stderr after the first problem and after each table.
+    A table is printed after the first problem of the next table was measured. The remaining time is printed on stderr
+    after the first problem and after each table.
 
     shown: the module that makes the tables, such as ``measuring.table``.
     """

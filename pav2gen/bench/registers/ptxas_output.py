@@ -59,7 +59,10 @@ def usages(output: str) -> dict[str, Usage]:
 
 
 def usage_of(kernel: AnyKernel, found: Mapping[str, Usage]) -> Usage | None:
-    """Return the usage of a decode, extend or cache kernel, from the result of ``usages``. None if it is not there."""
+    """Return the usage of a decode, extend or cache kernel, from the result of ``usages``.
+
+    Return None if the kernel is not there.
+    """
     namespace, function = f"{kernel.v.spec}_{kernel.v.slug}", KERNELS[kernel.v.operator]
     name = f"{len(namespace)}{namespace}{len(function)}{function}E"
     return next((usage for mangled, usage in found.items() if name in mangled), None)

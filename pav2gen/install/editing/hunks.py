@@ -27,7 +27,7 @@ class Hunk(NamedTuple):
 def is_ours(hunk: Hunk) -> bool:
     """Whether an install can have made this hunk.
 
-    An install either adds lines with our marker, or changes the condition of an ``if`` to ``use_v1``.
+    An install either adds lines with the comment ``MARKER``, or changes the condition of an ``if`` to ``use_v1``.
     """
     return MARKER in hunk.new or bool(TEST_CHANGE.fullmatch(f"{hunk.old}\0{hunk.new}"))
 

@@ -41,7 +41,7 @@ VENDOR, HANGING = "ixformer", "context_attention_fwd"
 class Writer(NamedTuple):
     """A definition of ``reshape_and_cache`` in a vLLM tree.
 
-    arguments: maps our name of each parameter to its name in the tree.
+    arguments: maps each argument of ``serve_write`` to the tree's name for it.
     extras: maps each further parameter to the source text of its default.
     kind: "none" if the function only raises an error; "plain" if it ignores kv_cache_dtype, or raises an error for some
     values; else "whole".
@@ -56,7 +56,7 @@ class Writer(NamedTuple):
 class Prefix(NamedTuple):
     """A definition of ``PagedAttention.forward_prefix`` in a vLLM tree.
 
-    arguments: maps our name of each argument of ``serve_prefix`` to its name in the tree.
+    arguments: maps each argument of ``serve_prefix`` to the tree's name for it.
     own: "none" if the function only raises an error; "hangs" if it runs a Triton kernel that hangs the GPU; else
     "works".
     """
@@ -106,7 +106,7 @@ def _writer(function: ast.FunctionDef) -> Writer:
 
 
 def _kind(function: ast.FunctionDef, dtype: str) -> str:
-    """Return the kind of a writer (see ``Writer``). ``dtype`` is the writer's name of the parameter kv_cache_dtype."""
+    """Return the kind of a writer (see ``Writer``). ``dtype`` is the writer's name for the parameter kv_cache_dtype."""
     if only_raises(function):
         return "none"
     nodes = [node for statement in function.body for node in ast.walk(statement)]

@@ -89,7 +89,7 @@ def extend(
 
     Returns its output, [tokens, heads, head size] in the query's dtype.
 
-    kv_cache_dtype: vLLM's name of the cache dtype.
+    kv_cache_dtype: vLLM's name for the cache dtype.
     call: the other arguments of the operator.
 
     Raises ValueError or NoKernelError for a call that no kernel takes.

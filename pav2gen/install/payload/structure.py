@@ -90,7 +90,7 @@ class Unfit(Exception):
 class Operator(NamedTuple):
     """A definition of ``paged_attention_v2`` in a vLLM tree.
 
-    arguments: maps our name of each parameter to its name in the tree.
+    arguments: maps each argument of ``hooks.serve_v2`` to the tree's name for it.
     extras: maps each further parameter to the source text of its default.
     works: False if the body only raises an error.
     scales: the type of the scales of K and V, "float" or "tensor"; or "one" if K and V share one kv_scale.
@@ -108,7 +108,7 @@ class Decode(NamedTuple):
 
     choice: the ``if`` that calls V1 in its body and V2 in its else branch.
     first: the ``if`` at the start of the elif chain that contains ``choice``.
-    arguments: maps our name of each argument of ``choose_v1`` to its name in the tree.
+    arguments: maps each argument of ``choose_v1`` to the tree's name for it.
     plain: whether V1 is called without kv_cache_dtype or without the block-sparse pattern.
     detours: the ``if`` statements in the else branch that can call a kernel other than V2.
     others: the ``if`` statements before ``choice`` that can call a kernel other than V1 and V2.
@@ -136,7 +136,7 @@ class Decodes(NamedTuple):
 class Layer(NamedTuple):
     """A definition of ``Attention.__init__`` in a vLLM tree. An install adds a call of ``check_layer`` at its end.
 
-    arguments: maps our name of each argument of this call to its name in the tree.
+    arguments: maps each argument of ``check_layer`` to the tree's name for it.
     """
 
     function: ast.FunctionDef
@@ -159,7 +159,7 @@ def find_v2(tree: ast.Module) -> list[Operator]:
 def v1_works(tree: ast.Module) -> bool:
     """Whether ``paged_attention_v1`` does more than raise an error.
 
-    True if the module does not define this function.
+    The answer is True if the module does not define this function.
     """
     found = list(functions(tree.body, V1))
     return not found or any(not only_raises(function) for function in found)
@@ -232,10 +232,12 @@ def _scales(function: ast.FunctionDef, name: str) -> str:
 
 
 def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: str) -> dict[str, str]:
-    """Return the function's name of each wanted parameter, by our name. Raises Unfit if the function lacks a parameter.
+    """Return the function's name for each wanted parameter. The keys are the first of the parameter's possible names.
 
-    wanted: for each parameter its possible names, ours first.
+    wanted: the possible names of each parameter.
     owner: the name of the function, for the message.
+
+    Raises Unfit if the function lacks a parameter.
     """
     given = parameters(function)
     found: dict[str, str] = {}
