@@ -232,7 +232,7 @@ def _scales(function: ast.FunctionDef, name: str) -> str:
 
 
 def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: str) -> dict[str, str]:
-    """Return the function's name for each wanted parameter. The keys are the first of the parameter's possible names.
+    """Return the function's name for each wanted parameter. Each key is the first of its possible names.
 
     wanted: the possible names of each parameter.
     owner: the name of the function, for the message.
