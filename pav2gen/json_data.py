@@ -18,7 +18,7 @@ from pav2gen.wording import quoted
 
 Reader = Callable[[Any], Any]
 
-#: Upper bound of numbers and of text lengths. Real files of pav2gen stay far below it.
+#: Upper bounds of numbers and of text lengths. Real files of pav2gen stay far below them.
 LARGEST, LONGEST_TEXT, LONGEST_PROSE = 10**18, 4096, 1 << 20
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

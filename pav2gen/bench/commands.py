@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
 BENCH_QUERIES = (4, 8, 512)
 TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
-#: Options of ``bench --quick``: each problem takes about a second. After ``seconds`` seconds no new problem begins.
+#: The options of ``bench --quick``. Each problem takes about a second. After ``seconds`` seconds, no problem begins.
 QUICK: Mapping[str, Any] = {"seq_lens": (4096,), "num_seqs": (1,), "rounds": 3, "against": ("sdpa",), "seconds": 45.0}
 
 

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-#: Seconds that a probe may take. The first import of torch on a slow disk takes half a minute.
+#: A probe may take this many seconds. The first import of torch on a slow disk takes half a minute.
 SECONDS = 120
 
 #: The probe of an interpreter: its version, and the folder of its vLLM. It does not import vLLM.
@@ -36,7 +36,7 @@ found["devices"] = [torch.cuda.get_device_name(index) for index in range(number)
 print(json.dumps(found))
 """
 
-#: The probe of the CUDA driver: the cards and their figures. CoreX has a driver of the same name and interface.
+#: The probe of the CUDA driver: the cards and their figures. CoreX has a driver with the same name and interface.
 DRIVER = """
 import ctypes, json, os
 homes = [os.environ.get("COREX_HOME", "/usr/local/corex"), "/usr/local/corex-3.2.3"]

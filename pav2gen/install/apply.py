@@ -27,7 +27,7 @@ from pav2gen.output.lock import OnWait, locked, no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.render.kernels import GENERATOR
 
-#: Our own modules that go into a tree beside the generated package.
+#: The modules of ``payload`` that are copied into a vLLM tree, beside the generated package.
 MODULES = ("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "layer_features", "serving")
 
 

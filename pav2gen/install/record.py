@@ -124,7 +124,7 @@ def _lines(value: Any) -> str:
 
 _EDIT = json_data.fields({"before": json_data.digest, "after": json_data.digest, "hunks": json_data.items(_hunk)})
 
-#: Reads the fields of a record, except those that depend on its place in the file.
+#: The checks of a record's fields, except for ``schema`` and ``replaces``.
 _FIELDS: Mapping[str, json_data.Reader] = {
     "generator": json_data.text,
     "specs": json_data.mapping(

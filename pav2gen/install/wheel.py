@@ -31,7 +31,7 @@ NAME = "pav2_kernels"
 #: The name of every wheel begins with this prefix, so that a wheel never replaces somebody else's package.
 PREFIX = "pav2_"
 
-#: Our own modules that go into the wheel beside the generated package.
+#: The modules of ``payload`` that are copied into the wheel, beside the generated package.
 MODULES = (*HOOK_MODULES, "plugin", "structure", "cache_structure", "softcap_structure", "syntax")
 
 #: The earliest time that a zip file can hold. All files of a wheel get it, because they have no date.

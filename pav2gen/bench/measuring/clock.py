@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-#: Takes one of the inputs: a decode call, or the pair of calls of an extend problem.
+#: A function to time. Its argument is a decode call, or the pair of calls of an extend problem.
 Run = Callable[[Any], object]
 
 #: The shortest sample in seconds. A sample repeats a call for this long, so that the clock's resolution and the launch
@@ -24,8 +24,8 @@ SAMPLE_SECONDS = {"cpu": 2e-4, "cuda": 2e-3}
 
 MOST_CALLS = 1000
 
-#: A baseline that takes longer is sampled once. It is tens of times slower than a kernel, and its rounds would take
-#: most of the time.
+#: A baseline that takes longer than this is sampled only once. Such a baseline is tens of times slower than a kernel,
+#: so that its samples would take most of the time.
 SLOW_SECONDS = 0.5
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from pav2gen.runtime.dispatch_row import Row
 from pav2gen.runtime.extend.call import ExtendCall
 
-#: Query tokens that ``sdpa`` takes at once. Its mask and its scores grow with them.
+#: ``sdpa`` takes this many query tokens at once. The size of the mask and of the scores is proportional to it.
 PIECE = 128
 
 

@@ -14,10 +14,10 @@ from pav2gen.runtime.call import Call
 from pav2gen.runtime.dispatch_row import Modification
 from pav2gen.runtime.testing.oracle import attends, decode, modified, window_start
 
-#: Tokens of a stretch, rounded to whole pages.
+#: The number of tokens in a chunk, rounded to whole pages.
 STRETCH = 8192
 
-#: The most sequences of a batch that are computed: the first, the last, and some between.
+#: At most this many sequences of a batch are computed: the first, the last, and some between.
 MOST_SEQUENCES = 4
 
 

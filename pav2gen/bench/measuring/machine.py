@@ -15,7 +15,7 @@ from pav2gen.errors import UserError
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.op import device_name
 
-#: Assumed bytes of the last-level cache if the machine does not tell. Most caches are smaller.
+#: The assumed bytes of the last-level cache, if the machine does not tell its size. Most caches are smaller.
 CACHE_BYTES = {"cpu": 64 << 20, "cuda": 64 << 20}
 
 #: The size of the copy that measures bandwidth, as a multiple of the cache's size.

@@ -134,7 +134,7 @@ _POINT = fields(
     anything,
 )
 
-#: Reads the fields that the report uses.
+#: Checks the fields of a document that the report uses.
 _DOCUMENT = fields(
     {
         "date": text,

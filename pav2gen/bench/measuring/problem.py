@@ -19,16 +19,16 @@ from pav2gen.runtime.dispatch_row import Modification
 from pav2gen.runtime.key import Key
 from pav2gen.runtime.testing import cases
 
-#: Bytes of K (and of V) with their own random values. The rest of the cache repeats these bytes.
+#: At most this many bytes of K, and as many of V, are random. The rest of the cache repeats these bytes.
 DRAWN_BYTES = 16 << 20
 
-#: The size of all inputs of a problem, as a multiple of the last-level cache's size. So a call's input is not cached.
+#: The least size of all inputs of a problem, as a multiple of the last-level cache. So no call's input is cached.
 CACHES = 2
 
 #: The size of the KV cache, as a multiple of the pages in use. The blocks of a sequence are spread over it at random.
 SPARE_BLOCKS = 3
 
-#: The pattern of a block-sparse key: 4 local blocks of 64 tokens, then every 8th.
+#: The pattern for kernels with block-sparse attention: 4 local blocks of 64 tokens, and every 8th block before them.
 SPARSE = BlockSparse(local_blocks=4, vert_stride=8, block_size=64, head_sliding_step=0, tp_rank=0)
 
 
@@ -134,7 +134,7 @@ def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0
         modification=problem.modification,
         **options,  # type: ignore[arg-type]
     )
-    small = cases.make(case)._replace(lse=None)  # vLLM asks for none
+    small = cases.make(case)._replace(lse=None)  # vLLM passes no lse
     order = torch.randperm(pages + SPARE_BLOCKS, generator=torch.Generator().manual_seed(seed))[:pages].int()
     table = order.view(problem.num_seqs, -1)
     count = max(1, -(-CACHES * cache_bytes // problem.kv_bytes))

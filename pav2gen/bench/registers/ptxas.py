@@ -29,7 +29,7 @@ from pav2gen.runtime.building.compiling import sha
 from pav2gen.runtime.building.toolchain import CompilerMissingError, Toolchain, nvcc
 from pav2gen.runtime.simt.cache import for_compilers, identity, read_json, write_note
 
-#: The architecture to compile for if the target is not a card of NVIDIA.
+#: The architecture to compile for if the target is not an NVIDIA GPU.
 DEFAULT_ARCH = "sm_75"
 
 #: One nvcc compiles at most this many sources.

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from pav2gen.plan.kernel import AnyKernel
 
-#: Operator -> the function in its source that reads the cache, or writes it.
+#: For each operator, the function in its CUDA source that reads or writes the KV cache.
 KERNELS = {"decode": "partial_kernel", "extend": "partial_kernel", "cache": "write_kernel"}
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")

@@ -31,7 +31,7 @@ from pav2gen.runtime import library, op
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.dispatch_row import Row
 
-#: The number of candidate layouts of a kernel: the best by its plan.
+#: At most this many layouts of a kernel become candidates: those that its plan ranks first.
 BEST_OF_A_KERNEL = 6
 
 

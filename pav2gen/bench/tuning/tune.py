@@ -31,13 +31,13 @@ from pav2gen.runtime.dispatch_row import Row
 from pav2gen.runtime.key import Key
 from pav2gen.runtime.op import device_name
 
-#: The winner may be slower in a single run by at most this share of time. A user does not notice such a difference.
+#: The fastest partition size may lose a single run by at most this fraction. A user does not notice such a difference.
 TIE = 0.02
 
-#: Reads a measurement from the journal: the times of each partition size, and the reasons why others have no times.
+#: Checks a measurement from the journal: the times by partition size, and the reasons why other sizes have no times.
 MEASUREMENT = fields({"ms": mapping(word, items(positive)), "wrong": mapping(word, prose)})
 
-#: Decimals of a time in milliseconds in the file: the resolution is a nanosecond.
+#: The number of decimals of a time in milliseconds, in the tuning file. The resolution is a nanosecond.
 DIGITS = 6
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-#: The start of the comment above all lines that an install puts into a file.
+#: The start of the comment above all lines that an install inserts into a file.
 MARKER = "# pav2gen: "
 
-#: The only change without a marker: the test of an ``if`` or ``elif`` becomes ``use_v1``.
+#: The only change without this comment: the condition of an ``if`` or ``elif`` becomes ``use_v1``.
 TEST_CHANGE = re.compile(r"(\s*(?:el)?if)\b[^\n]*:[^\n]*\n\0\1 use_v1:[^\n]*\n")
 
 

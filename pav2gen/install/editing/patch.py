@@ -35,10 +35,10 @@ from pav2gen.install.tree.trees import PAV2
 
 Found = TypeVar("Found")
 
-#: The package in a tree, as its sources import it.
+#: The import name of the installed package in a vLLM tree.
 HOOKS = f"vllm.{PAV2.replace('/', '.')}"
 
-#: The families of known trees, by the operator's scale arguments.
+#: The known versions of vLLM, by how their operator takes the scales of K and V.
 FAMILIES = {
     "one": "one kv_scale, as vLLM 0.4.3 to 0.5.2",
     "float": "float scales, as vLLM 0.5.3 to 0.6",
@@ -53,7 +53,7 @@ V1_KINDS = {
 }
 
 
-#: What a tree's own cache writer can do, and what its own path for a cached prefix does. The best comes first.
+#: What vLLM's own cache writer can do, and what its own function for a cached prefix does. The best value comes first.
 WRITER_KINDS = ("whole", "plain", "none")
 PREFIX_KINDS = ("works", "hangs", "none")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .structure import Unfit, named, refuse_rebinding
 from .syntax import block_only_raises, functions, has_call, imports, methods, only_raises, parameters, rebinding
 
-#: The operator that fills the cache, and its parameters. Each line holds the names of one parameter in vLLM and forks.
+#: The operator that fills the cache, and its parameters. Each line has the names of one parameter in vLLM and forks.
 WRITER = "reshape_and_cache"
 WRITE = (
     ("key",),
@@ -34,7 +34,7 @@ PREFIX = (
 )
 PREFIX_OPTIONAL = ("kv_cache_dtype", "sliding_window", "k_scale", "v_scale")
 
-#: The vendor's module, and the Triton kernel of vLLM that makes the vendor's card hang.
+#: The vendor's module, and the Triton kernel of vLLM that hangs the vendor's GPU.
 VENDOR, HANGING = "ixformer", "context_attention_fwd"
 
 

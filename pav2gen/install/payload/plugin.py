@@ -24,7 +24,7 @@ from .serving import log_once
 from .softcap_structure import IMPL, SOFTCAP, find_refusals
 from .structure import Decode, Layer, Operator, Unfit, find_decode, find_layers, find_v2, v1_works
 
-#: Marks our functions, so that a second call of ``register`` changes nothing.
+#: An attribute that marks replaced functions, so that a second call of ``register`` changes nothing.
 MARK = "__pav2__"
 
 Definition = TypeVar("Definition", Operator, Decode, Layer, Writer, Prefix, "Refusal")

@@ -22,7 +22,7 @@ logger = logging.getLogger("vllm.pav2")
 #: The operators of a package, and the word for each in a spec's ``operators``.
 OPERATORS = {"paged_attention_v2": "decode", "paged_attention_extend": "extend", "reshape_and_cache": "cache"}
 
-#: The values of PAV2_KV_CACHE_DTYPE: what vLLM's fp8 caches really hold. It serves trees that do not know int8.
+#: The values of PAV2_KV_CACHE_DTYPE, the real dtype of vLLM's fp8 caches. It is for versions of vLLM without int8.
 STORED = ("fp8_e4m3", "fp8_e5m2", "int8")
 
 

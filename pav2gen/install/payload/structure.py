@@ -35,7 +35,7 @@ LAYER = "attention/layer.py"
 #: The operators of vLLM that decode.
 V1, V2 = "paged_attention_v1", "paged_attention_v2"
 
-#: The operator's parameters. Each line holds the names that vLLM and its forks give one parameter; the first is ours.
+#: The operator's parameters. Each line has the names of one parameter in vLLM and its forks. The hooks use the first.
 ALIASES = (
     ("out", "output"),
     ("exp_sums", "exp_sum"),

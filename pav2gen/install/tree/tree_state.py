@@ -114,7 +114,7 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
             content, edited = bom + original.encode(errors="surrogateescape"), sha256(now) != edit.after
             if edited or sha256(content) == edit.before:
                 return SourceState(now, content, patched=True, edited=edited)
-    if HOOKS not in text:  # someone took our lines out by hand, or by a checkout
+    if HOOKS not in text:  # someone removed the inserted lines by hand, or by a checkout
         return SourceState(now, now, patched=False, edited=True)
     raise UserError(
         "the lines that pav2gen put there were edited; take them out by hand, then run the command again",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pav2gen.errors import UserError
 
-#: The exit code of a trial that is not possible.
+#: The exit code of the test import if the interpreter has no torch.
 NO_TORCH = 9
 SECONDS = 300
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: Flags in the second word of a compiled file: it belongs to a source by its hash, and Python checks that hash.
+#: Flags in the second word of a compiled file. HASHED: the file names its source by a hash. CHECKED: Python checks it.
 HASHED, CHECKED = 1, 2
 
 
