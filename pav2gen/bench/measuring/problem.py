@@ -25,7 +25,7 @@ DRAWN_BYTES = 16 << 20
 #: The least size of all inputs of a problem, as a multiple of the last-level cache. So no call's input is cached.
 CACHES = 2
 
-#: The size of the KV cache, as a multiple of the pages in use. The blocks of a sequence are spread over it at random.
+#: Each call leaves this many blocks of its part of the KV cache unused. The other blocks are in random order.
 SPARE_BLOCKS = 3
 
 #: The pattern for kernels with block-sparse attention: 4 local blocks of 64 tokens, and every 8th block before them.
