@@ -49,7 +49,9 @@ def init(config: Path, out: Path | None = None, force: bool = False, schema: str
 
 
 def _schema_line(schema: str | None, folder: Path) -> str:
-    """Return the comment that tells the YAML language server which schema the file has. Without a schema, it is empty.
+    """Return the comment that tells the YAML language server which schema the file has.
+
+    Without a schema, return an empty text.
 
     The comment gives the schema's path relative to ``folder``, the folder of the spec.
     """

@@ -141,7 +141,7 @@ def bench(chosen: Selection, options: BenchOptions) -> dict[str, Any]:
     """Measure the decode kernels of ``chosen``, and return the JSON document that docs/bench.md describes.
 
     If Ctrl-C interrupts the measurement, the document has the problems measured so far, and a note says so. Raises
-    UserError if there is no problem to measure, or no kernel that can be timed on the device.
+    UserError if there is no problem to measure, or if no kernel can be timed on the device.
     """
     with machine.current(options.device):
         setup = Setup(chosen, options.device)

@@ -165,5 +165,5 @@ def cuda_launches(row: Row, call: Call) -> int:
 
 
 def workspace_bytes(contestant: Contestant, call: Call, device: torch.device) -> int:
-    """Return the largest amount of memory, in bytes, that a call holds allocated at one time."""
+    """Return the largest amount of memory, in bytes, that is allocated at one time during a call."""
     return peak_bytes(lambda: contestant.bare(call), device)

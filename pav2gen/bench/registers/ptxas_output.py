@@ -35,7 +35,7 @@ class Usage:
 
     @classmethod
     def read(cls, document: Mapping[str, object]) -> Usage | None:
-        """Return the usage that ``document`` has written in an earlier run. None for any other object."""
+        """Return the usage that ``document`` has written in an earlier run. Return None for any other object."""
         names = cls.__dataclass_fields__
         values = [document.get(name) for name in names]
         if document.keys() != names.keys() or not all(type(value) is int and value >= 0 for value in values):

@@ -62,13 +62,16 @@ class Measurement:
     def ratio(self, backend: str, peer: str) -> float | None:
         """Return the time of the baseline ``peer`` divided by the time of the chosen kernel.
 
-        None if either was not timed.
+        Returns None if either was not timed.
         """
         ours, theirs = (entry.get("median_ms") if entry else None for entry in (self.chosen(backend), self.entry(peer)))
         return theirs / ours if ours and theirs else None
 
     def chosen(self, backend: str) -> Mapping[str, Any] | None:
-        """Return the entry of the kernel that the dispatch table chose. None if ``backend`` was not measured."""
+        """Return the entry of the kernel that the dispatch table chose.
+
+        Returns None if ``backend`` was not measured.
+        """
         symbol = self.point["chosen"].get(backend)
         entries = (entry for entry in self.point["contestants"] if entry.get("backend") == backend)
         return next((entry for entry in entries if entry.get("symbol") == symbol), None)

@@ -8,7 +8,7 @@ import difflib
 def unified(name: str, before: bytes, after: bytes) -> str:
     """Return the diff from ``before`` to ``after``, with the header of ``git diff``.
 
-    Without a difference, it is empty.
+    The diff is empty if both are equal.
     """
     old, new = (content.decode(errors="backslashreplace").splitlines(keepends=True) for content in (before, after))
     return "".join(_ended(line) for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))

@@ -202,8 +202,8 @@ def report(shape: dict[str, Any], writer: str, prefix: str) -> None:
 
     shape: the arguments of ``supports``.
     writer: what vLLM's own writer of the KV cache can do, as in ``serve_write``.
-    prefix: what vLLM's own function for a cached prefix does, as ``own`` in ``serve_prefix``. writer or prefix is empty
-    if vLLM does not call that hook.
+    prefix: what vLLM's own function for a cached prefix does, as ``own`` in ``serve_prefix``. ``writer`` or ``prefix``
+    is empty if vLLM does not call that hook.
     """
     text = " ".join(f"{name}={shape[name]}" for name in shape)
     if without := miss(**shape):

@@ -51,7 +51,7 @@ def overrides(tree: ast.Module, owner: str, name: str) -> list[Method]:
 
 
 def only_delegates(method: Method) -> bool:
-    """Whether a method only calls a method with its own name, such as that of a base class."""
+    """Whether a method only calls a method of the same name, such as the method of a base class."""
     body = [statement for statement in method.function.body if not _does_nothing(statement)]
     return len(body) == 1 and has_call(body, method.function.name)
 
