@@ -85,7 +85,10 @@ def milliseconds(value: float) -> str:
 
 
 def ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> float | None:
-    """Return the median time of the baseline ``peer`` divided by the median time of ``entry``."""
+    """Return the median time of the baseline ``peer`` divided by the median time of ``entry``.
+
+    Returns None if either was not timed.
+    """
     times = {other["name"]: other.get("median_ms") for other in point["contestants"]}
     return times[peer] / entry["median_ms"] if times.get(peer) and entry.get("median_ms") else None
 

@@ -104,7 +104,7 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
     The files LAYER and BACKEND may be missing.
 
     shown: the tree's name in messages.
-    writer: as in ``InstallOptions``.
+    writer: as in ``apply.InstallOptions``.
 
     Raises UserError for a file that differs from every known vLLM, or that already has such calls.
     """
