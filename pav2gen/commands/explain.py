@@ -40,8 +40,9 @@ class Refusal:
 class Obstacle:
     """Why a spec has no kernel for a query.
 
-    lacking: the axes on which the spec lacks the query's value. exclusions: the exclusions that remove the kernels with
-    the query's values. barred: why the spec cannot build the operator, if it has the values.
+    lacking: the axes on which the spec lacks the query's value.
+    exclusions: the exclusions that remove the kernels with the query's values.
+    barred: why the spec cannot build the operator, if it has the values.
     """
 
     spec: Spec
@@ -66,9 +67,11 @@ class Obstacle:
 class AxisEdit:
     """An edit of a spec: write the text ``line`` at the place ``where``.
 
-    values: the new values of some axes. operators: those of the spec, if ``line`` changes them. where: ``file:line`` in
-    the file before the edit. under: the section to which ``line`` is added. It is empty if ``line`` replaces the lines
-    at ``where``, or is added at the end of the file.
+    values: the new values of some axes.
+    operators: the new operators of the spec, if ``line`` changes them.
+    where: ``file:line`` in the file before the edit.
+    under: the section to which ``line`` is added. ``under`` is empty if ``line`` replaces the lines at ``where``, or is
+    added at the end of the file.
     """
 
     values: Mapping[str, tuple[object, ...]]
@@ -90,10 +93,15 @@ class Missing(NamedTuple):
 class Explanation:
     """The answer to a query: the kernels that serve it, or what prevents them and how to add one.
 
-    operator: the operator that was asked for. served: its kernels. others: kernels of the other operators with the
-    query's values. missing: the operators that no spec builds for the query, and the edit that adds them to a spec that
-    builds ``operator``. refusals: the rules that forbid the query. obstacles: one for each spec; the first one needs
-    the smallest change. nearest: the kernel of the operator that differs from the query on the fewest axes.
+    operator: the operator that the query asks for.
+    served: the kernels of ``operator`` with the query's values.
+    others: the kernels of other operators with the query's values.
+    missing: the operators that no spec builds for the query, and the edit that adds them.
+    refusals: the rules that forbid the query.
+    obstacles: one for each spec; the first one needs the smallest change.
+    nearest: the kernel of ``operator`` that differs from the query on the fewest axes.
+    edits: changes of one spec.
+    command: the command that builds this spec. A command without edits means that the spec's exclusions must change.
 
     If a rule forbids the query, or if no spec can be changed to serve it, ``edits`` and ``command`` are empty.
     """
@@ -120,7 +128,10 @@ class Explanation:
         return f"{asked}: no {self._kernel()} serves it", *self._beside(), *self._against(), *self._remedy()
 
     def _kernel(self) -> str:
-        """Return the word for a kernel of the operator. It names the operator where others are named too."""
+        """Return the word for a kernel of ``operator``.
+
+        The word names the operator if the answer names other operators too.
+        """
         plain = self.operator == "decode" and (self.served or not self.others)
         return "kernel" if plain else f"{self.operator} kernel"
 
@@ -160,8 +171,10 @@ class Explanation:
 def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
     """Find the kernels of ``specs`` that serve ``query``, or the obstacles and the edits that would add a kernel.
 
-    query: values of some axes of ``AXES``, as text or in the axis's type, and perhaps an ``operator``; without one,
-    decode. Raises UserError for an unknown axis, and for a value of the wrong type.
+    query: values of some axes of ``AXES``, as text or in the axis's type. It may also name an ``operator``; the default
+    is decode.
+
+    Raises UserError for an unknown axis, and for a value of the wrong type.
     """
     asked = {axis: read_value(axis, value) for axis, value in query.items()}
     operator = str(asked.pop("operator", "decode"))
@@ -250,7 +263,10 @@ def read_value(axis: str, value: object) -> object:
 
 
 def differing_axes(query: Mapping[str, object], point: Point) -> tuple[str, ...]:
-    """Return the axes on which ``point`` has another value than ``query``. Axes that its operator lacks are ignored."""
+    """Return the axes on which ``point`` has another value than ``query``.
+
+    Axes that the operator of ``point`` lacks are ignored.
+    """
     return tuple(axis for axis, value in query.items() if point.axes.get(axis, value) != value)
 
 
