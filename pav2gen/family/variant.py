@@ -194,8 +194,8 @@ def extenders_of(variants: Iterable[Variant]) -> tuple[ExtendVariant, ...]:
 
 
 def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
-    """The cache writers for the caches that the decode kernels ``variants`` read, in the order of ``variants``, each
-    once.
+    """The cache writers for the caches that the decode kernels ``variants`` read, in the order of ``variants``. Decode
+    kernels that read the same kind of cache have one cache writer.
     """
     fields = ("spec", *CacheKey._fields)
     return tuple(dict.fromkeys(CacheVariant(*(getattr(each, name) for name in fields)) for each in variants))

@@ -98,8 +98,8 @@ class CudaPlan:
 
     @property
     def blocks_per_group(self) -> int:
-        """The number of thread blocks that the query heads of one KV head are divided over. Each of these blocks reads
-        the cache.
+        """The number of thread blocks that the query heads of one KV head are divided over. Every one of these thread
+        blocks reads the cache.
         """
         return -(-self.variant.gqa_ratio // self.geometry.heads)
 
@@ -195,7 +195,7 @@ class CudaPlan:
         """The time of a thread block without tokens, as the number of tokens that a multiprocessor processes in this
         time.
 
-        Such a block only starts, and waits for the load of its sequence's length.
+        A thread block without tokens only starts, and waits for the load of its sequence's length.
         """
         needed = self.occupancy.needed or ASSUMED_BYTES  # the bytes that arrive in the latency of a load
         idle_ns = self.target.block_start_ns + self.target.latency_ns

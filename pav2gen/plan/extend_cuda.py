@@ -109,8 +109,8 @@ class ExtendCudaPlan:
 
     @property
     def blocks_per_group(self) -> int:
-        """The number of thread blocks that the query heads of one KV head are divided over. Each of these blocks reads
-        the cache.
+        """The number of thread blocks that the query heads of one KV head are divided over. Every one of these thread
+        blocks reads the cache.
         """
         return -(-self.variant.gqa_ratio // self.geometry.heads)
 

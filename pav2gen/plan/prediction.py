@@ -63,5 +63,5 @@ class Predictor:
 
 
 def predictable(target: Target) -> bool:
-    """Whether the target's bandwidth and its number of multiprocessors are known. A prediction needs both."""
+    """Whether the target's bandwidth and its number of multiprocessors are known, which a prediction needs."""
     return target.bandwidth_gbps is not None and target.multiprocessors is not None

@@ -152,7 +152,9 @@ def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -
 
 
 def _check_schema(root: Node) -> None:
-    """Raise UserError if ``schema`` is not the version that this code reads. This check comes before all others."""
+    """Raise UserError if ``schema`` is not the version that this code reads. The version is checked before the other
+    keys.
+    """
     if isinstance(root.value, dict) and "schema" in root.value:
         schema = root.value["schema"]
         if schema.integer() != SCHEMA:

@@ -1,4 +1,4 @@
-"""Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, which ``pav2gen tune`` writes. Every mistake is an error.
+"""Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, which ``pav2gen tune`` writes. A mistake raises UserError.
 
 A row of a tuning file states which partition size was the fastest in calls of one size, and the measured times.
 docs/tuning.md describes the format.

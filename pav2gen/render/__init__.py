@@ -1,4 +1,4 @@
 """Renders all files of a generated package in memory: kernels, tests, shared files, and MANIFEST.json files.
 
-This package may import ``reading``, ``plan``, ``family`` and what those may import.
+This package may import ``reading``, ``plan``, ``family``, and everything that these three may import.
 """

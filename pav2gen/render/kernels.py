@@ -146,8 +146,8 @@ class Heading:
         self.text = "\n".join(map(self._comment, lines))
 
     def of(self, v: Point) -> str:
-        """The comment for a file of the kernel ``v``. It includes the axis values in the form that ``pav2gen explain``
-        takes.
+        """The comment for a file of the kernel ``v``. The comment includes the axis values in the form that ``pav2gen
+        explain`` takes.
         """
         axes = [f"{axis}={spelled(value)}" for axis, value in v.axes.items()]
         starts = range(0, len(axes), AXES_OF_A_LINE)

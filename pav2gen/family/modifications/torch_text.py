@@ -2,9 +2,9 @@
 
 The scores are a tensor with the dimensions of ``DIMENSIONS``. Each intermediate value has the same number of
 dimensions; a dimension over which the value does not vary has size 1. A value that varies over heads and tokens can be
-as large as the scores. Such a value is stored in a part of the workspace, called a slot. When no later statement needs
-the value, the slot is used again. Each statement makes one ATen call, not counting views, so that a plan can count the
-calls.
+as large as the scores. A value of this size is stored in a part of the workspace, called a slot. When no later
+statement needs the value, the slot is used again. Each statement makes one ATen call, not counting views, so that a
+plan can count the calls.
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ def _normal(x: Expression) -> Expression:
 
 @dataclass(frozen=True)
 class _Value:
-    """The place of an expression's value: the text that reads it, and the workspace slot that stores it.
+    """Where the value of an expression is stored. ``text`` reads the value.
 
-    ``slot`` is None for a value outside the workspace, and -1 for the scores. ``owned`` is false for a literal or an
-    input, which no statement may overwrite.
+    ``slot`` is the number of the workspace slot that stores the value, -1 for the scores, or None for other storage.
+    ``owned`` is false for a literal or an input, which no statement may overwrite.
     """
 
     text: str
@@ -192,7 +192,7 @@ class _Writer:
         return self.values[x].text
 
     def leaf(self, x: Expression) -> _Value:
-        """The place of a literal, of a name, or of an element of a parameter tensor."""
+        """Where the value of a literal, of a name, or of an element of a parameter tensor is stored."""
         if x.is_literal:
             return _Value(repr(x.value))
         if x.value == "s" and x.op == "name":
@@ -238,7 +238,7 @@ class _Writer:
         return None
 
     def reusable(self, arg: Expression, x: Expression) -> _Value | None:
-        """The place of the operand ``arg`` if the result of the operation ``x`` may overwrite ``arg``, else None."""
+        """The storage of the operand ``arg`` if the result of the operation ``x`` may overwrite ``arg``, else None."""
         if arg.is_literal or arg.type != x.type or reach_of(arg, self.tensors) != reach_of(x, self.tensors):
             return None
         if self.uses[arg] > 1:
