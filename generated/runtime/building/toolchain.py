@@ -77,15 +77,15 @@ def nvcc(arch: str) -> Toolchain:
 
 
 def cuda_home() -> str:
-    """The folder of the CUDA toolkit: CUDA_HOME, else the usual one. It need not exist."""
+    """The folder of the CUDA toolkit: CUDA_HOME, else ``/usr/local/cuda``. The folder may be missing."""
     return os.environ.get("CUDA_HOME") or "/usr/local/cuda"
 
 
 def cuda_program(name: str) -> str | None:
-    """The path of a program of the CUDA toolkit, such as nvcc or cuobjdump. None if it is not found.
+    """The path of a program of the CUDA toolkit, such as nvcc or cuobjdump. None if the program is not found.
 
-    It is searched on PATH, in the toolkit's folder, in the pip packages of NVIDIA, and beside nvcc. The nvcc on PATH
-    may be a script, so nvcc is asked for its own folder.
+    The program is searched on PATH, in the toolkit's folder, in NVIDIA's pip packages, and in the folder of nvcc. An
+    nvcc on PATH may be a script in another folder, so nvcc itself is asked for its folder.
     """
     for folder in (None, str(Path(cuda_home(), "bin")), *map(str, pip_folders())):
         if found := shutil.which(name, path=folder):

@@ -103,9 +103,9 @@ class CudaKernel(Harness):
 class CheckedKernel(CudaKernel):
     """A checked build of a CUDA decode kernel, which runs on the CPU.
 
-    A launch raises FindingsError if the build has detected wrong accesses. ``report`` then has the counters of the
-    launch. Only ``__syncthreads`` counts as a fence between threads, because ``__syncwarp`` is not a fence on the
-    BI-V100.
+    A launch raises FindingsError if the build has detected wrong accesses. After a launch, ``report`` has the counters
+    of memory accesses. Only ``__syncthreads`` counts as a fence between threads, because ``__syncwarp`` is not a fence
+    on the BI-V100.
     """
 
     report: Report

@@ -214,8 +214,8 @@ class CudaWriter(WriterHarness):
 class CheckedWriter(CudaWriter):
     """A checked build of a CUDA cache writer, which runs on the CPU and checks and counts all memory accesses.
 
-    A launch raises FindingsError if the build has detected wrong accesses. ``report`` then has the counters of the
-    launch.
+    A launch raises FindingsError if the build has detected wrong accesses. After a launch, ``report`` has the counters
+    of memory accesses.
     """
 
     checked = True
