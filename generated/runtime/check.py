@@ -160,7 +160,7 @@ def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
 
 
 def check_int(name: str, value: object, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``value`` is an int of 64 bits, or something that torch takes for one."""
+    """Raise ValueError unless ``value`` can be converted to a 64-bit int by ``__index__``, as torch does."""
     if not hasattr(value, "__index__"):
         fail(f"{name} must be an int, got {described(value)}", operator)
     if not -(1 << 63) <= int(value) < 1 << 63:

@@ -80,7 +80,7 @@ class Tuned(NamedTuple):
 
     backend, device, kv_heads, num_seqs, max_seq_len: properties of the measured call. device is a name from
     ``op.device_name``. The result is used for calls that have the same backend, device name and number of KV heads.
-    ``covers`` says which num_seqs and max_seq_len such calls may have.
+    ``covers`` says for which num_seqs and max_seq_len the result is used.
     """
 
     symbol: str

@@ -93,7 +93,7 @@ class Segment(NamedTuple):
     positions: int32, each token's position in its sequence, or None if the kernel does not need positions. The shape is
     [1, tokens], or [rows, tokens] with a sliding window.
     hidden: [rows, tokens] bool, True for a token slot past the end of its sequence or before its window. ``hidden`` is
-    None if no slots except the last ``tile.tail`` ones must be hidden.
+    None if only the last ``tile.tail`` slots must be hidden.
     pages: [items, pages] int32, the block number of each page, or 0 for a page without a token.
     """
 

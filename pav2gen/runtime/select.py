@@ -83,7 +83,7 @@ class Table:
     def of_backend(self, key: AnyKey, backend: str) -> list[Row]:
         """The dispatch rows with the kernel key ``key`` that have a kernel of ``backend`` ("torch" or "cuda").
 
-        Raises NoKernelError if there is no such row.
+        Raises NoKernelError if no row has this key and this backend.
         """
         rows = [row for row in self.serving(key) if getattr(row, backend)]
         if not rows:

@@ -87,8 +87,8 @@ def start(workers: Sequence[Workers], blocks: int, duration: int) -> list[Worker
     Returns the workers with the times at which they are free again. duration: the time that a thread block takes.
 
     The computation takes the same number of steps for any number of thread blocks. If thread blocks could be divided,
-    all workers would end at the same time ``level``. As many thread blocks as a worker can end before ``level`` are
-    given to the worker together. Only the remaining thread blocks are given out one by one.
+    the workers would end together, at the time ``level``. As many thread blocks as a worker can end before ``level``
+    are given to the worker together. Only the remaining thread blocks are given out one by one.
     """
     waiting = sorted(each for each in workers if each[1])
     if not blocks or not duration:

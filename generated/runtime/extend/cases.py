@@ -119,7 +119,7 @@ def share_pages(
 
 
 def copy_outputs(call: ExtendCall) -> ExtendCall:
-    """The same call with copies of ``out`` and ``lse``, so that a run does not change the originals."""
+    """Copy ``out`` and ``lse`` of a call, so that a run does not change the originals. Returns the new call."""
     return call._replace(out=call.out.clone(), lse=None if call.lse is None else call.lse.clone())
 
 
@@ -151,6 +151,9 @@ def spread(call: ExtendCall) -> ExtendCall:
 
 
 def of_decode(case: ExtendCase, partition_size: int) -> Case:
-    """The decode case with the same block tables and caches. Each sequence of ``case`` must have one new token."""
+    """Convert an extend case to a decode case with the same block tables and caches.
+
+    Each sequence of ``case`` must have exactly one new token.
+    """
     fields = {name: getattr(case, name) for name in Case.__dataclass_fields__}
     return Case(**{**fields, "partition_size": partition_size})

@@ -209,5 +209,5 @@ class TorchExtend(ExtendHarness):
 
 @functools.lru_cache(maxsize=8)
 def truth_of(case: ExtendCase) -> Reference:
-    """The float64 result of a case. Results are cached, because several tests use the same case."""
+    """The float64 reference result of a test case. Results are cached, because several tests use the same case."""
     return reference(make(case), case.key.kv_cache_dtype, case.modification)

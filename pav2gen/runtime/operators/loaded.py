@@ -41,7 +41,7 @@ class Kernels:
     def library(self, on_gpu: bool) -> Library:
         """The loaded CUDA library, compiled for a GPU if ``on_gpu``, else for the CPU.
 
-        Raises LibraryError if no such library is loaded. Kernels are compiled only by ``load``, never during a call.
+        Raises LibraryError if this library is not loaded. Kernels are compiled only by ``load``, never during a call.
         """
         if on_gpu not in self.libraries:
             what = "load()" if on_gpu else 'load("host")'
