@@ -243,13 +243,13 @@ class TorchPlan(TorchFigures):
             + 5 * tile.masked  # the mask, and what it is applied to
             + (ordered or (tile.rows > 1 and not tile.masked))  # block numbers copied
         )
-        softmax = 4 + (tile.masked or not self.always_attends) + paged
+        softmax = 5 + (tile.masked or not self.always_attends) + paged
         scratch = 3 * ordered + self._rounds(ordered) + (not lone)
         if window:  # and the pages found
             scratch = 17 + (v.dtype != "float32")
         each_chunk = 5 + paged + 2 * self.converts + 2 * self.fp8 + tile.masked
         return (
-            (1 + 2 * self.scaled)  # query copied; scales
+            (2 + 2 * self.scaled)  # query copied and scaled; scales of the cache
             + segment
             + bool(tile.tail)
             + sum(map(bool, divmod(tile.tail, v.block_size)))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pav2gen.runtime.rows import Rows
-from pav2gen.runtime.state import LOWEST, SMALLEST, State, merge, reduce_partitions
+from pav2gen.runtime.state import LOWEST, SMALLEST, State, exponentials, merge, reduce_partitions
 from pav2gen.runtime.state import write_output as write
 
 
@@ -136,3 +136,17 @@ def test_the_lse_of_nothing_is_the_sink_or_minus_infinity():
         out, lse = torch.full((1, 1, 3), math.nan), torch.full((1, 1), math.nan)
         write_output(out, merge(None, state_of(torch.empty(0), torch.empty(0, 3))), sinks, lse)
         assert out.flatten().tolist() == [0.0, 0.0, 0.0] and float(lse) == wanted
+
+
+def test_exponentials_replace_scores_in_place():
+    scores = torch.tensor([[1e4, 1e4 - 1, -1e4], [-math.inf, 0.5, -3.0]])
+    expected = torch.exp(scores.double() - scores.double().amax(-1, keepdim=True))
+    found = exponentials(scores, scores.amax(-1), hidden=False)
+    assert found is scores
+    assert torch.allclose(scores.double(), expected, rtol=2e-3, atol=0)  # 1e4 in float32 is known to 1e-3
+    assert torch.allclose(scores[1].double(), expected[1], rtol=1e-6, atol=0)
+
+
+def test_exponentials_of_hidden_scores_are_zero():
+    scores = torch.tensor([[-math.inf, -math.inf], [2.0, -math.inf]])
+    assert exponentials(scores, scores.amax(-1), hidden=True).tolist() == [[0.0, 0.0], [1.0, 0.0]]

@@ -86,3 +86,18 @@ def test_each_shape_has_its_views():
     with workspace(1 << 20, CPU) as held:
         one, two, again = (held.space(dict, {"all": size}) for size in (64, 128, 64))
         assert one is again and one is not two
+
+
+def test_views_are_made_once_for_each_maker_and_size():
+    buffer = carve(torch.empty(1024, dtype=torch.uint8), {"all": 1024})["all"]
+
+    def floats(space, count):
+        return (space.view(torch.float32, count),)
+
+    def halves(space, count):
+        return (space.view(torch.float16, count),)
+
+    found = buffer.once(floats, buffer, 8)
+    assert buffer.once(floats, buffer, 8) is found
+    assert [buffer.once(make, buffer, n)[0].shape[0] for make in (floats, halves) for n in (8, 4)] == [8, 4, 8, 4]
+    assert buffer.once(halves, buffer, 8)[0].dtype == torch.float16
