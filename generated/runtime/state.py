@@ -31,6 +31,17 @@ class State(NamedTuple):
     o: torch.Tensor
 
 
+def exponentials(scores: torch.Tensor, m: torch.Tensor, hidden: bool) -> torch.Tensor:
+    """Replace each score by e^(score - m), in place. scores: [..., tokens]; m, their maximum: [...].
+
+    hidden: whether all scores of a maximum may be -inf. Their exponentials are 0.
+    """
+    shift = torch.mul(m, -LOG2_E)
+    if hidden:
+        shift.clamp_max_(-LOWEST)
+    return torch.add(shift.unsqueeze(-1), scores, alpha=LOG2_E, out=scores).exp2_()
+
+
 def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> State:
     """Merge the states of all partitions of a segment into one state for each sequence and head.
 

@@ -18,7 +18,8 @@ cases:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     import torch
 
 
-class Tile(NamedTuple):
+@dataclass(frozen=True)
+class Tile:
     """A rectangle of items: some partitions of the first rows of a row tile.
 
     The docstring of this module defines items, chunks, rows and row tiles.
@@ -50,17 +52,17 @@ class Tile(NamedTuple):
     padded: bool
     tail: int = 0
 
-    @property
+    @cached_property
     def num_parts(self) -> int:
         """The number of partitions of the tile."""
         return int(self.parts.stop - self.parts.start)
 
-    @property
+    @cached_property
     def items(self) -> int:
         """The number of items: rows times partitions."""
         return self.rows * self.num_parts
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """The numbers (items, pages, chunk), which determine the sizes of the tile's buffers in the workspace."""
         return self.items, self.pages, self.chunk

@@ -37,7 +37,7 @@ class Buffer:
     def __init__(self, data: torch.Tensor) -> None:
         """data: the memory as a one-dimensional uint8 tensor, aligned for every dtype."""
         self._data = data
-        self._views: dict[tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None], torch.Tensor] = {}
+        self._views: dict[Hashable, Any] = {}
 
     def view(self, dtype: torch.dtype, *shape: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
         """A contiguous tensor of ``dtype`` and ``shape`` over the first bytes of this buffer.
@@ -48,7 +48,14 @@ class Buffer:
         if found is None:
             found = self._data.view(dtype).narrow(0, 0, math.prod(shape)).view(shape)
             self._views[dtype, shape, order] = found = found if order is None else found.permute(order)
-        return found
+        return cast(torch.Tensor, found)
+
+    def once(self, make: Callable[..., S], space: object, *sizes: Hashable) -> S:
+        """``make(space, *sizes)``, a tuple of views of the buffers of ``space``. It is made once for each ``sizes``."""
+        found = self._views.get((make, sizes))
+        if found is None:
+            found = self._views[make, sizes] = make(space, *sizes)
+        return cast(S, found)
 
 
 def total(sizes: Mapping[str, int]) -> int:
