@@ -35,7 +35,7 @@ def is_leftover(path: str) -> bool:
 
 
 def check_replaceable(path: Path, begins: bytes, what: str) -> None:
-    """Raise UserError if ``path`` is a file with another content than expected, which a command must not replace.
+    """Raise UserError if ``path`` is a file with unexpected content. A command must not replace such a file.
 
     begins: the bytes with which the expected content begins. An empty file may be replaced too.
     what: the kind of content that is expected, for the message.

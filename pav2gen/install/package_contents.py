@@ -120,7 +120,7 @@ def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
 
 
 def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
-    """Return a manifest with ``min_seq_len`` in all rows. If ``min_seq_len`` is None, return the manifest as it is."""
+    """Return a copy of ``entry`` with the value ``min_seq_len`` in all rows. For None, return ``entry`` itself."""
     if min_seq_len is None:
         return entry
     return replace(entry, rows=tuple({**row, "min_seq_len": min_seq_len} for row in entry.rows))

@@ -116,7 +116,7 @@ def _hunk(value: Any) -> Hunk:
 
 
 def _lines(value: Any) -> str:
-    """Read lines of a source file, with any characters."""
+    """Read a text of source lines. Any characters are allowed."""
     if not isinstance(value, str):
         raise ValueError(f"{json_data.seen(value)} is not a text")
     return value

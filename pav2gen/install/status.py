@@ -21,7 +21,7 @@ from pav2gen.output.tree import DEFAULT_FOLDER
 class Status:
     """The state of an install in one vLLM tree.
 
-    record: None if nothing is installed.
+    record: the record of the install, or None if nothing is installed.
     edited: sentences on what was changed by hand.
     stale: sentences on how the install differs from the generated package, or None if that cannot be determined.
     unknown: the reason why ``stale`` is None.

@@ -18,7 +18,7 @@ FIRST_LINE = "# What pav2gen tune measured, for pav2gen build to read. Measure a
 class Measured:
     """The measurement of one problem: the times, and the partition size that was chosen.
 
-    partition_size: the chosen one; 0 if none is chosen, and ``because`` says why.
+    partition_size: the chosen partition size, or 0 if the reason in ``because`` prevents a choice.
     ms: the median time of the runs, by partition size.
     spread: the range of the fastest size's runs, divided by their median.
     wrong: for each partition size with wrong results, what is wrong.

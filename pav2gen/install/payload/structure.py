@@ -92,7 +92,7 @@ class Operator(NamedTuple):
 
     arguments: maps each argument of ``hooks.serve_v2`` to the tree's name for it.
     extras: maps each further parameter to the source text of its default.
-    works: False if the body only raises an error.
+    works: whether the body does more than raise an error.
     scales: the type of the scales of K and V, "float" or "tensor"; or "one" if K and V share one kv_scale.
     """
 
