@@ -258,7 +258,7 @@ def _layer_check(layer: Layer, fork: Fork) -> Insertion:
 
 
 def _notes(decodes: Decodes) -> Iterator[str]:
-    """Yield a note for each condition and each override under which decodes run another kernel than V1 and V2."""
+    """Yield a note for each ``if``, and for each override, that makes decodes run another kernel than V1 and V2."""
     for decode in decodes.choices:
         for test in (*decode.others, *decode.detours):
             yield (
