@@ -1,4 +1,6 @@
-"""The part of a plan that decode and extend kernels share: texts for a source's header, and sizes on one rank."""
+"""The part of a plan that decode and extend kernels have in common: texts for a source's header, and sizes on one
+rank.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from pav2gen.runtime.dispatch_row import Row
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The part of a plan that decode and extend kernels share."""
+    """The part of a plan that decode and extend kernels have in common."""
 
     variant: AttentionVariant
     spec: Spec

@@ -26,7 +26,7 @@ MASK_SPAN_BYTES = 128
 
 @dataclass(frozen=True)
 class TorchFigures:
-    """The part of a PyTorch kernel's plan that decode and extend share.
+    """The part of a PyTorch kernel's plan that decode and extend kernels have in common.
 
     A property in bytes is the size for one KV head, and for one query token if it depends on the number of query
     tokens.

@@ -156,7 +156,7 @@ def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple
 
 def _check_definition(row: ManifestRow, owner: str, definitions: dict[str, tuple[object, str]]) -> None:
     """Raise UserError if two specs define different modifications with the same name. A call of an operator states only
-    the name.
+    the name of a modification, not its definition.
     """
     if row.get("modification"):
         name = row["key"]["modification"]

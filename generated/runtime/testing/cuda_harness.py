@@ -145,8 +145,8 @@ class CheckedKernel(CudaKernel):
         seq_lens: sequence lengths in tokens, all multiples of the page size.
         page_bytes: bytes of K and V together in a page, for one KV head.
         shared_bytes: bytes of shared memory per thread block of the kernel that computes partitions.
-        blocks_per_group: the number of thread blocks that the query heads of a KV head are divided over. Each of these
-        blocks loads the cache.
+        blocks_per_group: the number of thread blocks that the query heads of a KV head are divided over. Every one of
+        these thread blocks loads the cache.
         """
         call = make(self.case(seq_lens, poison=False, query_gap=0))
         self.run(call)

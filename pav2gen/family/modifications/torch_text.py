@@ -74,8 +74,8 @@ def score_text(
 ) -> TorchText:
     """The statements that replace the scores, in place, by the value of the expression ``x``.
 
-    names: the PyTorch text for each name and each parameter tensor. The tensor for ``s`` is the scores. All other
-    tensors must broadcast to the shape of the scores.
+    names: the PyTorch text for each name and each parameter tensor. The tensor of the name ``s`` has the scores, which
+    the statements overwrite. All other tensors must broadcast to the shape of the scores.
     tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``. A name such as ``k`` may also have an
     entry, which is a key of ``REACH`` and tells over which dimensions of the scores the name's values vary.
     slots: the text of a workspace slot (a buffer); it contains {} where the slot's number is inserted.
@@ -167,7 +167,7 @@ class _Writer:
         self.free: list[int] = [] if reads_scores or root.type == CONDITION else [-1]
 
     def finish(self, result: str) -> TorchText:
-        """The translation of the whole tree. ``result`` is the text of the tree's value."""
+        """Make the ``TorchText`` of the whole tree. ``result`` is the text that reads the tree's value."""
         leaves = (str(node.value) for node in walk(self.root) if node.op in ("name", "element"))
         return TorchText(
             lines=tuple(self.lines),
