@@ -185,7 +185,10 @@ class Budget(NamedTuple):
         return kv_heads * (self.segment_item + pages * self.segment_page) + pages * self.page
 
     def rows(self, pages: int, kv_heads: int) -> int:
-        """The largest number of sequences in a tile that has one partition, of ``pages`` pages, from each sequence."""
+        """The largest number of sequences that a tile may have, if it has one partition of each sequence.
+
+        pages: the number of pages in the partition.
+        """
         return max(1, self.segment // (self.item(pages, kv_heads) + kv_heads * self.row))
 
     def parts(self, rows: int, pages: int, kv_heads: int) -> int:

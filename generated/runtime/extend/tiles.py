@@ -11,7 +11,7 @@ that the host knows. There are two cases:
 * The host knows the lengths. Query tiles of similar width form a group, and the group has the width of its widest query
   tile. Padding is used only where it costs less than another group. A query tile has the tokens up to its last row.
 * The host knows only upper bounds. All query tiles form one group, and each is treated as if it belonged to a sequence
-  of the maximum length. The number of query tiles is an upper bound too.
+  of the maximum length. The host then knows only an upper bound of the number of query tiles.
 """
 
 from __future__ import annotations
