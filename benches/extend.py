@@ -160,7 +160,8 @@ def costs(kernels: Kernels, name: str, call: ExtendCall) -> Iterator[Verdict]:
     peak = probe.peak_bytes(bare) / (1 << 20)
     memory.forget()
     yield Verdict(f"{name}: workspace <= {WORKSPACE_MIB} MiB", f"{peak:.1f}", peak <= WORKSPACE_MIB)
-    planned = kernels.plan.torch.calls_of(rows.groups_of(call, kernels.module.CPU, kernels.plan.torch.shape(KV_HEADS)))
+    groups = rows.groups_of(call, kernels.module.CPU, kernels.plan.torch.shape(KV_HEADS))
+    planned = kernels.plan.torch.calls_of(groups, KV_HEADS)
     counted = sum(probe.count_calls(bare).values())
     yield Verdict(f"{name}: calls = {planned}", str(counted), counted == planned)
 

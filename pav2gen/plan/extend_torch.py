@@ -9,7 +9,8 @@ from functools import cached_property
 from pav2gen.family.variant import ITEM_BYTES, ExtendVariant
 from pav2gen.plan.torch_plan import TorchFigures
 from pav2gen.runtime.dispatch_row import MIB
-from pav2gen.runtime.extend.tiles import ExtendBudget, Group, Shape
+from pav2gen.runtime.extend.tiles import ExtendBudget, Group, Shape, copies_of, gathers_items
+from pav2gen.runtime.tiling import Tile
 
 #: The most query rows per KV head in a query tile. A query row is a pair of a query token and a query head. With this
 #: many rows, the matrix products take so long that the reads of K and V hardly matter. A query tile always may have
@@ -21,9 +22,10 @@ LEAST_TILE = 64
 KEYS = 512
 
 #: The division of the workspace between a chunk's keys or values and a tile's scores (called a segment). On a CPU, both
-#: must stay in the last-level cache. On a GPU, both must be large enough to fill the card, and few chunks mean few
-#: launches.
-CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 16 * MIB
+#: should stay in the last-level cache. A tile of narrow query tiles may have more scores, because fewer tiles save more
+#: time than the cache does (docs/performance.md). CPU_WIDE_BYTES bounds the scores of wide query tiles. On a GPU, both
+#: parts must be large enough to fill the card, and few chunks mean few launches.
+CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES, CPU_WIDE_BYTES = 8 * MIB, 32 * MIB, 16 * MIB
 GPU_CHUNK_SHARE = 1 / 2
 
 #: Padding that takes as long to process as one more tile, in bytes of a chunk and in floating-point operations. A tile
@@ -83,21 +85,22 @@ class ExtendTorchPlan(TorchFigures):
         """The bounds of the workspace on a CPU, which keep the workspace within the CPU's caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         segment = min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk)
-        return self._budget(self.cpu_tile, chunk, segment, CPU_PADDING_BYTES, CPU_PADDING_OPERATIONS)
+        return self._budget(self.cpu_tile, chunk, segment, CPU_WIDE_BYTES, CPU_PADDING_BYTES, CPU_PADDING_OPERATIONS)
 
     @cached_property
     def gpu(self) -> ExtendBudget:
         """The bounds of the workspace on a GPU, which add up to the workspace limit of the spec."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         segment = self.workspace_bytes - chunk
-        return self._budget(self.gpu_tile, chunk, segment, GPU_PADDING_BYTES, GPU_PADDING_OPERATIONS)
+        return self._budget(self.gpu_tile, chunk, segment, segment, GPU_PADDING_BYTES, GPU_PADDING_OPERATIONS)
 
-    def _budget(self, width: int, chunk: int, segment: int, padding: int, operations: int) -> ExtendBudget:
+    def _budget(self, width: int, chunk: int, segment: int, wide: int, padding: int, operations: int) -> ExtendBudget:
         v, scalars, window = self.variant, self.variant.gqa_ratio * 4, bool(self.variant.sliding_window)
         return ExtendBudget(
             width=width,
             chunk=chunk,
             segment=segment,
+            wide=min(wide, segment),
             padding=padding,
             row_padding=max(1, operations // (4 * v.gqa_ratio * self.page_values)),
             chunk_page=2 * self.page_bytes + self.page_floats * (self.converts + self.fp8),
@@ -128,34 +131,40 @@ class ExtendTorchPlan(TorchFigures):
         lengths. ``tokens`` is the number of query tokens of all sequences.
         """
         group = self.cpu.bound(tokens, num_seqs, max_seq_len, self.shape(kv_heads), max_query_len)
-        return self.calls_of((group,))
+        return self.calls_of((group,), kv_heads)
 
-    def calls_of(self, groups: Sequence[Group]) -> int:
+    def calls_of(self, groups: Sequence[Group], kv_heads: int) -> int:
         """The number of ATen calls of one call of the operator that is split into ``groups``, not counting views.
 
         The call does not ask for lse. The numbers must match the code in templates/torch/extend.py.j2,
         runtime/extend/rows.py and runtime/state.py. Generated tests count the calls.
         """
-        return 1 + sum(map(self._calls_of_group, groups))  # workspace
+        return 1 + sum(self._calls_of_group(group, kv_heads) for group in groups)  # workspace
 
-    def _calls_of_group(self, group: Group) -> int:
+    def _calls_of_group(self, group: Group, kv_heads: int) -> int:
         v, counts, known = self.variant, group.tiling.counts(), group.tiles is not None
-        window = bool(v.sliding_window)
+        window, tiles = bool(v.sliding_window), list(group.tiling.tiles())
         each_row_tile = 21 + 2 * self.scaled + 10 * v.sinks + 3 * window
         if not group.full:  # places of results
             each_row_tile += 4 if known else 12
         each_tile = 18 + self.hooks.calls + 17 * window
-        each_chunk = 6 + 2 * self.converts + 2 * self.fp8
+        each_chunk = 4 + 2 * self.converts + 2 * self.fp8
         return (
             (1 if known else 27)  # query tiles
             + counts.row_tiles * each_row_tile
             + counts.tiles * each_tile
             + counts.chunks * each_chunk
-            + counts.wide_tiles * 3  # queries copied, partitions added
+            + sum(self._calls_of_values(tile, kv_heads) for tile in tiles)
+            + sum(copies_of(tile) > 0 for tile in tiles) * 3  # queries copied, partitions added
             + counts.masked_tiles * (3 if window else 6)
             + (0 if window else counts.padded_tiles)
             + counts.masked_chunks
         )
+
+    def _calls_of_values(self, tile: Tile, kv_heads: int) -> int:
+        """The ATen calls that gather V of a tile in order: one for each item, or two for each chunk."""
+        grains = kv_heads * self.page_bytes // (8 if self.value_row_bytes % 16 else 16)
+        return tile.items if gathers_items(tile, grains) else 2 * -(-tile.items // tile.chunk)
 
     def figures(self) -> dict[str, int | float | str | None]:
         """The numbers about the PyTorch kernel that ``pav2gen list`` shows, by column."""

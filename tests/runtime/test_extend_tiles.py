@@ -16,7 +16,8 @@ from pav2gen.runtime.extend.tiles import ExtendBudget, Shape
 BUDGET = ExtendBudget(
     width=64,
     chunk=8 << 20,
-    segment=16 << 20,
+    segment=32 << 20,
+    wide=16 << 20,
     padding=1 << 20,
     row_padding=305,
     chunk_page=32 << 10,
@@ -32,7 +33,8 @@ PLAIN = Shape(kv_heads=4, keys=512, page=16)
 @st.composite
 def budgets(draw):
     figures = {
-        "segment": draw(st.sampled_from([1 << 18, 1 << 20, 16 << 20])),
+        "segment": draw(st.sampled_from([1 << 18, 1 << 20, 32 << 20])),
+        "wide": draw(st.sampled_from([1 << 18, 16 << 20])),
         "chunk": draw(st.sampled_from([1, 8 << 20])),
     }
     return BUDGET._replace(width=draw(st.sampled_from([1, 3, 64])), row_padding=draw(st.integers(1, 400)), **figures)

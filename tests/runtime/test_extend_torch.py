@@ -9,6 +9,7 @@ from pav2gen.commands.build import BuildOptions, build
 from pav2gen.family.spec import points
 from pav2gen.plan import kernel as plan
 from pav2gen.reading import spec_file
+from pav2gen.runtime.extend import tiles
 
 from .conftest import load
 
@@ -47,6 +48,7 @@ class Costed:
         self.harness = importlib.import_module(f"{package.__name__}.runtime.extend.harness").TorchExtend(package, row)
         self.cases = importlib.import_module(f"{package.__name__}.runtime.extend.cases")
         self.rows = importlib.import_module(f"{package.__name__}.runtime.extend.rows")
+        self.tiles = importlib.import_module(f"{package.__name__}.runtime.extend.tiles")
         self.probe = importlib.import_module(f"{package.__name__}.runtime.testing.probe")
         self.module, self.plan = self.harness.module, held.torch
 
@@ -97,8 +99,26 @@ def test_workspace_with_the_share_of_a_gpu(kernel, monkeypatch, known):
 def test_calls_are_as_planned_and_read_nothing(kernel, batch, known):
     call = kernel.call(*BATCHES[batch], known)
     counts = kernel.counts(call)
-    assert sum(counts.values()) == kernel.plan.calls_of(kernel.groups(call))
+    assert sum(counts.values()) == kernel.plan.calls_of(kernel.groups(call), 2)
     assert not any(counts[name] for name in kernel.probe.HOST_READS)
+
+
+@pytest.mark.parametrize("new", [[3], [3, 3]], ids=["one query tile", "two"])
+@pytest.mark.parametrize("grains", [1, 1 << 40], ids=["V by item", "V by chunk"])
+@pytest.mark.parametrize("items", [1, 2])
+def test_chunks_of_a_tile_of_several_partitions(kernel, monkeypatch, new, grains, items):
+    # 5 partitions are chunks of 2, 2 and 1; the chunks of one query tile share its query and its sums
+    for module in (kernel.tiles, tiles):
+        monkeypatch.setattr(module, "GRAINS_OF_A_THREAD", grains)
+    budget = kernel.module.CPU
+    monkeypatch.setattr(kernel.module, "CPU", budget._replace(chunk=items * 2 * 32 * budget.chunk_page))
+    old = [5 * 512 - 20] * len(new)
+    (group,) = kernel.groups(kernel.call(new, old))
+    if kernel.plan.variant.sliding_window is None:
+        assert [(tile.rows, tile.num_parts, tile.chunk) for tile in group.tiling.tiles()] == [(len(new), 5, items)]
+    kernel.harness.check(kernel.harness.case(new, old, kv_heads=2))
+    call = kernel.call(new, old)
+    assert sum(kernel.counts(call).values()) == kernel.plan.calls_of(kernel.groups(call), 2)
 
 
 def test_calls_do_not_depend_on_lengths_that_the_host_does_not_read(kernel):

@@ -19,9 +19,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..tiling import Budget, Tiling, partitions_reached
+from ..tiling import Budget, Tile, Tiling, partitions_reached
+
+if TYPE_CHECKING:
+    import torch
+
+#: Query tiles of up to this many rows take so little time that the fixed cost of a tile of scores counts.
+NARROW = 16
+
+#: The least elements of a copy that torch gives to a thread of a CPU (``at::internal::GRAIN_SIZE``).
+GRAINS_OF_A_THREAD = 32768
 
 
 class Shape(NamedTuple):
@@ -91,6 +100,7 @@ class ExtendBudget(NamedTuple):
 
     width: the largest number of rows in a query tile.
     chunk, segment, padding, chunk_page, page: as in ``tiling.Budget``.
+    wide: the bound that replaces ``segment`` if a query tile has more than NARROW rows and this bound is smaller.
     segment_page, segment_item, row: as in ``tiling.Budget``, for a query tile with a single row.
     row_page: further memory for a page in a tile's buffers, for each row and all heads together.
     row_padding: the amount of padding that takes as long to process as one more tile. The unit of ``row_padding`` is
@@ -100,6 +110,7 @@ class ExtendBudget(NamedTuple):
     width: int
     chunk: int
     segment: int
+    wide: int
     padding: int
     row_padding: int
     chunk_page: int
@@ -116,7 +127,7 @@ class ExtendBudget(NamedTuple):
         """
         return Budget(
             chunk=self.chunk,
-            segment=self.segment,
+            segment=self.segment if width <= NARROW else min(self.segment, self.wide),
             padding=self.padding * self.row_padding // (self.row_padding + width * self.padding // self.chunk_page),
             chunk_page=self.chunk_page,
             segment_page=width * self.segment_page,
@@ -132,7 +143,7 @@ class ExtendBudget(NamedTuple):
         """
         pages, heads = shape.keys // shape.page, shape.kv_heads
         each = pages * self.row_page + heads * (pages * self.segment_page + self.segment_item + self.row)
-        return max(1, min(self.width, max_query_len, (self.segment - pages * self.page) // each))
+        return max(1, min(self.width, max_query_len, (min(self.segment, self.wide) - pages * self.page) // each))
 
     def fit(
         self, starts: Sequence[int], seq_lens: Sequence[int], shape: Shape, max_query_len: int
@@ -159,6 +170,38 @@ class ExtendBudget(NamedTuple):
         lengths = (min(longest, reached),) * count
         tiling = self.of(width).fit(lengths, shape.kv_heads, shape.keys, shape.page, known=False)
         return Group(width, None, count, tiling)
+
+
+def copies_of(tile: Tile) -> int:
+    """How many copies of its queries, and how many sums, a tile needs so that the items of a chunk are one batch.
+
+    The result is 0 if the query of each query tile serves as it is. If the tile has one query tile, all its chunks use
+    the same copies.
+    """
+    if tile.num_parts == 1 or tile.rows == tile.chunk == 1:
+        return 0
+    return tile.chunk if tile.rows == 1 else tile.items
+
+
+def by_chunk(items: torch.Tensor, tile: Tile, heads: int) -> Sequence[torch.Tensor]:
+    """The part of ``items`` [items * heads, ...] that belongs to each chunk of ``tile``.
+
+    If ``items`` has fewer rows than all items of ``tile``, all chunks use the same rows.
+    """
+    size, total = tile.chunk * heads, tile.items * heads
+    if items.shape[0] == total:
+        return tuple(items.split(size))
+    whole, rest = divmod(total, size)
+    return (items,) * whole + (items[:rest],) * (rest > 0)
+
+
+def gathers_items(tile: Tile, page_grains: int) -> bool:
+    """Whether a CPU gathers V of one item at a time, in order, and not the pages of a chunk at once.
+
+    page_grains: grains of V in a page. torch gives a thread at least GRAINS_OF_A_THREAD grains. If an item does not
+    suffice for two threads, it is faster to gather the pages of a chunk, and to put them in order in a second pass.
+    """
+    return tile.pages > 1 and tile.pages * page_grains >= 2 * GRAINS_OF_A_THREAD
 
 
 @lru_cache(maxsize=256)
