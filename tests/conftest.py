@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -49,7 +50,8 @@ TEMPLATES = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--full``: the slow matrices too."""
-    parser.addoption("--full", action="store_true", help="run the slow matrices too")
+    with contextlib.suppress(ValueError):  # the generated package has added it
+        parser.addoption("--full", action="store_true", help="run the slow matrices too")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """The committed package, loaded by path under a private name, as its own tests load it."""
 
+import hashlib
 import importlib.util
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -8,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from pav2gen.commands.build import BuildOptions, build
+from pav2gen.runtime import simt
+from pav2gen.runtime.building.cache import cache_folder
+from pav2gen.runtime.simt.cache import digest
 
 from .stand_in import CorexMachine
 
@@ -29,6 +34,9 @@ def pytest_runtest_logreport(report):
         CAUGHT.add(report.nodeid.split("/")[0])
 """
 
+#: Options of a pytest run of which only the failed tests count. Rewriting the asserts would take most of its time.
+COUNTING = ("-q", "--import-mode=importlib", "-p", "no:cacheprovider", "--tb=no", "--assert=plain")
+
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 
 
@@ -39,6 +47,25 @@ def load(root: Path, name: str):
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def settle(folder):
+    """Move a built package into the cache of compiled files, and return its new path, which its content determines.
+
+    The names of compiled files depend on the paths of their sources. In a temporary folder, a later run would compile
+    all of them again.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    content = (part for path in files for part in (str(path.relative_to(folder)), digest(path)))
+    places = simt.own_folder(simt.own_folder(cache_folder()) / "test_packages")
+    place = places / hashlib.sha256("\0".join(content).encode()).hexdigest()[:20]
+    moving = place.with_suffix(f".{os.getpid()}")
+    shutil.move(folder, moving)
+    try:
+        moving.rename(place)
+    except OSError:  # it exists: another run has built the same
+        shutil.rmtree(moving)
+    return place
 
 
 @pytest.fixture(scope="session")

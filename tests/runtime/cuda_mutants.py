@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from pav2gen.commands.build import BuildOptions, build
+from pav2gen.runtime.library import package_rows
 
-from .conftest import load
+from .conftest import load, settle
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,18 @@ class Mutants:
         for path, text in zip(paths, specs.values()):
             path.write_text(text)
         build(paths, BuildOptions(self.root))
+        self.healthy = {row.spec: row for row in package_rows(self.root) if row.operator == operator}
+        planted = [self.plant(number, fault) for number, fault in enumerate(faults)]
+        self.root = settle(self.root)
         self.package = load(self.root, f"pav2_of_the_{operator}_mutants")
         self.healthy = {row.spec: row for row in self.package.kernels.rows if row.operator == operator}
-        self.rows = [self.plant(number, fault) for number, fault in enumerate(faults)]
+        self.rows = [
+            self.healthy[fault.family]._replace(symbol=symbol, cuda=path)
+            for fault, (symbol, path) in zip(faults, planted)
+        ]
 
     def plant(self, number, fault):
-        """Write the source of a mutant; returns its row."""
+        """Write the source of a mutant. Returns its symbol and its path."""
         row = self.healthy[fault.family]
         text = (self.root / row.cuda).read_text()
         if fault.header:  # all headers, in a folder and a namespace of their own, one of them changed
@@ -70,7 +77,7 @@ class Mutants:
         text = re.sub(rf"\b{row.symbol.removeprefix('pav2_')}\b", f"mutant{number}_kernel", text)
         path = f"{row.spec}/cuda_kernels/mutant{number}.cu"
         (self.root / path).write_text(text)
-        return row._replace(symbol=own, cuda=path)
+        return own, path
 
     def change(self, fault, text):
         assert fault.old in text, f"{fault.name}: {fault.old!r} is not in the source"

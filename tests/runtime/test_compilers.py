@@ -18,9 +18,12 @@ from pav2gen.bench.registers.ptxas_output import usage_of
 from pav2gen.plan import kernel as plan
 from pav2gen.plan.occupancy import estimated_registers
 from pav2gen.reading import spec_file as spec
-from pav2gen.runtime.building.toolchain import cuda_home, cuda_program, pip_folders
+from pav2gen.runtime.building.toolchain import cuda_home, pip_folders
+from pav2gen.runtime.testing.representatives import of_files
 
+from . import nvcc
 from .conftest import GENERATED
+from .nvcc import mangled, usages
 
 SPECS = [spec.load(path) for path in sorted(Path("specs").glob("*.yaml"))]
 KERNELS = {v.symbol: plan.plan(v, s) for s in SPECS for v in spec.variants(s)}
@@ -41,78 +44,42 @@ SHAPES = {
 }
 
 
-tool = cache(cuda_program)
-
-
-def required(*found, what):
-    """Skip where something was not found; on CI, which installs all of it, fail."""
-    if None in found:
-        pytest.fail(f"{what}: CI installs it") if os.environ.get("CI") else pytest.skip(f"{what}: not on this machine")
-
-
-#: How many sources nvcc compiles at once: reading CUDA's headers takes as long as a kernel.
+#: How many sources nvcc compiles at once.
 BATCH = 12
 
 
-def including(sources, path):
-    """A source at ``path`` that includes others; each has a namespace of its own."""
-    path.write_text("".join(f'#include "{GENERATED / source}"\n' for source in sources))
-    return path
-
-
 def sources(symbols):
-    return [KERNELS[symbol].variant.cuda_path for symbol in symbols]
+    return [GENERATED / KERNELS[symbol].variant.cuda_path for symbol in symbols]
+
+
+def wanted(config):
+    """The kernels that nvcc compiles: with ``--full`` all, else one of each shape, and representatives of each body.
+
+    Sources of the same body differ in constants. Each value of each constant is in a representative.
+    """
+    if config.getoption("--full", default=False):
+        return list(KERNELS)
+    chosen = {*SHAPES.values(), *of_files(dict(zip(KERNELS, sources(KERNELS))))}
+    return [symbol for symbol in KERNELS if symbol in chosen]
+
+
+def pytest_generate_tests(metafunc):
+    if "symbol" in metafunc.fixturenames:
+        metafunc.parametrize("symbol", wanted(metafunc.config))
 
 
 @pytest.fixture(scope="module")
-def cubins(tmp_path_factory):
-    """symbol -> (cubin, what ptxas says), for compute capability 7.5. Kernels of a batch share both."""
-    required(tool("nvcc"), what="nvcc")
-    folder = tmp_path_factory.mktemp("cubins")
-
-    def compile_some(first):
-        batch = list(KERNELS)[first : first + BATCH]
-        source, out = including(sources(batch), folder / f"{first}.cu"), folder / f"{first}.cubin"
-        flags = [
-            "-std=c++17",
-            "-O3",
-            "-arch=sm_75",
-            "-cubin",
-            "-lineinfo",
-            "-Xptxas=-v",
-            "-Werror=all-warnings",
-            "-DPAV2_WARP_SIZE=32",
-        ]
-        done = subprocess.run([tool("nvcc"), *flags, str(source), "-o", str(out)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return dict.fromkeys(batch, (out, done.stderr))
-
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = pool.map(compile_some, range(0, len(KERNELS), BATCH))
-        return {symbol: each for batch in found for symbol, each in batch.items()}
+def cubins(request):
+    """symbol -> what nvcc made of it. Kernels of a batch share it."""
+    symbols = wanted(request.config)
+    batches = [symbols[first : first + BATCH] for first in range(0, len(symbols), BATCH)]
+    made = nvcc.compile_all([sources(batch) for batch in batches])
+    return {symbol: cubin for batch, cubin in zip(batches, made) for symbol in batch}
 
 
-def mangled(symbol, kernel):
-    """The end of the mangled name of a kernel in the namespace of a source."""
-    return f"{symbol.removeprefix('pav2_')}{len(kernel)}{kernel}E"
-
-
-def usages(said, kernel):
-    """(registers, spilled bytes, shared bytes) that ptxas reports of each kernel with this part in its mangled name."""
-    entries = re.split(r"Compiling entry function ", said)[1:]
-    return [usage(entry) for entry in entries if kernel in entry.split("'")[1]]
-
-
-def usage(entry):
-    spills = sum(int(n) for n in re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", entry).groups())
-    used = re.search(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?", entry)
-    return int(used[1]), spills, int(used[2] or 0)
-
-
-@pytest.mark.parametrize("symbol", KERNELS)
 def test_nvcc_spills_nothing_and_uses_what_was_planned(cubins, symbol):
-    cuda, said = KERNELS[symbol].cuda, cubins[symbol][1]
-    ((registers, spilled, shared),) = usages(said, mangled(symbol, "partial_kernel"))
+    cuda = KERNELS[symbol].cuda
+    ((registers, spilled, shared),) = usages(cubins[symbol].said, mangled(symbol, "partial_kernel"))
     assert spilled == 0
     assert shared == cuda.shared_bytes
     assert registers <= cuda.max_registers
@@ -120,14 +87,14 @@ def test_nvcc_spills_nothing_and_uses_what_was_planned(cubins, symbol):
 
 
 def test_pav2gen_reads_the_same_of_ptxas(cubins):
-    for symbol in KERNELS:
-        found = usage_of(plan.Kernel(KERNELS[symbol].variant, KERNELS[symbol]), ptxas_output.usages(cubins[symbol][1]))
-        ((registers, spilled, shared),) = usages(cubins[symbol][1], mangled(symbol, "partial_kernel"))
+    for symbol, (_, said) in cubins.items():
+        found = usage_of(plan.Kernel(KERNELS[symbol].variant, KERNELS[symbol]), ptxas_output.usages(said))
+        ((registers, spilled, shared),) = usages(said, mangled(symbol, "partial_kernel"))
         assert found == ptxas_output.Usage(registers, spilled, shared)
 
 
 def test_the_reductions_spill_nothing(cubins):
-    found = [each for said in {said for _, said in cubins.values()} for each in usages(said, "reduce_kernel")]
+    found = [each for said in {cubin.said for cubin in cubins.values()} for each in usages(said, "reduce_kernel")]
     assert len(found) >= len(cubins) // BATCH
     assert all(spilled == 0 and registers <= 64 for registers, spilled, _ in found)
 
@@ -135,7 +102,7 @@ def test_the_reductions_spill_nothing(cubins):
 @cache
 def disassembled(cubin):
     """The machine code of each kernel of a cubin, by its mangled name, with the source line of each instruction."""
-    command = [tool("nvdisasm"), "-c", "-gi", str(cubin)]
+    command = [nvcc.tool("nvdisasm"), "-c", "-gi", str(cubin)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     sections = re.split(r"^\.text\.(\w+):\n", text, flags=re.MULTILINE)
     return dict(zip(sections[1::2], sections[2::2]))
@@ -167,13 +134,13 @@ def loads_in(code, source, function):
         above = line.lstrip().startswith("//## ")
 
 
-@pytest.mark.parametrize("symbol", SHAPES.values())
-def test_loads_are_as_wide_as_planned(cubins, symbol):
+@pytest.mark.parametrize("shape", SHAPES.values())
+def test_loads_are_as_wide_as_planned(cubins, shape):
     """Every load of keys, and every load of values, has the width of the plan."""
-    required(tool("nvdisasm"), what="nvdisasm")
-    kernel = mangled(symbol, "partial_kernel")
-    code = next(code for name, code in disassembled(cubins[symbol][0]).items() if kernel in name)
-    geometry, source = KERNELS[symbol].cuda.geometry, GENERATED / KERNELS[symbol].variant.cuda_path
+    nvcc.required(nvcc.tool("nvdisasm"), what="nvdisasm")
+    kernel = mangled(shape, "partial_kernel")
+    code = next(code for name, code in disassembled(cubins[shape].path).items() if kernel in name)
+    geometry, source = KERNELS[shape].cuda.geometry, GENERATED / KERNELS[shape].variant.cuda_path
     assert set(loads_in(code, source, "score")) == {4 * geometry.key_words}
     assert set(loads_in(code, source, "load_tile")) == {4 * geometry.value_words}
     assert "STL" not in code and "LDL" not in code  # no local memory
@@ -195,7 +162,7 @@ def check_syntax(tmp_path):
     """Checks a source with clang, for one side and warp size; any warning is an error."""
     homes = [Path(cuda_home()), *(folder.parent for folder in pip_folders())]
     home = next((home for home in homes if (home / "include" / "cuda.h").exists()), None)
-    required(clang(), home, what="clang 16 or newer and CUDA's headers")
+    nvcc.required(clang(), home, what="clang 16 or newer and CUDA's headers")
     for header in ("texture_fetch_functions.h", "curand_mtgp32_kernel.h"):  # clang asks for what CUDA 13 has no more
         (tmp_path / header).touch()
     flags = ["-x", "cuda", "-std=c++17", "--cuda-gpu-arch=sm_75", f"--cuda-path={home}", "-nocudalib", "-fsyntax-only"]
@@ -213,10 +180,11 @@ def check_syntax(tmp_path):
 @pytest.mark.parametrize("side", ["device", "host"])
 @pytest.mark.parametrize("warp_size", [64, 32])
 def test_clang_takes_every_source(check_syntax, tmp_path, warp_size, side):
-    check_syntax(including(sources(KERNELS), tmp_path / "all.cu"), side, warp_size)
+    (tmp_path / "all.cu").write_text(nvcc.including(sources(KERNELS)))
+    check_syntax(tmp_path / "all.cu", side, warp_size)
 
 
 def test_clang_takes_a_source_of_each_shape_alone(check_syntax):
     """Each includes all that it needs itself."""
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda source: check_syntax(GENERATED / source, "device", 64), sources(SHAPES.values())))
+        list(pool.map(lambda source: check_syntax(source, "device", 64), sources(SHAPES.values())))

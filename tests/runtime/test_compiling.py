@@ -1,16 +1,19 @@
 """How a library for the CPU is put together: sources in batches, quick builds for tests, and compiling ahead."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from pav2gen.runtime import library
 from pav2gen.runtime.building import compiling, prefetch
+from pav2gen.runtime.testing.representatives import of_files
 
-from .conftest import GENERATED
+from .conftest import GENERATED, settle
 
 
 @pytest.fixture
@@ -62,6 +65,19 @@ def test_only_tests_get_quick_builds(kind, tmp_path, monkeypatch):
     assert f"-DSIMT_WARP_SIZE={kind.warp_size}" in runtime
 
 
+def test_a_package_of_the_tests_has_a_place_by_its_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("PAV2_CACHE", str(tmp_path / "cache"))
+    places = []
+    for number, text in enumerate(("int x;", "int x;", "int y;")):
+        folder = tmp_path / f"built{number}"
+        (folder / "a").mkdir(parents=True)
+        (folder / "a" / "k.cu").write_text(text)
+        places.append(settle(folder))
+        assert not folder.exists() and (places[-1] / "a" / "k.cu").read_text() == text
+    assert places[0] == places[1] != places[2]
+    assert sorted(places[0].parent.iterdir()) == sorted({*places})
+
+
 # ---- compiling ahead
 
 
@@ -73,8 +89,9 @@ def ahead(monkeypatch):
     prefetch.stop()
 
 
-def test_what_is_compiled_ahead_is_what_the_tests_ask_for(tmp_path):
-    """The program imports the package's library module alone, and builds all four kinds for just these kernels."""
+def test_what_is_compiled_ahead_is_what_the_tests_ask_for(ahead, tmp_path, monkeypatch):
+    """The program imports the package's library module alone, and builds just these libraries, in their order."""
+    commands = []
     (tmp_path / "runtime").mkdir()
     (tmp_path / "__init__.py").write_text("raise ImportError('the package was imported')\n")
     (tmp_path / "runtime" / "library.py").write_text(
@@ -82,18 +99,19 @@ def test_what_is_compiled_ahead_is_what_the_tests_ask_for(tmp_path):
         "def kernels_of(rows, root): return {row: root / row for row in rows}\n"
         "def build_for_tests(*arguments): print(*arguments)\n"
     )
-    command = [sys.executable, "-c", prefetch.PROGRAM, str(tmp_path), "a", "c"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    kernels = {name: tmp_path / name for name in "ac"}
-    assert said == [f"{kernels} {size} {checked}" for checked in (False, True) for size in (64, 32)]
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: commands.append(command) or Mock())
+    ahead.start(tmp_path, {(64, False): ["a", "c"], (32, True): ["b"]})
+    monkeypatch.undo()
+    said = subprocess.run(*commands, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said == [f"{ {name: tmp_path / name for name in 'ac'} } 64 False", f"{ {'b': tmp_path / 'b'} } 32 True"]
 
 
 def test_one_process_compiles_and_ends_with_the_session(ahead, tmp_path, monkeypatch):
     monkeypatch.setattr(prefetch, "PROGRAM", "import subprocess, sys; subprocess.run(['sleep', '600'])")
-    ahead.start(tmp_path, [])
+    ahead.start(tmp_path, {})
     assert not prefetch._running  # nothing is needed
-    ahead.start(tmp_path, ["a"])
-    ahead.start(tmp_path, ["a"])
+    ahead.start(tmp_path, {(64, True): ["a"]})
+    ahead.start(tmp_path, {(64, True): ["a"]})
     (process,) = prefetch._running
     while not (children := children_of(process.pid)):
         time.sleep(0.01)
@@ -118,7 +136,7 @@ def running(pid):
 
 def test_only_the_first_worker_compiles(ahead, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw1")
-    ahead.start(tmp_path, ["a"])
+    ahead.start(tmp_path, {(64, True): ["a"]})
     assert not prefetch._running
 
 
@@ -153,3 +171,76 @@ def test_whole_folders_are_spread_over_the_processors(tested, monkeypatch, optio
     done = subprocess.run(command, cwd=tested, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("in gw0" in done.stdout) == parallel and ("in no worker" in done.stdout) == (not parallel)
+
+
+def test_cuda_tests_of_a_file_are_work_of_their_own():
+    """Else the first worker waits for g++ while the PyTorch tests of other files remain."""
+    pytest.importorskip("xdist")
+    workers = load_conftest(GENERATED / "tests" / "conftest.py")
+    option = Mock(dist="loadfile", loadscopereorder=False, tx=["popen"], maxschedchunk=None)
+    config = Mock(option=option, rootpath=GENERATED.parent, getvalue=lambda name: getattr(option, name))
+    scheduler = workers.pytest_xdist_make_scheduler(config, None)
+    own, other = "generated/spec/tests/test_k.py", "tests/runtime/test_k.py"
+    names = {f"{own}::test_a[1]": own, f"{own}::test_cuda_a[warp64]": f"{own}::cuda", f"{other}::test_cuda_a": other}
+    assert {name: scheduler._split_scope(name) for name in names} == names
+    assert workers.pytest_xdist_make_scheduler(Mock(option=Mock(dist="load")), None) is None
+
+
+def load_conftest(path):
+    """A conftest of the generated package as a module."""
+    spec = importlib.util.spec_from_file_location("pav2_workers", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- representatives
+
+
+class Item:
+    """A collected test, as the package's conftest sees it. kind: the fixture by which it gets its kernel."""
+
+    def __init__(self, row, kind, parameters):
+        self.module = Mock(SYMBOL=row.symbol)
+        self.path = GENERATED / row.spec / "tests" / "test_it.py"
+        self.fixturenames = [kind, *(["cuda_rows"] if kind != "kernel" else []), *parameters]
+        self.callspec = Mock(params=parameters)
+        self.row, self.kind, self.parameters = row, kind, parameters
+
+
+KINDS = [
+    ("kernel", {}),
+    *(("cuda", {"machine": machine}) for machine in ("warp64", "warp32")),
+    *(("checked", {"host": host}) for host in ("warp64", "warp32")),
+    ("long_cuda", {}),
+]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_representatives_run_all_tests_and_the_others_those_of_the_card_s_warps(full):
+    conftest = load_conftest(GENERATED / "qwen36" / "tests" / "conftest.py")
+    rows = [row for row in conftest.load_package().kernels.rows if row.cuda and row.spec in ("qwen36", "phi2")]
+    chosen = of_files(
+        {row.symbol: GENERATED / row.cuda for row in sorted(rows, key=lambda row: (row.partition_size, row.symbol))}
+    )
+    items = [Item(row, *kind) for row in rows for kind in KINDS]
+    config = Mock(getoption=lambda name, default=None: full)
+    conftest.pytest_collection_modifyitems(config, items)
+    assert [item.kind != "kernel" for item in items] == sorted(item.kind != "kernel" for item in items)
+    for row in rows:
+        found = [(item.kind, item.parameters) for item in items if item.row is row]
+        assert found == (KINDS if full or row.symbol in chosen else KINDS[:2])
+    session = Mock(items=items)
+    kept = conftest.libraries(session)
+    machines = ["warp64", "warp32"]
+    assert list(kept) == [(machine, checked) for checked in (False, True) for machine in machines]
+    assert kept["warp64", False] == rows
+    assert {row.symbol for row in kept["warp64", True]} == (chosen if not full else {row.symbol for row in rows})
+
+
+def test_the_only_kernel_of_a_session_is_its_own_representative():
+    conftest = load_conftest(GENERATED / "qwen36" / "tests" / "conftest.py")
+    row = next(row for row in conftest.load_package().kernels.rows if row.cuda)
+    items = [Item(row, *kind) for kind in KINDS]
+    conftest.pytest_collection_modifyitems(Mock(getoption=lambda name, default=None: False), items)
+    assert len(items) == len(KINDS)

@@ -1,6 +1,5 @@
 """What nvcc says of CUDA extend kernels: registers, spills, shared memory, the width of loads. They are never run."""
 
-import concurrent.futures
 import os
 import re
 import subprocess
@@ -13,9 +12,11 @@ from pav2gen.family.spec import points
 from pav2gen.family.variant import ExtendVariant
 from pav2gen.plan.extend_plan import plan_extend
 from pav2gen.reading import spec_file
+from pav2gen.runtime.testing.representatives import of_files
 
-from .conftest import GENERATED
-from .test_compilers import mangled, required, tool, usages
+from . import nvcc
+from .conftest import GENERATED, settle
+from .nvcc import mangled, usages
 
 #: How many sources nvcc compiles at once.
 BATCH = 6
@@ -64,70 +65,76 @@ FAMILIES = {
 SPECS = [spec_file.load(path) for path in sorted(Path("specs").glob("*.yaml"))]
 #: Name -> the plan of each extend kernel of the committed specs.
 COMMITTED = {v.symbol: plan_extend(v, spec) for spec in SPECS for v in points(spec) if isinstance(v, ExtendVariant)}
-NAMES = [*FAMILIES, *COMMITTED]
+
+
+def wanted(config):
+    """The names of all kernels with ``--full``. Else those of ``FAMILIES``, and representatives of the others."""
+    if config.getoption("--full", default=False):
+        return [*FAMILIES, *COMMITTED]
+    chosen = of_files({symbol: GENERATED / plan.variant.cuda_path for symbol, plan in COMMITTED.items()})
+    return [*FAMILIES, *(symbol for symbol in COMMITTED if symbol in chosen)]
+
+
+def pytest_generate_tests(metafunc):
+    if "kernel" in metafunc.fixturenames:
+        metafunc.parametrize("kernel", wanted(metafunc.config))
 
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
     """Name -> (the source of an extend kernel, the kernel's plan)."""
     folder = tmp_path_factory.mktemp("extend_sources")
-    found = {name: (GENERATED / plan.variant.cuda_path, plan) for name, plan in COMMITTED.items()}
+    variants = {}
     for name, options in FAMILIES.items():
         path = folder / f"{name}.yaml"
         path.write_text(SPEC.format(name=name, heads=2 * options["ratio"], **options))
         spec = spec_file.load(path)
-        (variant,) = (v for v in points(spec) if isinstance(v, ExtendVariant))
-        found[name] = folder / "package" / variant.cuda_path, plan_extend(variant, spec)
+        (variants[name],) = ((v, spec) for v in points(spec) if isinstance(v, ExtendVariant))
     build([folder / f"{name}.yaml" for name in FAMILIES], BuildOptions(folder / "package"))
+    root = settle(folder / "package")
+    found = {name: (root / v.cuda_path, plan_extend(v, spec)) for name, (v, spec) in variants.items()}
+    found |= {name: (GENERATED / plan.variant.cuda_path, plan) for name, plan in COMMITTED.items()}
     return found
 
 
 @pytest.fixture(scope="module")
-def cubins(plans, tmp_path_factory):
-    """Name -> (cubin, what ptxas says), for compute capability 7.5. Kernels of a batch share both."""
-    required(tool("nvcc"), what="nvcc")
-    folder = tmp_path_factory.mktemp("extend_cubins")
-    flags = ["-std=c++17", "-O3", "-arch=sm_75", "-cubin", "-Xptxas=-v", "-Werror=all-warnings", "-DPAV2_WARP_SIZE=32"]
-
-    def compile_some(names):
-        source, out = folder / f"{names[0]}.cu", folder / f"{names[0]}.cubin"
-        source.write_text("".join(f'#include "{plans[name][0]}"\n' for name in names))
-        done = subprocess.run([tool("nvcc"), *flags, str(source), "-o", str(out)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return dict.fromkeys(names, (out, done.stderr))
-
+def cubins(request, plans):
+    """Name -> what nvcc made of it. Kernels of a batch share it."""
+    names = wanted(request.config)
     # the headers of the package of FAMILIES and those of the committed one define the same names
     batches = [
-        names[first : first + BATCH]
-        for names in (list(FAMILIES), list(COMMITTED))
-        for first in range(0, len(names), BATCH)
+        some[first : first + BATCH]
+        for some in ([name for name in names if name in FAMILIES], [name for name in names if name in COMMITTED])
+        for first in range(0, len(some), BATCH)
     ]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return {name: each for batch in pool.map(compile_some, batches) for name, each in batch.items()}
+    made = nvcc.compile_all([[plans[name][0] for name in batch] for batch in batches])
+    return {name: cubin for batch, cubin in zip(batches, made) for name in batch}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_spills_and_shared_memory_is_as_planned(plans, cubins, name):
-    plan, said = plans[name][1], cubins[name][1]
-    ((registers, spilled, shared),) = usages(said, mangled(plan.variant.symbol, "partial_kernel"))
+def test_nothing_spills_and_shared_memory_is_as_planned(plans, cubins, kernel):
+    plan = plans[kernel][1]
+    ((registers, spilled, shared),) = usages(cubins[kernel].said, mangled(plan.variant.symbol, "partial_kernel"))
     assert (spilled, shared) == (0, plan.cuda.shared_bytes)
     assert registers <= plan.cuda.max_registers
 
 
 def test_the_reductions_spill_nothing(cubins):
-    found = [each for said in {said for _, said in cubins.values()} for each in usages(said, "extend_reduce_kernel")]
+    found = [
+        each for said in {cubin.said for cubin in cubins.values()} for each in usages(said, "extend_reduce_kernel")
+    ]
     assert len(found) >= len(cubins) // BATCH
     assert all(spilled == 0 and registers <= 64 for registers, spilled, _ in found)
 
 
 @pytest.mark.parametrize("name", ["wide", "nvidia", "narrow", "float32"])
 def test_loads_are_as_wide_as_planned(plans, cubins, name):
-    required(tool("cuobjdump"), what="cuobjdump and nvdisasm")
-    path = os.pathsep.join([str(Path(tool("cuobjdump")).parent), os.environ["PATH"]])  # it calls nvdisasm
-    command = [tool("cuobjdump"), "-sass", str(cubins[name][0])]
-    dump = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PATH": path})
+    nvcc.required(nvcc.tool("cuobjdump"), what="cuobjdump and nvdisasm")
+    path = os.pathsep.join([str(Path(nvcc.tool("cuobjdump")).parent), os.environ["PATH"]])  # it calls nvdisasm
+    command = [nvcc.tool("cuobjdump"), "-sass", str(cubins[name].path)]
+    environment = {**os.environ, "PATH": path}
+    dump = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     kernel = mangled(plans[name][1].variant.symbol, "partial_kernel")
-    partial = next(part for part in dump.stdout.split("Function : ") if kernel in part.splitlines()[0])
+    partial = next(part for part in dump.split("Function : ") if kernel in part.splitlines()[0])
     widths = {int(width or 32) // 8 for width in re.findall(r"\bLDG\.E(?:\.CONSTANT)?(?:\.(64|128))?\S*", partial)}
     assert max(widths) == 4 * plans[name][1].cuda.geometry.load_words
     assert "STL" not in partial and "LDL" not in partial  # no local memory

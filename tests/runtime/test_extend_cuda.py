@@ -12,7 +12,7 @@ from pav2gen.runtime.extend.cases import ExtendCase, make
 from pav2gen.runtime.extend.launch import launch, partitions_of, tiles_of
 from pav2gen.runtime.key import Key
 
-from .conftest import load
+from .conftest import load, settle
 
 SPEC = """
 schema: 1
@@ -102,7 +102,7 @@ def tiny(tmp_path_factory):
     root = tmp_path_factory.mktemp("tiny")
     (root / "tiny.yaml").write_text(SPEC)
     build([root / "tiny.yaml"], BuildOptions(root / "package"))
-    package = load(root / "package", "pav2_of_the_extend_launches")
+    package = load(settle(root / "package"), "pav2_of_the_extend_launches")
     (row,) = (row for row in package.kernels.rows if row.operator == "extend")
     harness = importlib.import_module("pav2_of_the_extend_launches.runtime.extend.cuda_harness")
     return harness.CheckedExtend(package, row, "warp64", [row])

@@ -14,6 +14,8 @@ import pytest
 
 from pav2gen.commands.build import BuildOptions, build
 
+from .conftest import COUNTING
+
 SPEC = """
 schema: 1
 name: {name}
@@ -147,7 +149,7 @@ def verdicts(tmp_path_factory):
         plant(fault, root / "healthy", root / f"mutant{number}")
     (root / "conftest.py").write_text(CONFTEST)
     report = root / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "--tb=no"]
+    command = [sys.executable, "-m", "pytest", *COUNTING]
     tests = sorted(str(path) for path in root.glob("*/*/tests/test_*_extend_*.py"))
     command += [f"--junitxml={report}", f"--rootdir={root}", *tests]
     result = subprocess.run(command, cwd=root, capture_output=True, text=True)

@@ -10,7 +10,7 @@ import pytest
 
 from pav2gen.commands.build import BuildOptions, build
 
-from .conftest import load
+from .conftest import load, settle
 
 SPEC = """
 schema: 1
@@ -104,7 +104,7 @@ def package(tmp_path_factory):
         specs.append(folder / f"{name}.yaml")
         specs[-1].write_text(SPEC.format(name=name[:32].strip("_"), **fields))
     build(specs, BuildOptions(folder / "package"))
-    return load(folder / "package", "pav2_of_the_feature_pairs")
+    return load(settle(folder / "package"), "pav2_of_the_feature_pairs")
 
 
 def row_of(package, case):

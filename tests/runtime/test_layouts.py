@@ -12,7 +12,7 @@ from pav2gen.reading.selection import load as select
 from pav2gen.reading.spec_file import load as load_spec
 from pav2gen.reading.spec_file import variants
 
-from .conftest import load
+from .conftest import load, settle
 
 SPEC = """
 schema: 1
@@ -58,7 +58,7 @@ def packages(request, tmp_path_factory):
         paths = {layout: write(folder, layout, *each) for layout, each in zip(some, DTYPES)}
         allowed = {layout: path for layout, path in paths.items() if not refusal(path)}
         build(list(allowed.values()), BuildOptions(folder / f"package{number}"))
-        package = load(folder / f"package{number}", f"pav2_of_layouts{number}")
+        package = load(settle(folder / f"package{number}"), f"pav2_of_layouts{number}")
         found.update({layout: (package, path.stem) for layout, path in allowed.items()})
     return found
 

@@ -16,7 +16,7 @@ from pav2gen.runtime import library
 from pav2gen.runtime.building import toolchain
 
 from .conftest import GENERATED, load
-from .test_compilers import required
+from .nvcc import required
 from .test_library_record import library_of, record_of
 
 REPOSITORY = GENERATED.parent

@@ -14,7 +14,7 @@ import pytest
 
 from pav2gen.commands.build import BuildOptions, build
 
-from .conftest import CAUGHT_ONCE
+from .conftest import CAUGHT_ONCE, COUNTING
 
 SPEC = """
 schema: 1
@@ -179,8 +179,10 @@ def verdicts(tmp_path_factory):
         plant(fault, root / "healthy", root / f"mutant{number}")
     (root / "conftest.py").write_text(CAUGHT_ONCE)
     report = root / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "--tb=no"]
-    result = subprocess.run([*command, f"--junitxml={report}", str(root)], cwd=root, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", *COUNTING]
+    tests = sorted(str(path) for path in root.glob("*/*/tests/test_*.py"))
+    command += [f"--junitxml={report}", f"--rootdir={root}", *tests]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert result.returncode in (0, 1), result.stdout[-2000:] + result.stderr[-2000:]
     return count_failures(report)
 

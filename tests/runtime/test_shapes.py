@@ -6,7 +6,7 @@ import pytest
 
 from pav2gen.commands.build import BuildOptions, build
 
-from .conftest import load
+from .conftest import load, settle
 
 SPEC = """
 schema: 1
@@ -61,7 +61,7 @@ def package(request, tmp_path_factory):
         specs.append(folder / f"{name}.yaml")
         specs[-1].write_text(SPEC.format(name=name, heads=2 * ratio, **fields))
     build(specs, BuildOptions(folder / "package"))
-    return load(folder / "package", "pav2_of_the_shapes")
+    return load(settle(folder / "package"), "pav2_of_the_shapes")
 
 
 def test_every_backend_is_right(package, shape):

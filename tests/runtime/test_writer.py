@@ -12,7 +12,7 @@ from pav2gen.runtime.testing import oracle, probe
 from pav2gen.runtime.writer.calibration import kv_scales
 from pav2gen.runtime.writer.cases import WriteCase, make
 
-from .conftest import load
+from .conftest import load, settle
 
 SPEC = """
 schema: 1
@@ -37,7 +37,7 @@ def every(tmp_path_factory):
     root = tmp_path_factory.mktemp("writers")
     (root / "every.yaml").write_text(SPEC)
     build([root / "every.yaml"], BuildOptions(root / "package"))
-    return load(root / "package", "pav2_of_the_writer_tests")
+    return load(settle(root / "package"), "pav2_of_the_writer_tests")
 
 
 def harness(every, dtype, kv_cache_dtype, kind, *args):

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import pytest
 
 from pav2gen.commands.build import BuildOptions, build
+from pav2gen.runtime.library import package_rows
 
-from .conftest import CAUGHT_ONCE, load
+from .conftest import CAUGHT_ONCE, COUNTING, load, settle
 
 SPEC = """
 schema: 1
@@ -83,8 +84,10 @@ def verdicts(tmp_path_factory):
         plant(fault, root / "healthy", root / f"mutant{number}")
     (root / "conftest.py").write_text(CAUGHT_ONCE)
     report = root / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "--tb=no"]
-    result = subprocess.run([*command, f"--junitxml={report}", str(root)], cwd=root, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", *COUNTING]
+    tests = sorted(str(path) for path in root.glob("*/*/tests/test_*.py"))
+    command += [f"--junitxml={report}", f"--rootdir={root}", *tests]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert result.returncode in (0, 1), result.stdout[-2000:] + result.stderr[-2000:]
     failures = {"healthy": 0, **{f"mutant{number}": 0 for number in range(len(FAULTS))}}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
@@ -160,12 +163,18 @@ class Mutants:
     def __init__(self, root):
         self.root = root / "package"
         build(write_specs(root, "cuda"), BuildOptions(self.root))
+        self.healthy = {row.spec: row for row in package_rows(self.root)}
+        planted = [self.plant(number, fault) for number, fault in enumerate(CUDA_FAULTS)]
+        self.root = settle(self.root)
         self.package = load(self.root, "pav2_of_the_writer_mutants")
         self.healthy = {row.spec: row for row in self.package.kernels.rows}
-        self.rows = [self.plant(number, fault) for number, fault in enumerate(CUDA_FAULTS)]
+        self.rows = [
+            self.healthy[fault.family]._replace(symbol=symbol, cuda=path)
+            for fault, (symbol, path) in zip(CUDA_FAULTS, planted)
+        ]
 
     def plant(self, number, fault):
-        """Write the source of a mutant, with headers of its own where the fault is in one; returns its row."""
+        """Write the source of a mutant, with headers of its own where the fault is in one. Returns symbol and path."""
         row = self.healthy[fault.family]
         text = (self.root / row.cuda).read_text()
         if fault.header:
@@ -184,7 +193,7 @@ class Mutants:
         text = re.sub(rf"\b{row.symbol.removeprefix('pav2_')}\b", f"mutant{number}_kernel", text)
         path = f"{row.spec}/cuda_kernels/mutant{number}.cu"
         (self.root / path).write_text(text)
-        return row._replace(symbol=own, cuda=path)
+        return own, path
 
 
 def changed(fault, text):

@@ -6,6 +6,7 @@ import array
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from pav2gen.runtime import simt
-from pav2gen.runtime.simt import symbols
+from pav2gen.runtime.simt import symbols, toolchain
 
 from .helpers import HERE, call, kinds, run
 
@@ -61,6 +62,24 @@ def test_what_is_built_is_kept_until_something_it_is_made_of_changes(source, cac
     third = simt.build([source], defines={"EXTRA": 4}, **options)
     assert third.path != other.path and scaled(third) == 7.0
     assert not list(cache.glob(".making*/scale-*"))
+
+
+def test_packages_share_the_compiled_runtime(source, cache, tmp_path, monkeypatch):
+    """The runtime's object is named by the content of its headers, not by the folder in which they lie."""
+
+    def runtime_of(include):
+        for module in (toolchain, sys.modules[simt.CompileError.__module__]):
+            monkeypatch.setattr(module, "INCLUDE", include)
+        monkeypatch.setattr(toolchain, "RUNTIME_SOURCE", include / "simt.cpp")
+        first = simt.compile_commands([source], None, include=[source.parent / "include"], cache_dir=cache).compile[0]
+        assert str(include / "simt.cpp") in first.argv
+        return first.output
+
+    own, copy = toolchain.INCLUDE, tmp_path / "copy" / "include"
+    shutil.copytree(own, copy)
+    assert runtime_of(copy) == runtime_of(own)
+    (copy / "simt.cpp").write_text((own / "simt.cpp").read_text() + "int another;\n")
+    assert runtime_of(copy) != runtime_of(own)
 
 
 def test_a_compile_error_has_the_compilers_words_and_the_command(source, cache):

@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: The program of that process. Its arguments are the package's folder and the symbols of kernels. It imports no torch.
+#: The program of that process. Its arguments are the package's folder and, as JSON, the libraries: [warp size, whether
+#: checked, symbols of kernels] of each. It imports no torch.
 PROGRAM = """
-import importlib, sys, types
+import importlib, json, sys, types
 from pathlib import Path
-root, *symbols = sys.argv[1:]
+root, libraries = sys.argv[1:]
 sys.modules["pav2"] = package = types.ModuleType("pav2")
 package.__path__ = [root]
 library = importlib.import_module("pav2.runtime.library")
 kernels = library.kernels_of(library.package_rows(Path(root)), Path(root))
-kernels = {symbol: kernels[symbol] for symbol in symbols}
-for checked in (False, True):
-    for warp_size in (64, 32):
-        library.build_for_tests(kernels, warp_size, checked)
+for warp_size, checked, symbols in json.loads(libraries):
+    library.build_for_tests({symbol: kernels[symbol] for symbol in symbols}, warp_size, checked)
 """
 
 _running: list[subprocess.Popen[bytes]] = []
 
 
-def start(root: Path, symbols: Iterable[str]) -> None:
-    """Start a process that compiles the kernels ``symbols`` of the package at ``root``.
+def start(root: Path, libraries: Mapping[tuple[int, bool], Sequence[str]]) -> None:
+    """Start a process that compiles the libraries of the package at ``root``.
 
-    With several pytest workers, only the first worker starts the process. A test that needs a library waits for the
-    process, and then finds the library in the cache.
+    libraries: the symbols of the kernels of each library, by (warp size, whether the build is checked), in the order in
+    which the tests need them. With several pytest workers, only the first worker starts the process. A test that needs
+    a library waits for the process, and then finds the library in the cache.
     """
-    kernels = list(symbols)
     first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
-    if kernels and first and not _running:
-        command = [sys.executable, "-c", PROGRAM, str(root), *kernels]
+    if libraries and first and not _running:
+        wanted = json.dumps([(*kind, list(symbols)) for kind, symbols in libraries.items()])
+        command = [sys.executable, "-c", PROGRAM, str(root), wanted]
         quiet = subprocess.DEVNULL
         _running.append(subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True))
 

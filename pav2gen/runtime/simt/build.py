@@ -122,7 +122,9 @@ def compile_commands(
     settings = _CompileSettings(tool, words, checked, folders, cache, ours, hidden)
     commands = [settings.command(Path(s).resolve()) for s in sources]
     runtime = runtime_command(tool, Path("runtime.o"), warp_size, checked, native, list(runtime_flags))
-    object_path = cache / f"runtime-{_digest(tool.version, identity(tool.path), runtime.argv, ours)}.o"
+    # `ours` stands for the content of INCLUDE. Packages with the same runtime share an object, wherever they lie.
+    settled = [word.replace(str(INCLUDE), "") for word in runtime.argv]
+    object_path = cache / f"runtime-{_digest(tool.version, identity(tool.path), settled, ours)}.o"
     commands.insert(0, Command((*runtime.argv[:-1], str(object_path)), object_path))
     suffix = "" if program else ".so"
     name = f"simt-{_digest([c.output.name for c in commands], program)}{suffix}"

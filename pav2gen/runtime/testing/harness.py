@@ -246,7 +246,8 @@ def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
         m[places] = torch.tensor([part.m for part in parts.values()], dtype=torch.float64)
         z[places] = torch.tensor([part.z for part in parts.values()], dtype=torch.float64)
     check_tmp_out(tmp_out, {place: part for place, part in parts.items() if part.z}, largest)
-    torch.testing.assert_close(max_logits.double(), m, rtol=1e-5, atol=1e-5 + 4e-7 * largest)
+    off = ~torch.isclose(max_logits.double(), m, rtol=1e-5, atol=1e-5 + 4e-7 * largest)
+    assert not off.any(), f"max_logits is off at {off.nonzero().tolist()[:5]}"
     size = torch.where(m.isinf(), torch.zeros_like(m), m).abs().clamp_min(largest)
     off = (exp_sums.double() - z).abs() > (1e-5 + score_noise(size)) * z
     assert not (off | exp_sums.isnan()).any(), f"exp_sums is off at {off.nonzero().tolist()[:5]}"

@@ -27,6 +27,11 @@ class CallCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.counts: Counter[str] = Counter()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Newer versions of torch import their compiler, which takes a second, unless this is false."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returns = func._schema.returns
         is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
