@@ -28,7 +28,7 @@ class CudaExtend(ExtendHarness):
     """Runs and checks one CUDA extend kernel.
 
     machine: "gpu" for a GPU, "warp64" or "warp32" for the CPU with simulated warps of 64 or 32 lanes.
-    rows: the dispatch rows of all kernels to compile.
+    rows: the dispatch table rows of all kernels that are compiled into one library.
     """
 
     backend = "cuda"
@@ -56,7 +56,7 @@ class CudaExtend(ExtendHarness):
             call.lse.copy_(moved.lse)
 
     def decoder(self, row: Row) -> Harness:
-        """The test harness of a row's decode kernel. A PyTorch kernel is preferred, because it needs no compiler."""
+        """The test harness of a row's decode kernel: the PyTorch kernel if there is one, as it needs no compiler."""
         return super().decoder(row) if row.torch else CudaKernel(self.package, row, self.machine, [*self.rows, row])
 
     def check_table(self, case: ExtendCase) -> None:
@@ -106,8 +106,8 @@ class CheckedExtend(CudaExtend):
         shared_bytes: the shared memory that one thread block uses, in bytes.
         blocks_per_group: the number of thread blocks that share the query heads of one KV head. Each of these thread
         blocks loads the keys and values.
-        reads: how often one thread block of each group must read each byte of the cache. A number over 1 is needed only
-        if a sequence has more query tokens than a tile.
+        reads: the number of tiles that read each byte of the cache. It is over 1 only if a sequence has more query
+        tokens than one tile holds.
         """
         call = cases.make(case)
         self.run(call)
@@ -130,8 +130,9 @@ class CheckedExtend(CudaExtend):
     def check_empty_work(self, case: ExtendCase, max_seq_len: int) -> None:
         """Check that a larger max_seq_len does not make the kernel access more memory.
 
-        The case runs twice: with the smallest max_seq_len that needs a reduction, and with ``max_seq_len``. Every
-        sequence of the case must have the same number of tiles. To find its tile, each warp then loads one sequence
+        The case runs twice. The first run has the smallest max_seq_len that gives at least two partitions, so that the
+        kernel has partial results to merge. The second run has ``max_seq_len``. Every sequence of the case must have
+        the same number of tiles. To find its tile, each warp then loads one sequence
         length and two entries of query_start_loc. All other loads, and all stores, must be the same in both runs.
         """
         least = max(*case.seq_lens, self.row.partition_size + 1)  # both calls have a reduction
@@ -151,7 +152,10 @@ class CheckedExtend(CudaExtend):
 
 
 def pages_of_tiles(call: ExtendCall, tile_tokens: int) -> int:
-    """The number of page loads for one KV head: for each tile, the pages that contain a key which the tile attends."""
+    """The number of pages that the tiles of a call load for one KV head.
+
+    A page counts once for each tile that attends to one of its keys. tile_tokens: the number of query tokens in a tile.
+    """
     page, count = call.key_cache.shape[3], 0
     starts = call.query_start_loc.tolist()
     for s, length in enumerate(call.seq_lens.tolist()):

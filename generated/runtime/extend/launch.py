@@ -81,14 +81,16 @@ def launch(
 
 
 def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
-    """The number of tiles of a call, and the number of tiles of each sequence (0 if the tiles are packed).
+    """Choose how the tiles of a call are numbered. Return the number of tiles, and the number of tiles per sequence.
 
-    tile_tokens: the number of query tokens in a tile.
+    There are two ways, and this function chooses the one that needs fewer tiles:
 
-    There are two ways to number the tiles, and this function chooses the one with fewer tiles. In the first way, every
-    sequence gets enough tiles for ``max_query_len`` tokens, and short sequences leave some of their tiles unused. In
-    the second way, the tiles are packed (see pav2_extend.cuh), and each sequence leaves at most one tile unused. The
-    choice uses only values that the host knows.
+    * Every sequence gets the same number of tiles: enough for ``max_query_len`` tokens. Short sequences leave some of
+      their tiles unused.
+    * The first tile of a sequence depends on its first query token (see ``packed_tile`` in pav2_extend.cuh), so that
+      short sequences get fewer tiles. The returned number of tiles per sequence is then 0.
+
+    The choice uses only values that the host knows. tile_tokens: the number of query tokens in a tile.
     """
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     each, packed = -(-call.max_query_len // tile_tokens), tokens // tile_tokens + seqs

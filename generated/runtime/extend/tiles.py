@@ -26,18 +26,22 @@ from ..tiling import Budget, Tile, Tiling, partitions_reached
 if TYPE_CHECKING:
     import torch
 
-#: Query tiles of up to this many rows take so little time that the fixed cost of a tile of scores counts.
+#: The bound ``ExtendBudget.wide`` applies only to query tiles with more rows than this number. Narrower query tiles
+#: take so little time that fewer and larger tiles (see ``runtime.tiling``) are faster: each tile has a fixed cost.
 NARROW = 16
 
-#: The least elements of a copy that torch gives to a thread of a CPU (``at::internal::GRAIN_SIZE``).
+#: When torch copies a tensor with several CPU threads, it gives each thread at least this many elements
+#: (``at::internal::GRAIN_SIZE``).
 GRAINS_OF_A_THREAD = 32768
 
 
 class Shape(NamedTuple):
     """The sizes on which the split into query tiles depends.
 
-    kv_heads: the number of KV heads. keys: tokens of a partition. page: tokens of a page. window: tokens of the sliding
-    window, or None.
+    kv_heads: the number of KV heads.
+    keys: the number of tokens in a partition.
+    page: the number of tokens in a page.
+    window: the number of tokens in the sliding window, or None if there is no window.
     """
 
     kv_heads: int
@@ -65,11 +69,11 @@ class QueryTile(NamedTuple):
         return max(0, self.position + 1 - shape.window) // shape.keys * shape.keys
 
     def tokens(self, shape: Shape) -> int:
-        """The number of tokens from ``begin`` to the position of the last row."""
+        """The number of tokens from position ``begin`` to the position of the last row, inclusive."""
         return max(0, self.position + self.rows - self.begin(shape))
 
     def attended_by_all(self, shape: Shape) -> int:
-        """How many tokens, from ``begin`` on, need no mask because all rows attend to these tokens.
+        """The number of tokens, from ``begin`` on, to which all rows attend. These tokens need no mask.
 
         With a sliding window, the result is always 0.
         """
@@ -82,6 +86,7 @@ class Group(NamedTuple):
     width: the number of rows of each query tile. A query tile with fewer rows repeats its last row.
     tiles: the query tiles in the order of ``tiling``, or None if the device computes the query tiles.
     number: the number of query tiles, or an upper bound of this number if the device computes the query tiles.
+    tiling: the tiles of ``runtime.tiling``, in which each query tile takes the place of a sequence.
     """
 
     width: int
@@ -100,7 +105,7 @@ class ExtendBudget(NamedTuple):
 
     width: the largest number of rows in a query tile.
     chunk, segment, padding, chunk_page, page: as in ``tiling.Budget``.
-    wide: the bound that replaces ``segment`` if a query tile has more than NARROW rows and this bound is smaller.
+    wide: a second bound, besides ``segment``, for the buffers of one tile if query tiles have more than NARROW rows.
     segment_page, segment_item, row: as in ``tiling.Budget``, for a query tile with a single row.
     row_page: further memory for a page in a tile's buffers, for each row and all heads together.
     row_padding: the amount of padding that takes as long to process as one more tile. The unit of ``row_padding`` is
@@ -173,10 +178,11 @@ class ExtendBudget(NamedTuple):
 
 
 def copies_of(tile: Tile) -> int:
-    """How many copies of its queries, and how many sums, a tile needs so that the items of a chunk are one batch.
+    """The number of copies of queries that a tile needs, which is also the number of separate sums that it needs.
 
-    The result is 0 if the query of each query tile serves as it is. If the tile has one query tile, all its chunks use
-    the same copies.
+    The items of a chunk are multiplied in one batch (``torch.bmm``), which needs a query and a sum for each item. The
+    result is 0 if no copies are needed: each query tile has a single item, or a single query tile is processed one item
+    at a time. If the tile has one query tile, all its chunks use the same copies.
     """
     if tile.num_parts == 1 or tile.rows == tile.chunk == 1:
         return 0
@@ -184,9 +190,10 @@ def copies_of(tile: Tile) -> int:
 
 
 def by_chunk(items: torch.Tensor, tile: Tile, heads: int) -> Sequence[torch.Tensor]:
-    """The part of ``items`` [items * heads, ...] that belongs to each chunk of ``tile``.
+    """The part of the tensor ``items`` that belongs to each chunk of ``tile``.
 
-    If ``items`` has fewer rows than all items of ``tile``, all chunks use the same rows.
+    items: [tile.items * heads, ...], or smaller. If ``items`` is smaller, all chunks use the same part of it.
+    heads: the number of KV heads.
     """
     size, total = tile.chunk * heads, tile.items * heads
     if items.shape[0] == total:
@@ -196,10 +203,13 @@ def by_chunk(items: torch.Tensor, tile: Tile, heads: int) -> Sequence[torch.Tens
 
 
 def gathers_items(tile: Tile, page_grains: int) -> bool:
-    """Whether a CPU gathers V of one item at a time, in order, and not the pages of a chunk at once.
+    """Whether a kernel on a CPU gathers V item by item, in the order of the slots.
 
-    page_grains: grains of V in a page. torch gives a thread at least GRAINS_OF_A_THREAD grains. If an item does not
-    suffice for two threads, it is faster to gather the pages of a chunk, and to put them in order in a second pass.
+    If not, the kernel gathers the pages of a whole chunk, and puts their elements in order in a second pass. This is
+    faster if an item is too small for two threads, because torch gives each thread at least GRAINS_OF_A_THREAD grains.
+
+    page_grains: the number of grains of V in a page, for all KV heads. A grain is 8 or 16 bytes that are copied as one
+    element.
     """
     return tile.pages > 1 and tile.pages * page_grains >= 2 * GRAINS_OF_A_THREAD
 

@@ -78,9 +78,10 @@ class Finding:
 class Traffic:
     """Counters of memory traffic.
 
-    `accesses`: warp-wide accesses. `lanes`: accesses of single lanes. `bytes`: bytes that the lanes requested.
-    `sectors_32`, `sectors_64`, `sectors_128`: sectors of that many bytes, in global memory. `passes`: cycles of the 32
-    banks of shared memory. Bank conflicts make `passes` larger than `passes_ideal`.
+    `accesses`: the number of warp-wide accesses. `lanes`: the number of accesses of single lanes. `bytes`: the number
+    of bytes that the lanes requested. `sectors_32`, `sectors_64`, `sectors_128`: the number of global memory sectors of
+    32, 64 or 128 bytes that the warps touched. `passes`: the number of cycles in which the 32 banks of shared memory
+    serve the accesses. `passes_ideal`: the number of these cycles without bank conflicts.
     """
 
     accesses: int = 0
@@ -100,8 +101,8 @@ class Traffic:
 class Line:
     """The traffic between one source line and one buffer, for one operation and one access width.
 
-    `operation`: "load", "store" or "atomic". `shared`: whether the buffer is in shared memory. `width`: bytes that a
-    lane accesses at once.
+    `operation`: "load", "store" or "atomic". `shared`: whether the buffer is in shared memory. `width`: the number of
+    bytes that a lane accesses at once.
     """
 
     location: Location
@@ -116,9 +117,9 @@ class Line:
 class Buffer:
     """The traffic of a registered buffer, a shared array or a global variable.
 
-    `bytes`: the buffer's size. `loads`, `stores`: traffic; an atomic operation counts as both. `load_widths`,
-    `store_widths`: the number of warp-wide accesses by width in bytes. `bytes_read`, `bytes_written`: distinct bytes of
-    global memory that were accessed; each byte counts once.
+    `bytes`: the buffer's size in bytes. `loads`, `stores`: the traffic; an atomic operation counts as both.
+    `load_widths`, `store_widths`: the number of warp-wide accesses for each access width in bytes. `bytes_read`,
+    `bytes_written`: the number of bytes of global memory that were accessed. Each byte counts once.
     """
 
     name: str
@@ -141,7 +142,8 @@ class Buffer:
 class Kernel:
     """Counters over all launches of a kernel, and the shared memory that one block uses.
 
-    `collectives`: warp-wide calls, such as shuffles. `static_shared`, `dynamic_shared`: bytes of shared memory.
+    `collectives`: the number of warp-wide calls, such as shuffles. `static_shared`, `dynamic_shared`: the shared memory
+    of one block, in bytes.
     """
 
     name: str
@@ -159,7 +161,7 @@ class Totals:
     """Counters over all launches of a session.
 
     `approximate`: True if some warp-wide counts are only upper bounds, because lanes of a warp diverged for too long.
-    `switches`: switches between simulated threads. `local_bytes`: traffic of the threads' local memory, in bytes.
+    `switches`: the number of switches between simulated threads. `local_bytes`: the traffic of local memory, in bytes.
     """
 
     launches: int
@@ -221,7 +223,7 @@ def _totals(raw: dict[str, int]) -> Totals:
 
 
 def _tell_apart(raw: dict[str, Any]) -> None:
-    """Prefix variables that have the same name with the name of their function, as in `reduce::sums`."""
+    """If several variables share a name, put the name of its function before each of them, as in `reduce::sums`."""
     used = {c["region"] for c in raw["counters"]}
     regions = [r for r in raw["regions"] if r["id"] in used or r["registered"]]
     names = Counter(r["name"] for r in regions)

@@ -56,7 +56,7 @@ def _widths(widths: dict[int, int]) -> str:
 
 
 def _cost(t: Traffic, shared: bool) -> str:
-    """Text for the cost of memory accesses: 32-byte sectors of global memory, or bank passes of shared memory."""
+    """The cost of memory accesses as text: the number of 32-byte sectors (global memory) or passes (shared memory)."""
     if shared:
         return f"{t.passes} passes, ideal {t.passes_ideal}" if t.passes else ""
     return f"{t.sectors_32} x 32 B" if t.sectors_32 else ""

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: The headers that stand in for CUDA's, and the runtime's source.
+#: The folder of the headers that take the place of CUDA's headers. It also contains the runtime's source.
 INCLUDE = Path(__file__).resolve().parent / "include"
 RUNTIME_SOURCE = INCLUDE / "simt.cpp"
 #: The script that a checked build runs between the compiler and the assembler.
 ASSEMBLE = Path(__file__).resolve().with_name("assemble.py")
-#: Upper bound in bytes of a launch's dynamic shared memory.
+#: The largest dynamic shared memory that a launch can have, in bytes.
 DYNAMIC_SHARED_CAPACITY = 128 << 10
 
 _COMMON = (
@@ -120,7 +120,7 @@ def _identify(path: str) -> Compiler:
 
 
 def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
-    """The compiler `path`, else the compiler in the variable SIMT_CXX, else the first found of g++, c++ and clang++.
+    """The compiler `path`, else the environment variable SIMT_CXX, else the first found of g++, c++ and clang++.
 
     :raises ToolchainError: no compiler is found, or `checked` is set and only clang is found
     """

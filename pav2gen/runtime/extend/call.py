@@ -13,12 +13,13 @@ class ExtendCall(NamedTuple):
     A row is one query token: one element of the first dimension of ``query``. Kernels clamp the offsets and lengths
     that they read from tensors, so that wrong values cannot make them access memory out of bounds:
 
-    * Sequence s owns the rows from begin to end (exclusive). begin is query_start_loc[s], clamped to [0, tokens]. end
-      is query_start_loc[s + 1], clamped to [begin, tokens]. q_len is end - begin.
+    * Sequence s owns the rows from begin to end (exclusive). begin is query_start_loc[s], clamped to [0, tokens], where
+      tokens is the number of rows of ``query``. end is query_start_loc[s + 1], clamped to [begin, tokens]. q_len is
+      end - begin.
     * Only the first max_query_len rows of a sequence are computed. ``out`` and ``lse`` are not written for other rows,
       nor for rows that no sequence owns. The positions of rows do not depend on max_query_len.
     * The length of sequence s is seq_lens[s], clamped to [0, max_seq_len]. max_seq_len is at most the number of tokens
-      that a block table row can address.
+      that the pages of one block table row can hold.
     * Row i of a sequence is at position length - q_len + i. A row at a negative position attends to no key.
 
     A kernel is called only if the numbers of rows and sequences, max_query_len and max_seq_len are all at least 1.

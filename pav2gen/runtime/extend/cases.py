@@ -16,7 +16,7 @@ from ..testing import cases
 from ..testing.cases import Case, far_apart, pages_of
 from .call import ExtendCall
 
-#: The content of ``out`` and ``lse`` before a call. Rows that no sequence owns must still have it after the call.
+#: The content of ``out`` and ``lse`` before a call. Rows that the call does not compute must keep it.
 SENTINEL = 77.0
 
 #: The partition size of all extend cases. It has no effect, because extend kernels take no partition size from a case.
@@ -28,12 +28,13 @@ class ExtendCase(Case):
     """Describes the inputs of an extend test. ``seq_lens`` include the new tokens. ``partition_size`` is not used.
 
     query_lens: the number of new tokens of each sequence.
+    max_query_len: the argument ``max_query_len`` of the call. None means the largest of ``query_lens``.
     leading_rows, trailing_rows: the numbers of query rows before the first sequence and after the last sequence. No
     sequence owns these rows, and their queries are NaN.
-    shared_pages: the number of pages at the start of sequence 0 that the other sequences use too. A page is shared only
-    with sequences that fill it.
+    shared_pages: the number of pages at the start of sequence 0 that the other sequences use too. Another sequence
+    uses a page only if sequence 0 and the other sequence both fill this page with tokens.
     starts: the values of query_start_loc, for tests of invalid values. ``query_lens`` must then be the numbers of rows
-    that the sequences own after clamping.
+    that the sequences own after the values are clamped (see ``ExtendCall``).
     tokens: the number of query rows, which must be given together with ``starts``.
     """
 
@@ -47,7 +48,7 @@ class ExtendCase(Case):
 
     @property
     def most_queries(self) -> int:
-        """The max_query_len of the call. The default is the largest of ``query_lens``."""
+        """The argument ``max_query_len`` of the call. The default is the largest of ``query_lens``."""
         return max(self.query_lens, default=0) if self.max_query_len is None else self.max_query_len
 
     def attended(self, s: int) -> range:
@@ -103,7 +104,7 @@ def share_pages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Let other sequences use the first pages of sequence 0, as a shared prefix would. Changes the tensors in place.
 
-    If the case asks for poison, the pages that these sequences no longer use are filled with NaN.
+    If ``case.poison`` is set, the pages that these sequences no longer use are filled with NaN.
     """
     if not case.shared_pages or case.shared_blocks:
         return key_cache, value_cache

@@ -69,8 +69,10 @@ class ExtendHarness:
     def check(self, case: ExtendCase, captured: bool = False) -> None:
         """Run a case, and compare out and lse with the float64 reference.
 
-        captured: forbid host reads of lengths, as during the capture of a CUDA graph. The tolerance grows with the
-        case's score_size, because larger scores have larger float32 errors, and these change the softmax weights.
+        The tolerance grows with the case's score_size, because larger scores have larger float32 errors, and these
+        change the softmax weights.
+
+        captured: forbid host reads of lengths, as during the capture of a CUDA graph.
         """
         call = make(case)._replace(read_lengths=not captured)
         self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
@@ -78,8 +80,10 @@ class ExtendHarness:
     def compare(self, call: ExtendCall, largest: float = 0.0, truth: Reference | None = None) -> ExtendCall:
         """Run a call, and compare out and lse with the float64 reference. Return the call with its outputs.
 
-        Rows that the call does not compute must keep every bit. largest: the largest score; the tolerance grows with
-        the scores. truth: the reference's result, if it is known already.
+        Rows that the call does not compute must keep every bit.
+
+        largest: the magnitude of the largest score, or 0 for scores of ordinary size. The tolerance grows with it.
+        truth: the reference's result, if it is known already.
         """
         truth = truth or self.truth(call)
         done = self.run(call)
@@ -92,23 +96,30 @@ class ExtendHarness:
         return done
 
     def worst_row(self, done: ExtendCall, truth: Reference, largest: float) -> str:
-        """Text about the first row whose output is wrong, for an error message."""
+        """The end of an error message: the first row with a wrong output, and its error divided by the tolerance.
+
+        The text is empty if no row is wrong. largest: the magnitude of the largest score, for the tolerance.
+        """
         for row in truth.owned.nonzero().flatten().tolist():
             if (worst := excess(done.out[row], truth.out[row], score_noise(largest))) > 1:
                 return f"; the first wrong row is {row}, by {worst:.3g} times"
         return ""
 
     def check_lse(self, lse: torch.Tensor, truth: torch.Tensor, largest: float) -> None:
-        """Check lse, the logarithm of the softmax denominator with its sink, against the reference's ``truth``.
+        """Compare ``lse``, the logarithm of the softmax denominator (sink included), with the reference's ``truth``.
 
-        lse, truth: [rows, heads] float64. largest: the largest score; the tolerance grows with the scores.
+        lse, truth: [rows, heads] float64.
+        largest: the magnitude of the largest score. The tolerance grows with it.
         """
         off = (lse - truth).abs() > 1e-5 + 4e-7 * truth.abs().clamp_min(largest)
         wrong = torch.where(truth.isinf(), lse != truth, off | lse.isnan())
         assert not wrong.any(), f"lse is off at {wrong.nonzero().tolist()[:5]} of the rows that sequences own"
 
     def check_table(self, case: ExtendCase) -> None:
-        """Check that the package's operator gives the same bits as this kernel, for float scales and tensor scales."""
+        """Check that the package's operator gives the same bits as this kernel.
+
+        The operator is called with k_scale and v_scale as numbers, and as tensors.
+        """
         call = make(case)
         direct = self.run(call)
         on_device = call._replace(lse=None)
@@ -193,13 +204,17 @@ class TorchExtend(ExtendHarness):
         self.module.paged_attention_extend(call)
 
     def with_budget(self, monkeypatch: Any, **figures: int) -> None:
-        """Replace bounds of the kernel's CPU workspace for the duration of a test. figures: fields of ExtendBudget."""
+        """Replace bounds of the kernel's CPU workspace for the duration of a test, and avoid padding.
+
+        figures: the new values, by field of ``ExtendBudget``.
+        """
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(padding=0, row_padding=1, **figures))
 
     def count_calls(self, case: ExtendCase) -> int:
-        """Count the ATen operators that the kernel calls, without views, if it may not read lengths and writes no lse.
+        """Run a case, and count the ATen operators that the kernel calls. Views are not counted.
 
-        Fails if the kernel reads values of device tensors on the host.
+        In this run, the kernel may not read lengths on the host, and it writes no lse. Fails if the kernel reads values
+        of device tensors on the host.
         """
         call = make(case)._replace(read_lengths=False, lse=None)
         self.module.paged_attention_extend(call)  # fills caches, such as fp8 tables

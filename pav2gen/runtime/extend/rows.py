@@ -1,10 +1,10 @@
 """Computes the rows of each query tile on the device, and the tokens and pages to which these rows attend.
 
-A row is one query token. ``tiles`` defines query tiles and groups. A query tile with fewer rows than the width of its
-group repeats its last row. All copies of that row's result are equal, so the order in which they are written does not
-matter. If the host does not know the lengths, some query tiles at the end of a group may have no rows. A query tile
-without rows repeats the last row of the last query tile that has rows. If no query tile has rows, ``out`` is
-rewritten with the values that it already has.
+A row is one query token. The module ``tiles`` defines query tiles and groups. A query tile with fewer rows than the
+width of its group repeats its last row. All copies of that row's result are equal, so the order in which they are
+written does not matter. If the host does not know the lengths, some query tiles at the end of a group may have no rows.
+A query tile without rows repeats the last row of the last query tile that has rows. If no query tile has rows, ``out``
+is rewritten with the values that it already has.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from .tiles import ExtendBudget, Group, Shape
 class Taken(NamedTuple):
     """The query tiles that a row tile processes (see ``runtime.tiling``), as tensors on the device.
 
+    ``width`` is the number of rows of each query tile, repeated rows included.
+
     sequences: [query tiles] int64, the sequence of each query tile.
     rows: [query tiles, width] int64, the index of each row in the query.
-    places: [query tiles * width] int64, for each row the index of the result to store in this row. ``places`` is None
-    if each row has a separate result.
-    some: [1] bool, whether any query tile has a row. ``some`` is None if all query tiles have rows.
+    places: [query tiles * width] int64, for each row the index of the result to store in this row. Copies of a row
+    all get the same result. ``places`` is None if the host knows that there are no copies.
+    some: [1] bool, whether any of these query tiles has a row. ``some`` is None if all query tiles have rows.
     queries: [query tiles, width] int32, the position of each row in its sequence.
     seq_lens: [query tiles] int32, the length of each query tile's sequence in tokens, new tokens included.
     ends: [query tiles, 1] int32, the number of tokens up to and including the tile's last row, or 0 without rows.
@@ -45,8 +47,9 @@ class Taken(NamedTuple):
     starts: torch.Tensor | None
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        """Write each row's result to ``target`` [tokens, ...].
+        """Write each row's result to ``target``.
 
+        target: [tokens, ...], the call's ``out`` or ``lse``.
         values: [query tiles * width, ...] in the dtype of ``target``.
         """
         rows = self.rows.flatten()
@@ -64,9 +67,11 @@ class Part(NamedTuple):
     A page is the part of a sequence that one cache block stores. An item is one partition of one query tile. The items
     of a query tile are consecutive.
 
+    Below, ``tokens`` is the number of token slots in the tile's partitions together, for one query tile.
+
     queries, seq_lens: as in ``Taken``.
     positions: [1 or query tiles, tokens] int32, the position of each key in its sequence.
-    hidden: [query tiles, partitions, 1, width, 1, tokens of a partition] bool, True where a row does not attend to a
+    hidden: [query tiles, partitions, 1, width, 1, tokens / partitions] bool, True where a row does not attend to a
     key. ``hidden`` is None if every row attends to every key.
     unread: [query tiles, tokens] bool, True where no row of a query tile attends to a key. ``unread`` is None if
     ``hidden`` is None.
@@ -85,8 +90,8 @@ class Part(NamedTuple):
 def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Group, ...]:
     """Split the rows of a call into groups of query tiles.
 
-    The split uses the sequence lengths if the host may read them. If the host may not read the lengths, the split uses
-    upper bounds.
+    The split uses the sequence lengths if the host may read them, and if padding would cost more than the read.
+    Otherwise the split uses upper bounds of the lengths.
     """
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     bound = budget.bound(tokens, seqs, call.max_seq_len, shape, call.max_query_len)
@@ -171,7 +176,7 @@ class QueryRows:
         )
 
     def part(self, held: Taken, tile: Tile) -> Part:
-        """The key positions and block numbers of ``tile`` for the query tiles ``held``.
+        """The key positions and block numbers of ``tile`` for the query tiles ``held``, if there is no sliding window.
 
         Partition 0 begins at position 0 of the sequence.
         """
@@ -236,8 +241,8 @@ class QueryRows:
 def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor) -> None:
     """Write the attention outputs of the query tiles ``held``: o / z, or zeros for a row that attends to no token.
 
-    The module ``state`` defines o and z. If the call has an ``lse`` tensor, its rows are written too. Below, ``group``
-    is the number of query heads per KV head.
+    The module ``runtime.state`` defines m, z and o. If the call has an ``lse`` tensor, its rows are written too. Below,
+    ``group`` is the number of query heads per KV head.
 
     state: the softmax state, which is overwritten. m and z are float32 [query tiles, kv heads, width, group]. o is
     float32 [query tiles, kv heads, width, group, head size]. m is the maximum score times LOG2_E.

@@ -83,7 +83,7 @@ def build(
     :param flags: further compiler flags for the sources
     :param cache_dir: folder for compiled files. Each file's name contains a hash of all its inputs.
     :param compiler: the C++ compiler. The default is SIMT_CXX, else the first found of g++, c++ and clang++.
-    :param native: use this machine's instructions for half precision, if it has them
+    :param native: use this CPU's instructions for half precision and fused multiply-add, if it has them
     :param runtime_flags: further compiler flags for the simulator's own source, such as -DSIMT_UCONTEXT
     :param jobs: the number of compilers that run in parallel
     :raises CompileError: a source does not compile. The message has the compiler's output and the command.
@@ -108,7 +108,7 @@ def compile_commands(
     again. If a source or its headers contain launches `kernel<<<…>>>`, this function stores the rewritten source in the
     cache folder. The function writes no other files.
 
-    :param out: the path of the library. None means a path in the cache folder that contains a hash of all inputs.
+    :param out: the path of the library. None means a file in the cache folder, with a hash of all inputs in its name.
     :param program: whether to link an executable program instead of a library
     :raises CompileError: a source can't be read, or a file that it includes is not found
     """

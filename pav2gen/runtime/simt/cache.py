@@ -28,7 +28,7 @@ VARIABLES = (
     *("NVVMIR_LIBRARY_DIR", "LD_RUN_PATH", "LDEMULATION"),
 )
 
-#: The programs that g++ or clang++ calls, as `-print-prog-name` names them, and the files that nvcc calls or reads.
+#: The programs that g++ and clang++ call (PARTS, names for `-print-prog-name`), and the files that nvcc calls or reads.
 PARTS = ("cc1plus", "as", "ld")
 NVCC_PARTS = ("cudafe++", "ptxas", "fatbinary", "nvlink", "nvcc.profile", "../nvvm/bin/cicc")
 

@@ -82,9 +82,10 @@ def _rewritten(text: str, name: str, first: int) -> str:
 
 
 def _kernel_start(code: str, at: int, floor: int) -> int | None:
-    """The position where the kernel expression begins that ends before position `at`, or None without an expression.
+    """The position where the kernel expression in front of a `<<<` begins, or None if there is no such expression.
 
-    The expression can be a `name`, `a::b<c, 4>`, `(expression)` or `table[i]`. `floor`: the first position to look at.
+    The expression can be a `name`, `a::b<c, 4>`, `(expression)` or `table[i]`. `at`: the position of the `<<<`.
+    `floor`: the first position to look at.
     """
     i = _skip_back(code, at, floor)
     start = None
