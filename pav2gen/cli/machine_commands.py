@@ -57,7 +57,7 @@ def compile_(
     """Compile the CUDA kernels of PACKAGE, a generated package, into one library. Print the library's path.
 
     The library is kept in the user's cache folder. The library's name is a hash of everything that it is built from. In
-    a fork without pav2gen, run instead: python .../pav2/runtime/library.py
+    a vLLM fork without pav2gen, run instead: python .../pav2/runtime/library.py
 
     \b
     Example:

@@ -29,7 +29,7 @@ class BuildOptions:
     """Options of a build.
 
     out: the folder of the package.
-    filters: as in ``selection.select``.
+    filters: only kernels that match these filters are built (see ``selection.select``).
     force: whether to replace files that were edited by hand.
     templates: the templates to render; None means those of pav2gen.
     on_wait: a function to call if another command has locked the package.

@@ -28,8 +28,8 @@ KINDS = ("incomplete", "hand-edited", "changed", "missing", "orphan")
 class Drift:
     """One difference between a package and its specs: its kind (one of ``KINDS``), its path, and a note.
 
-    owner: the spec to build for the repair. The owner is ``SHARED`` for a file of all specs, and None if a build does
-    not repair the difference.
+    owner: the spec to build for the repair. The owner is ``SHARED`` for a file that all specs share, and None if a
+    build does not repair the difference.
     blocked: whether a link or a folder is in the place of a file. A build does not remove links or folders.
     """
 
@@ -93,7 +93,10 @@ def _drifts(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _cut_short(found: Tree) -> list[str]:
-    """Return the specs with an interrupted build. If these are unknown, return only ``SHARED``."""
+    """Return the specs whose build was interrupted. If it is not known which specs these are, return ``[SHARED]``.
+
+    If no build was interrupted, the list is empty.
+    """
     return sorted(found.journal.keys() - {SHARED}) or ([SHARED] if found.incomplete else [])
 
 

@@ -27,7 +27,7 @@ from pav2gen.wording import flow_list, spelled
 #: At most this many specs of a package get their own line.
 MOST_SPECS = 8
 
-#: The figures that both a target and a driver have.
+#: The figures of a GPU that the driver reports, and that pav2gen also has for each target.
 COMPARED = ("multiprocessors", "warp_size", "max_threads_per_block", "shared_memory_bytes")
 
 
@@ -36,7 +36,7 @@ class DoctorOptions:
     """What to examine.
 
     python: the path of the interpreter that runs vLLM.
-    tree: a vLLM tree; None means the vLLM that this interpreter imports.
+    tree: a vLLM tree; None means the vLLM that the interpreter ``python`` imports.
     generated: the folder of the generated package.
     specs: the folder of the specs.
     """
@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found out about all parts, the command to type next, and the reason to type it."""
+    """What was found out about all parts of the machine, the command to type next, and the reason to type it."""
 
     findings: tuple[Finding, ...]
     next: str

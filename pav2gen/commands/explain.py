@@ -42,7 +42,7 @@ class Obstacle:
 
     lacking: the axes on which the spec lacks the query's value.
     exclusions: the exclusions that remove the kernels with the query's values.
-    barred: why the spec cannot build the operator, if it has the values.
+    barred: why the spec cannot build the query's operator, although its axes have all values of the query; else empty.
     """
 
     spec: Spec
@@ -100,8 +100,9 @@ class Explanation:
     refusals: the rules that forbid the query.
     obstacles: one for each spec; the first one needs the smallest change.
     nearest: the kernel of ``operator`` that differs from the query on the fewest axes.
-    edits: changes of one spec.
-    command: the command that builds this spec. A command without edits means that the spec's exclusions must change.
+    edits: the edits of one spec that add the kernel.
+    command: the command that builds this spec after the edits. If there is a command but no edit, the user must first
+    remove some of the spec's exclusions.
 
     If a rule forbids the query, or if no spec can be changed to serve it, ``edits`` and ``command`` are empty.
     """

@@ -25,7 +25,7 @@ from pav2gen.output.transaction import Transaction, write_new
 from pav2gen.output.tree import Comparison, FileChange, Tree
 from pav2gen.render.manifest import SHARED
 
-#: The end of the message if a build failed and could not be undone.
+#: The last words of the error message if a build failed and could not be undone.
 REMEDY = "the package is incomplete; run the same build again"
 
 

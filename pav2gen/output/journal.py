@@ -1,7 +1,8 @@
 """The journal of a build: a file in the tree that exists while the build changes the tree.
 
 A build that was killed leaves its journal. For each file, the journal has the sha256 of the old content and of the new
-content. So the next build recognizes that builds wrote both, and repairs the tree without ``--force``.
+content. The next build finds these digests. So it does not take the files for edited by hand, and repairs the tree
+without ``--force``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pav2gen.output.transaction import write_all
 NAME = ".pav2gen-build.json"
 ASIDE = ".pav2gen-build"
 
-#: owner -> path below the package's root -> the sha256 of each content that belongs to a build.
+#: owner -> path below the package's root -> the sha256 digests of the file's old content and of its new content.
 Entries = Mapping[str, Mapping[str, Iterable[str]]]
 
 

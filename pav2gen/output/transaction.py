@@ -38,8 +38,8 @@ class Transaction:
         """``shown`` returns the name of a path for messages. For an empty path, ``shown`` returns the name of the whole
         folder.
 
-        ``remedy`` is the end of the message if a step could not be undone. ``on_undone`` is called after all steps are
-        undone.
+        ``remedy`` ends the error message if a step could not be undone. It tells the user what to do. ``on_undone`` is
+        called after all steps are undone.
         """
         self._shown = shown
         self._remedy = remedy

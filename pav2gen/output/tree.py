@@ -98,7 +98,7 @@ class Tree:
     def sound_manifests(self, except_for: Collection[str] = ()) -> list[Manifest]:
         """The manifests of the specs in this tree, except those in ``except_for``, which are rebuilt or removed.
 
-        The dispatch table needs the rows of all these manifests. Raises UserError if one of the manifests is broken, or
+        The manifests contain the rows for the dispatch table. Raises UserError if one of the manifests is broken, or
         if another version of pav2gen wrote its rows in another format.
         """
         for owner in sorted(self.broken.keys() - {SHARED, *except_for}):
