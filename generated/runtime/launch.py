@@ -50,7 +50,8 @@ class Args(ctypes.Structure):
     )
 
 
-#: The cache has one C struct for each layout of a call. It is emptied when it has this many structs.
+#: This module caches a prepared C struct for each layout of a call. When the cache has this many structs, it is
+#: emptied.
 MOST_LAYOUTS = 1024
 
 _shapes: dict[Hashable, Args] = {}  # the structs without addresses, by layout of the call
@@ -94,8 +95,8 @@ def launch(
 ) -> None:
     """Run a kernel's entry function on a checked call, on the current stream of the call's device.
 
-    If the partial results of all sequences exceed ``workspace_bytes``, the call is split into several launches.
-    Raises RuntimeError if a launch fails.
+    The partial results are the softmax states of the partitions. If they need more than ``workspace_bytes`` bytes for
+    all sequences together, the call is split into several launches. Raises RuntimeError if a launch fails.
 
     explain: a function that turns an error code into a sentence.
     workspace: a function that allocates float32 memory (see ``workspace`` in this module).
@@ -118,7 +119,7 @@ def launch(
 
 
 def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
-    """Split a call into calls of consecutive sequences, so that the partial results of each fit ``workspace_bytes``.
+    """Split a call into calls of consecutive sequences. The partial results of each fit in ``workspace_bytes`` bytes.
 
     Each of the calls has at least one sequence, even if that sequence alone needs more than ``workspace_bytes``.
     """

@@ -4,7 +4,7 @@ Lengths on the CPU are read at each call, which costs nothing. Lengths on a GPU 
 
 * no CUDA graph is being captured,
 * the policy is ``auto`` (a spec's ``dispatch: {host_lengths: auto}``, or PAV2_HOST_LENGTHS),
-* padding all sequences to the longest one could cost more than the read,
+* processing all sequences as if they were as long as the longest one could cost more than the read,
 * and torch keeps a version counter for the tensor. The version shows whether cached values are still valid. All layers
   of a decode step pass the same tensor, so the lengths are read once in a step.
 """
@@ -55,7 +55,7 @@ def is_captured(device: torch.device) -> bool:
 def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens") -> tuple[int, ...] | None:
     """The values of ``seq_lens``, or None if the host does not read them.
 
-    worthwhile: whether padding all sequences to the longest one costs more than a read of device memory.
+    worthwhile: whether knowing the lengths can save more time than a read of device memory costs.
     name: the name of the operator's argument. The function caches the last values for each name and device.
     """
     if seq_lens.device.type == "cpu":
@@ -73,6 +73,7 @@ def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens
 def cut(call: Call, budget: Budget, partition: int, page: int) -> Tiling:
     """The tiling of a call, computed from the sequence lengths if the host may read them, else from ``max_seq_len``.
 
+    The module ``tiling`` explains tilings. budget: the bounds of the workspace.
     partition, page: the number of tokens in a partition and in a page.
     """
     longest, kv_heads, seqs = longest_length(call, page), call.key_cache.shape[1], call.query.shape[0]

@@ -170,7 +170,7 @@ def build(
     arch: the GPU architecture (see ``find_toolchain``).
     jobs: the number of compilers that run in parallel.
     checked: whether the kernels check each memory access.
-    quick: whether to compile in half the time. The kernels then run slower, which is enough for tests.
+    quick: whether to compile in about half the time, for tests. The kernels then run more slowly.
     verbose: whether to report progress on stderr.
     again: whether to repeat a build that failed before, although nothing has changed since.
     """

@@ -1,8 +1,8 @@
 """Makes the message for a call that no kernel serves: what differs from the nearest kernel, and how to add a kernel.
 
 An axis is a field of a kernel key, such as the head size. The advice respects the limits on the values of axes. Only
-the build can check rules that need more than the dispatch table. Examples are the limit on the number of kernels, and
-rules on the partition sizes of a spec without decode kernels, which the table does not contain.
+the build can check rules that need more than the dispatch table, such as the limit on the number of kernels. Rules on
+partition sizes are another example: the table has no partition sizes for a spec without decode kernels.
 This module is pure Python, because the generator uses it too.
 """
 

@@ -1,4 +1,5 @@
-"""Tells a vLLM fork whether kernels serve a model, and whether a decode step should use this package's operator.
+"""Tells a vLLM fork whether this package has kernels for a model's attention, and which operator a decode step should
+use.
 
 A fork here is a vLLM tree into which a generated package was installed. "V2" is this package's decode operator, and
 "V1" is the fork's own kernel for short sequences.
@@ -47,10 +48,11 @@ class Models:
         modification: str | None = None,
         operator: str = "decode",
     ) -> bool:
-        """Whether a kernel serves the attention layers of one tensor-parallel rank. Never raises.
+        """Whether this package has a kernel for the attention layers of one tensor-parallel rank. Never raises.
 
-        num_heads, num_kv_heads: the heads of that rank. operator: "decode", "extend" for ``paged_attention_extend``, or
-        "cache" for ``reshape_and_cache``. For "cache", the number of query heads and the features do not matter.
+        num_heads, num_kv_heads: the number of query heads and of KV heads on that rank. operator: "decode", "extend"
+        for ``paged_attention_extend``, or "cache" for ``reshape_and_cache``. For "cache", the number of query heads and
+        the features do not matter.
         """
         try:
             features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
@@ -78,11 +80,13 @@ class Models:
         modification: str | None = None,
         operator: str = "decode",
     ) -> None:
-        """Check that a kernel serves a model, and load the CUDA kernels. A fork calls this when it loads a model.
+        """Check that there is a kernel for a model's attention, and load the CUDA kernels.
 
-        num_heads, num_kv_heads: the heads of the whole model. The kernels are loaded here so that no call has to wait
-        for the compiler. Raises NoKernelError if no kernel of ``operator`` serves a tensor-parallel rank. Raises
-        ValueError if the heads cannot be divided among ``tp_size`` ranks, or if the operator does not exist.
+        A fork calls this method when it loads a model, so that no later call has to wait for the compiler.
+
+        num_heads, num_kv_heads: the number of query heads and of KV heads in the whole model. Raises NoKernelError if
+        ``operator`` has no kernel for the attention layers of a tensor-parallel rank. Raises ValueError if the heads
+        cannot be divided among ``tp_size`` ranks, or if the operator does not exist.
         """
         if operator not in self._tables:
             check.fail(f"operator {operator!r} is none of {', '.join(self._tables)}", NAME)

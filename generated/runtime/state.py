@@ -34,7 +34,7 @@ class State(NamedTuple):
 def exponentials(scores: torch.Tensor, m: torch.Tensor, hidden: bool) -> torch.Tensor:
     """Replace each score by e^(score - m), in place. scores: [..., tokens]; m, their maximum: [...].
 
-    hidden: whether all scores of a maximum may be -inf. Their exponentials are 0.
+    hidden: whether a maximum in ``m`` may be -inf, because all its scores are -inf. Their exponentials are then 0.
     """
     shift = torch.mul(m, -LOG2_E)
     if hidden:

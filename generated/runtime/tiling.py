@@ -38,7 +38,7 @@ class Tile:
     pages: the number of pages in each item. An item has fewer pages than a partition only if the tile has a single
     partition, which was trimmed to its used pages.
     chunk: the number of items in a chunk.
-    masked: whether token slots may lie past the end of their sequence, the last ``tail`` slots excluded.
+    masked: whether token slots other than the last ``tail`` slots may lie past the end of their sequence.
     padded: whether the tile has pages beyond the end of the longest sequence.
     tail: the number of token slots at the end of the tile that lie past the end of the sequence, if the tile has a
     single sequence of known length; else 0.
@@ -168,7 +168,7 @@ class Budget(NamedTuple):
         known: bool,
         attended: Sequence[int] | None = None,
     ) -> Tiling:
-        """The tiling of a call that has a sequence of each of the ``lengths`` (tokens).
+        """The tiling of a call that has one sequence for each entry of ``lengths``, which are in tokens.
 
         If a single item exceeds the budget, each tile has one item.
 
@@ -271,7 +271,10 @@ class _Cut:
                 yield slice(group.start + span.start, group.start + span.stop)
 
     def _groups(self) -> Iterator[slice]:
-        """Split the sequences into groups in which it costs little to pad all first partitions to the largest one."""
+        """Split the sequences into groups.
+
+        In a group, it costs little to pad the first partition of each sequence to the size of the largest one.
+        """
         start = wasted = 0
         for row, extent in enumerate(self.extents):
             wasted += min(self.whole, self.extents[start]) - min(self.whole, extent)
@@ -343,8 +346,8 @@ class _Cut:
 def partitions_reached(longest: int, partition: int, window: int | None) -> int:
     """The largest number of partitions that a query can attend to in a sequence of up to ``longest`` tokens.
 
-    partition: tokens of a partition. window: the sliding window in tokens, or None. A window of W tokens may begin
-    anywhere in a partition, so it touches up to ceil((W - 1) / partition) + 1 partitions.
+    partition: the number of tokens in a partition. window: the sliding window in tokens, or None. A window of W tokens
+    may begin anywhere in a partition, so it touches up to ceil((W - 1) / partition) + 1 partitions.
     """
     every = _ceil(longest, partition)
     return every if window is None else min(every, _ceil(window - 1, partition) + 1)
@@ -357,7 +360,7 @@ def launched_partitions(longest: int, partition: int, window: int | None) -> int
     marks the partitions before a sliding window as empty in the scratch, so it must run if there can be such
     partitions. The grid therefore has at least two partitions if ``longest`` exceeds one partition.
 
-    partition: tokens of a partition. window: the sliding window in tokens, or None.
+    partition: the number of tokens in a partition. window: the sliding window in tokens, or None.
     """
     return max(min(_ceil(longest, partition), 2), partitions_reached(longest, partition, window))
 

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 #: The fixed cost of a partition: starting a thread block and writing its result take the time of this many tokens.
 PARTITION_OVERHEAD = 32
 
-#: A thread block of the reduction loads this many partitions at once (runtime/cuda/pav2_reduce.cuh, for a head size of
-#: 64 or more).
+#: The reduction is the kernel that merges the results of all partitions. One of its thread blocks loads the results of
+#: this many partitions at once (runtime/cuda/pav2_reduce.cuh, for a head size of 64 or more).
 REDUCTION_PARTITIONS = 64
 
 #: The time to launch and end the reduction, and the latency of one round of loads, in the unit of this module.
 REDUCTION_START, REDUCTION_ROUND = 64, 16
 
-#: A worker is a place for a resident thread block. A group of workers: when they become free, and how many they are.
+#: A worker is a place for a resident thread block. A pair of numbers describes a group of workers: the time at which
+#: they become free, and their number.
 Workers = tuple[int, int]
 
 

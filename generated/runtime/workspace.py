@@ -20,7 +20,7 @@ ALIGNMENT = 256
 #: A workspace caches the buffers for this many tile shapes.
 MOST_SPACES = 64
 
-#: The smallest block on a CPU, in bytes. Calls whose sequences grow then rarely need a larger block.
+#: The smallest block on a CPU, in bytes. If sequences grow from call to call, a larger block is rarely needed.
 LEAST_BYTES = 1 << 20
 
 S = TypeVar("S")
@@ -51,7 +51,7 @@ class Buffer:
         return cast(torch.Tensor, found)
 
     def once(self, make: Callable[..., S], space: object, *sizes: Hashable) -> S:
-        """``make(space, *sizes)``, a tuple of views of the buffers of ``space``. It is made once for each ``sizes``."""
+        """Return ``make(space, *sizes)``, a tuple of views of the buffers of ``space``. The result is cached."""
         found = self._views.get((make, sizes))
         if found is None:
             found = self._views[make, sizes] = make(space, *sizes)

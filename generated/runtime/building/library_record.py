@@ -23,10 +23,10 @@ FORMAT = 1
 #: Upper bound in bytes of a record and of a section table. A file with larger ones is damaged.
 MOST_BYTES = 16 << 20
 
-#: Machines of an ELF file, as ``platform.machine()`` and the tags of wheels spell them.
+#: The number of a type of CPU in an ELF file -> its name in ``platform.machine()`` and in the tags of wheels.
 MACHINES = {62: "x86_64", 183: "aarch64"}
 
-#: ``e_ident`` and ``e_machine``; ``e_shoff``, ``e_shentsize``, ``e_shnum``, ``e_shstrndx``.
+#: Fields of an ELF file's header: e_ident, e_machine, e_shoff, e_shentsize, e_shnum and e_shstrndx.
 _HEADER = struct.Struct("<16s2xH20xQ10xHHH")
 #: Fields of a section's header: the place of its name, its offset and its size.
 _SECTION = struct.Struct("<I20xQQ24x")

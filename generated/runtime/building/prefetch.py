@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: The program of that process. Its arguments are the package's folder and, as JSON, the libraries: [warp size, whether
-#: checked, symbols of kernels] of each. It imports no torch.
+#: The program that compiles the libraries. Its arguments are the package's folder, and a JSON list with an item for
+#: each library: [the warp size, whether the build is checked, the symbols of the kernels]. It imports no torch.
 PROGRAM = """
 import importlib, json, sys, types
 from pathlib import Path

@@ -19,15 +19,17 @@ from ..dispatch_row import Modification
 from ..key import Key
 from .oracle import nearest_codes
 
-#: The entry of a block table past a sequence's last page. A kernel that uses it as a block number fails visibly.
+#: Tests write this value to the entries of a block table past a sequence's last page. A kernel that uses it as a block
+#: number fails visibly.
 GARBAGE = 0x7FFF7FFF
 
 
 #: A stride in elements that does not fit an int32.
 FAR = 1 << 31
 
-#: The strides of the first dimensions exceed FAR by these multiples of a unit. The multiples differ, so that no two
-#: elements have the same address.
+#: The strides that ``far_apart`` gives to the first dimensions of a tensor exceed FAR by these multiples of the
+#: number of elements in the other dimensions, rounded up. The multiples differ, so that no two elements have the same
+#: address.
 EXCESS = (1, 101, 10_007)
 
 #: A cache repeats this many random numbers, because drawing a number for each element would take longer than a kernel.
@@ -47,8 +49,8 @@ class Case:
     """The description of a test input. ``seq_lens`` has the length of each sequence in tokens.
 
     max_seq_len: the argument of the call; None means the longest of ``seq_lens``.
-    query_gap: elements between the rows of the query, as in a slice of a fused projection.
-    block_gap: pages between the blocks of the cache.
+    query_gap: the number of unused elements between the rows of the query, as in a slice of a fused projection.
+    block_gap: the number of unused pages between the blocks of the cache.
     spare_partitions: the number of scratch partitions that the call does not need.
     poison: whether to write NaN to all places that a kernel must not read, and garbage past the end of each block
     table.
@@ -57,7 +59,7 @@ class Case:
     sparse: the block-sparse arguments of the call, or None.
     score_size: the scores are multiplied by this factor.
     sinks: the sinks of the first heads, about as large as the scores. Further heads repeat these sinks.
-    modification: the definition of the modification that the key names.
+    modification: the definition of the modification that ``key`` names.
     """
 
     key: Key

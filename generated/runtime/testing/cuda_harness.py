@@ -143,8 +143,8 @@ class CheckedKernel(CudaKernel):
         """Check that the number of loaded bytes and the size of shared memory are as planned.
 
         seq_lens: sequence lengths in tokens, all multiples of the page size.
-        page_bytes: bytes of K and V together in a page, for one KV head.
-        shared_bytes: bytes of shared memory per thread block of the kernel that computes partitions.
+        page_bytes: the number of bytes of K and V together in a page, for one KV head.
+        shared_bytes: the bytes of shared memory of each thread block of the kernel that computes partitions.
         blocks_per_group: the number of thread blocks that the query heads of a KV head are divided over. Every one of
         these thread blocks loads the cache.
         """

@@ -192,10 +192,10 @@ class TorchKernel(Harness):
         return sum(counts.values())
 
     def room_for(self, chunk_items: int, rows: int, parts: int, kv_heads: int = 2) -> dict[str, int]:
-        """The bounds of the workspace that are enough for exactly the given number of items.
+        """The bounds of the workspace, in bytes, that are enough for exactly these chunks and tiles (see ``tiling``).
 
-        chunk_items: the items of a chunk.
-        rows, parts: the sequences and the partitions of a tile.
+        chunk_items: the number of items in a chunk.
+        rows, parts: the number of sequences and of partitions in a tile.
         """
         cpu: Budget = self.module.CPU
         pages = self.partition_size // self.key.block_size
@@ -205,8 +205,8 @@ class TorchKernel(Harness):
     def with_budget(self, monkeypatch: Any, chunk: int, segment: int) -> None:
         """Change the bounds of the kernel's workspace on the CPU, until the end of the test.
 
-        chunk: bytes for the keys or values of a chunk.
-        segment: bytes for the scores of a tile.
+        chunk: the new bound in bytes for the keys or values of a chunk.
+        segment: the new bound in bytes for the scores of a tile.
         """
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(chunk=chunk, segment=segment, padding=0))
 
@@ -232,8 +232,9 @@ def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
 
 
 def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """Check that the scratch has m, z and the output of each partition, and -inf and 0 for partitions without
-    tokens.
+    """Check that the scratch has the m, z and o of each partition, and -inf and 0 for partitions without tokens.
+
+    ``oracle.Partition`` defines m, z and o.
     """
     assert call.scratch is not None
     exp_sums, max_logits, tmp_out = call.scratch

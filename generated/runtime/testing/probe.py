@@ -29,7 +29,7 @@ class CallCounter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Newer versions of torch import their compiler, which takes a second, unless this is false."""
+        """Always false. If it were true, newer versions of torch would import their compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

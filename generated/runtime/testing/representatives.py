@@ -1,7 +1,8 @@
-"""Chooses representatives among CUDA kernels with the same body: kernels whose sources differ in constants only.
+"""Chooses a few CUDA kernels, the representatives, to be tested in place of all kernels of a package.
 
-A source begins with its constants (``constexpr``, ``using``), and the body follows. Each value that a constant takes in
-a body is in one representative at least. So a fault of the body, or of one value in it, shows in a representative.
+A source begins with its constants (``constexpr``, ``using``), and the body follows. Many kernels have the same body and
+differ only in the values of constants. For each body, every value of each constant occurs in at least one
+representative. So a test of the representatives finds a fault in a body, and a fault that one value causes.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 _COMMENT = re.compile(r"//[^\n]*")
-#: A constant or an alias that is known without the others: its value names none of them.
+#: A constant or an alias with a value that does not depend on other constants.
 _CONSTANT = re.compile(r"^(?:constexpr \w+|using) (\w+) = ((?:(?!\bk[A-Z])[^;])*);", re.MULTILINE)
-#: What a body leaves out. Declarations inside of functions belong to the body.
+#: Declarations outside of functions. They do not belong to the body. Declarations inside of functions do.
 _DECLARATION = re.compile(r"^(?:constexpr|using|static_assert)\b[^;]*;", re.MULTILINE)
 
 
 class Source(NamedTuple):
-    """The source of a CUDA kernel. constants: (name, value) of each."""
+    """The parts of a CUDA kernel's source. constants: the name and the value of each constant."""
 
     body: str
     constants: frozenset[tuple[str, str]]
 
 
 def parse(text: str, name: str) -> Source:
-    """Split the text of a source. ``name`` is the kernel's own name, which both parts leave out."""
+    """Split the text of a source into body and constants. ``name``, the kernel's own name, is replaced in both."""
     code = _COMMENT.sub("", text).replace(name, "NAME")
     return Source(" ".join(_DECLARATION.sub("", code).split()), frozenset(_CONSTANT.findall(code)))
 
 
 def representatives(sources: Mapping[str, Source]) -> set[str]:
-    """The names of representatives. Of kernels that add as many values, the first one in ``sources`` is chosen."""
+    """The names of the representatives among the kernels in ``sources``, which maps the kernels' names to sources."""
     groups: dict[str, dict[str, frozenset[tuple[str, str]]]] = {}
     for name, source in sources.items():
         groups.setdefault(source.body, {})[name] = source.constants
@@ -41,7 +42,12 @@ def representatives(sources: Mapping[str, Source]) -> set[str]:
 
 
 def cover(group: Mapping[str, frozenset[tuple[str, str]]]) -> list[str]:
-    """Names of ``group``, at least one, that have all its constants together. The one that adds most comes first."""
+    """Choose kernels that together have all constants in ``group``. At least one kernel is chosen.
+
+    Each step chooses the kernel with the most constants that are still missing. A tie goes to the first in ``group``.
+
+    group: the constants of each kernel, by its name. All these kernels have the same body.
+    """
     missing, chosen = frozenset[tuple[str, str]]().union(*group.values()), list[str]()
     while missing or not chosen:
         chosen.append(max(group, key=lambda name: len(group[name] & missing)))
@@ -50,7 +56,10 @@ def cover(group: Mapping[str, frozenset[tuple[str, str]]]) -> list[str]:
 
 
 def of_files(paths: Mapping[str, Path]) -> set[str]:
-    """The representatives among source files, by the symbols of the kernels: ``pav2_`` and the kernel's own name."""
+    """The symbols of the representatives. A symbol is ``pav2_`` and the kernel's name.
+
+    paths: the source file of each kernel, by the kernel's symbol.
+    """
     return representatives({symbol: read(path, symbol.removeprefix("pav2_")) for symbol, path in paths.items()})
 
 

@@ -37,7 +37,8 @@ class Write(NamedTuple):
 class Targets(NamedTuple):
     """For each token of a chunk, the token to read and the place to write: int64 [tokens] each.
 
-    rows: the index of the token to read. The index after the last token means the present content of block 0, slot 0.
+    rows: the index of the token to read in the chunk. An index equal to the number of tokens means the content of
+    block 0, slot 0 before the write.
     blocks, slots: the place to write to.
     """
 
@@ -50,7 +51,7 @@ def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
     """Compute the targets of a chunk on the device. No tensor shape depends on the slots, so the host reads nothing.
 
     A skipped token repeats the write of another token: the same bytes to the same place. If all tokens are skipped, the
-    present content of block 0, slot 0 is written back.
+    content of block 0, slot 0 is read and written back.
     """
     tokens = slot_mapping.shape[0]
     slots = slot_mapping.long()

@@ -29,8 +29,8 @@ class WriteCase:
     """The description of a test input. ``slots`` has the slot of each token.
 
     blocks: the number of blocks in the cache.
-    row_gap: elements between the rows of key and value, as in slices of a fused projection.
-    block_gap: pages between the blocks of the cache.
+    row_gap: the number of unused elements between the rows of key and value, as in slices of a fused projection.
+    block_gap: the number of unused pages between the blocks of the cache.
     scales: the scales of K and of V, each a float or one float per KV head.
     odd: whether keys and values are numbers that are hard to encode, instead of random numbers.
     """

@@ -19,7 +19,8 @@ INT8_LARGEST = 127
 E4M3_LARGEST, E4M3_SMALLEST = 448.0, 2.0**-6
 E5M2_LARGEST, E5M2_SMALLEST = 57344.0, 2.0**-14
 
-#: A number of E4M3, divided by this number, has the same exponent and fraction bits as a float16.
+#: A number of E4M3 is divided by this number and stored as a float16. The exponent bits and the first fraction bits of
+#: the float16 are then those of the E4M3 number.
 E4M3_DIVISOR = 2.0**8
 
 #: For the bits of a float32 as int32: the mask of the exponent, and the number of fraction bits.
@@ -66,8 +67,7 @@ def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
     """Fill ``codes`` (uint8) with values / scales in E4M3. The parameters are those of ``encode_e5m2``.
 
-    The caller must have multiplied the cache's scales by ``E4M3_DIVISOR``, a power of two, so that the product is
-    exact.
+    ``scales`` are the cache's scales times ``E4M3_DIVISOR``. These products are exact, because it is a power of two.
     """
     largest = E4M3_LARGEST / E4M3_DIVISOR
     values.div_(scales).clamp_(-largest, largest)  # NaN stays
@@ -79,10 +79,10 @@ def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 
 
 def rounded_halves(values: torch.Tensor, fraction_bits: int, smallest: float, space: Fp8Space) -> torch.Tensor:
-    """Round ``values`` (float32) to a format with ``fraction_bits``, ties to even. Returns float16 bits as int16.
+    """Round ``values`` (float32) to numbers with ``fraction_bits`` fraction bits, ties to even.
 
-    The result is in ``space.halves``. Numbers below ``smallest`` are subnormal and are rounded with the exponent of
-    ``smallest``.
+    Returns ``space.halves``, an int16 tensor with the bits of the rounded numbers as float16. Numbers below
+    ``smallest`` are subnormal and are rounded with the exponent of ``smallest``.
     """
     space.halves.view(torch.float16).copy_(values)
     signs = torch.bitwise_and(space.halves, SIGN, out=space.spare)

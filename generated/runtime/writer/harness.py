@@ -242,8 +242,8 @@ class CheckedWriter(CudaWriter):
         """Check the memory accesses for a prompt of ``pages`` whole pages, and the size of shared memory.
 
         The writer must read each byte of key and value once, and write whole 32-byte sectors of the cache.
-        row_bytes: bytes of the key of one token and KV head in the cache.
-        shared_bytes: bytes of shared memory per thread block.
+        row_bytes: the number of bytes in the cache for the key of one token and KV head.
+        shared_bytes: the bytes of shared memory of each thread block.
         """
         case = self.case(range(pages * self.key.block_size), blocks=pages)
         write = self.run(make(case))

@@ -53,7 +53,7 @@ class Writer:
     """The cache writer operator of one generated package.
 
     kernels: the kernels of the package.
-    files: the file of each spec, by the name of the spec.
+    files: the path of each spec file, by the spec's name, for messages.
     """
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
