@@ -24,7 +24,8 @@ from pav2gen.files import check_output, check_replaceable
 if TYPE_CHECKING:
     from pav2gen.reading.selection import Selection
 
-#: Default lengths and batches of each command.
+#: The default options of each command: numbers of tokens in a sequence (LENGTHS), numbers of sequences in a batch
+#: (BATCHES), and numbers of new tokens in a sequence (QUERIES).
 BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
 BENCH_QUERIES = (4, 8, 512)
 TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -167,7 +168,8 @@ def tune(
     """Find the fastest partition sizes of SPEC on this device, and write specs/tuning/SPEC.DEVICE.yaml.
 
     The next build copies the rows of that file into the dispatch table. On this device, a row then overrides the cost
-    model. A row that was measured with 8 sequences applies to calls with 5 to 8 sequences, and likewise for tokens.
+    model. For example, a row that was measured with 8 sequences of 16384 tokens applies to calls with 5 to 8 sequences,
+    if the longest sequence has 8193 to 16384 tokens.
 
     Kernels with wrong results are left out of the file, and the command then exits with 1. Noisy measurements are
     marked as noisy and have no effect. If the command is interrupted, the next run continues from there.

@@ -210,7 +210,10 @@ def _changes(
 
 
 def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
-    """Yield notes for the user about one vLLM tree: its edits, foreign files, and decodes that no kernel serves."""
+    """Yield notes for the user about one vLLM tree.
+
+    The notes are about edits by hand, files that are not from pav2gen, and parts of vLLM that do not call the kernels.
+    """
     yield from edited.notes
     yield from foreign_overrides(found.tree)
     for path, source in found.sources.items():

@@ -120,14 +120,19 @@ def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
 
 
 def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
-    """Return a copy of ``entry`` with the value ``min_seq_len`` in all rows. For None, return ``entry`` itself."""
+    """Return a copy of the manifest ``entry`` with ``min_seq_len`` in all dispatch rows.
+
+    If ``min_seq_len`` is None, return ``entry`` itself.
+    """
     if min_seq_len is None:
         return entry
     return replace(entry, rows=tuple({**row, "min_seq_len": min_seq_len} for row in entry.rows))
 
 
 def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
-    """Return the files of a spec, or of ``SHARED``, with their manifest.
+    """Return the files of one owner and the file of its manifest, by path.
+
+    owner: the name of a spec, or ``SHARED`` for the files that all specs use.
 
     Raises UserError if a file differs from the manifest.
     """

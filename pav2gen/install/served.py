@@ -20,7 +20,7 @@ def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[st
 
 
 def _softcap(kernels: int) -> str:
-    """Say how a model with a softcap runs in a backend that raises an error for softcaps.
+    """Return a text that says how a model with a softcap runs in a backend that raises an error for softcaps.
 
     kernels: the number of installed extend kernels.
     """
@@ -30,7 +30,7 @@ def _softcap(kernels: int) -> str:
 
 
 def _writes(own: str, kernels: int, writer: str) -> str:
-    """Say who writes the KV cache.
+    """Return a text that says which function writes the KV cache: vLLM's own writer, or the generated one.
 
     own: what vLLM's own writer can do, one of ``WRITER_KINDS``, or empty if unknown.
     kernels: the number of installed cache writers.
@@ -47,7 +47,7 @@ def _writes(own: str, kernels: int, writer: str) -> str:
 
 
 def _prefixes(own: str, kernels: int) -> str:
-    """Say who computes prefills with a cached prefix.
+    """Return a text that says whether vLLM or the extend kernels compute prefills with a cached prefix.
 
     own: what vLLM's own function does, one of ``PREFIX_KINDS``, or empty if vLLM has no such function.
     kernels: the number of installed extend kernels.

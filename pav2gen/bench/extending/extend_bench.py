@@ -44,7 +44,8 @@ class ExtendOptions(bench.BenchOptions):
 class ExtendProblem(NamedTuple):
     """A batch to measure, in which each sequence has ``query_len`` new tokens.
 
-    decode: the kernel configuration, and the numbers of heads, sequences and tokens.
+    decode: the same batch as a problem for decode kernels. It has the kernel configuration, and the numbers of heads,
+    sequences and tokens.
     """
 
     decode: Problem
@@ -257,7 +258,7 @@ def queries(problem: ExtendProblem) -> torch.Tensor:
 
 
 def pair(call: Call, query: torch.Tensor, problem: ExtendProblem) -> Pair:
-    """Return ``call``, which is a decode call, and an extend call of ``query`` that reads the same KV cache."""
+    """Return the decode call ``call``, together with an extend call of ``query`` that reads the same KV cache."""
     shared = {name: value for name, value in call._asdict().items() if name in ExtendCall._fields}
     starts = torch.arange(problem.decode.num_seqs + 1, dtype=torch.int32) * problem.query_len
     own = {"out": torch.empty_like(query), "query": query, "query_start_loc": starts.to(query.device)}

@@ -19,7 +19,8 @@ PARTITION = 512
 TOLERANCE = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 1e-4}
 
 
-#: A batch is gathered as a whole if K has at most this many elements. Larger copies would not stay in the caches.
+#: ``sdpa`` computes all sequences of a batch in one call if their K has fewer elements than this. Larger copies of K
+#: and V would not stay in the processor's caches.
 TOGETHER = 2 << 20
 
 

@@ -33,7 +33,8 @@ GIB = 1 << 30
 
 NO_EXTEND = "no decode kernel is left to measure; for extend kernels, write --operator extend"
 
-#: The constant part of a problem's time, expressed as the bytes of KV cache that take the same time.
+#: The time to measure a problem is estimated as proportional to this number plus the problem's KV cache in bytes. The
+#: number stands for the part of the time that does not depend on the KV cache.
 FIXED_BYTES = 64 << 20
 
 

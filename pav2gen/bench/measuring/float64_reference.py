@@ -40,7 +40,8 @@ def truth(
 
     modification: the definition of ``call.modification``. The modification is evaluated for each element in plain
     Python, which takes about a second for 300,000 scores.
-    whole: the length of every sequence, if other tokens follow the query's token; else None.
+    whole: the number of tokens of every sequence, if the query's token is not the last one; else None. The lengths in
+    ``call.seq_lens`` end at the query's token.
     """
     return torch.stack([_sequence(call, kv_cache_dtype, s, modification, whole) for s in rows])
 

@@ -15,10 +15,11 @@ from pav2gen.errors import UserError
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.op import device_name
 
-#: The assumed bytes of the last-level cache, if the machine does not tell its size. Most caches are smaller.
+#: The assumed size of the last-level cache in bytes, if the machine does not tell it. Most caches are smaller.
 CACHE_BYTES = {"cpu": 64 << 20, "cuda": 64 << 20}
 
-#: The size of the copy that measures bandwidth, as a multiple of the cache's size.
+#: To measure the memory's bandwidth, a buffer of COPY_CACHES times the cache's size is copied. The buffer has at least
+#: LEAST_COPY and at most MOST_COPY bytes.
 COPY_CACHES, LEAST_COPY, MOST_COPY = 4, 128 << 20, 1 << 30
 
 

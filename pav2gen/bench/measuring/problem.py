@@ -22,7 +22,8 @@ from pav2gen.runtime.testing import cases
 #: At most this many bytes of K, and as many of V, are random. The rest of the cache repeats these bytes.
 DRAWN_BYTES = 16 << 20
 
-#: The least size of all inputs of a problem, as a multiple of the last-level cache. So no call's input is cached.
+#: Together, the calls of a problem read at least this many times the size of the last-level cache. So the input of a
+#: call is not cached when the call begins.
 CACHES = 2
 
 #: Each call leaves this many blocks of its part of the KV cache unused. The other blocks are in random order.
@@ -54,26 +55,26 @@ class Problem:
 
     @property
     def item_bytes(self) -> int:
-        """The bytes of one element of the KV cache."""
+        """The size of one element of the KV cache, in bytes."""
         return ITEM_BYTES[self.key.dtype] if self.key.kv_cache_dtype == "auto" else 1
 
     @property
     def kv_bytes(self) -> int:
-        """The bytes of K and V in the batch.
+        """The size of the batch's K and V in bytes.
 
         Every kernel must read them, unless it has a window or a sparse pattern.
         """
         return self._kv_bytes_of(self.seq_len)
 
     def _kv_bytes_of(self, tokens: int) -> int:
-        """The bytes of K and V for ``tokens`` tokens of each sequence."""
+        """The size of K and V in bytes, for ``tokens`` tokens of each sequence."""
         return 2 * self.num_seqs * tokens * self.kv_heads * self.key.head_size * self.item_bytes
 
     @property
     def io_bytes(self) -> int:
-        """The bytes of the query, of the output, and of K and V within the sequences' windows.
+        """The size of the query, of K and V, and of the output together, in bytes.
 
-        Without a window, K and V of all tokens count.
+        With a window, only K and V of the tokens in the window count.
         """
         query = self.num_seqs * self.num_heads * self.key.head_size * ITEM_BYTES[self.key.dtype]
         return self._kv_bytes_of(min(self.seq_len, self.key.sliding_window or self.seq_len)) + 2 * query
@@ -94,10 +95,10 @@ class Inputs:
 
     All calls have equal values, but they read different pages of one KV cache on the device.
 
-    small: the same call on the CPU, with a small cache.
-    first: the call with number 0.
-    count: the number of calls.
-    stride: the difference between the page numbers of successive calls.
+    small: a call with the same values on the CPU, with a small cache.
+    first: the call with the number 0.
+    count: the number of calls on the device.
+    stride: the number that is added to each page number in the block tables, from one call to the next.
     """
 
     small: Call

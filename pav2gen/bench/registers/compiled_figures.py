@@ -1,4 +1,4 @@
-"""The figures of a kernel's plan, with the number of registers that ptxas assigns in place of an estimate."""
+"""Computes the figures of a kernel's plan from the registers that ptxas assigns. The plan itself estimates them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ Figures = Mapping[str, int | float | str | None]
 def figures(kernel: AnyKernel, measured: Measured | None) -> Figures:
     """Return the figures of a kernel's plan.
 
-    If ptxas compiled the kernel, the figures that depend on registers are replaced.
-
-    For a decode kernel, these are the resident blocks and the bytes in flight. The figures of the wave model stay as
-    planned, because the dispatch table of the package was rendered with them.
+    If ptxas compiled the kernel, the number of registers is the one that ptxas assigned. For a decode kernel, the
+    number of resident blocks and the number of bytes in flight are computed from this number. The figures of the wave
+    model stay as planned, because the dispatch table of the package was rendered with them.
     """
     usage = measured.usages.get(kernel.v.symbol) if measured else None
     if measured is None or usage is None:
@@ -38,7 +37,10 @@ def figures(kernel: AnyKernel, measured: Measured | None) -> Figures:
 
 
 def _assigned(registers: int) -> int:
-    """Return the registers that the hardware assigns to a thread. It assigns registers in multiples of 8."""
+    """Return the number of registers that the hardware assigns to a thread: a multiple of 8.
+
+    registers: the number of registers that ptxas assigns to the thread.
+    """
     return -(-registers // 8) * 8
 
 
@@ -47,7 +49,7 @@ def measure_all(
 ) -> dict[str, Measured]:
     """Compile the CUDA kernels of ``selections``, and return what ptxas says about them, by the spec's name.
 
-    Raises UserError if no spec has CUDA kernels, and as ``measure`` does.
+    Raises UserError if no spec has CUDA kernels, or if ``measure`` raises it.
     """
     with_cuda = [chosen for chosen in selections if "cuda" in chosen.spec.backends]
     if not with_cuda:

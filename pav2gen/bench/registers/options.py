@@ -29,7 +29,7 @@ def asked_ptxas(selections: Sequence[Selection], ptxas: bool, arch: str | None) 
     """Return what ptxas says about the CUDA kernels, by the spec's name, for the values of the two options.
 
     Without ``--ptxas``, the result is empty. Notes and the progress are printed on stderr. Raises UserError for
-    ``--arch`` without ``--ptxas``, and as ``measure_all`` does.
+    ``--arch`` without ``--ptxas``, or if ``measure_all`` raises it.
     """
     if not ptxas:
         if arch:

@@ -48,8 +48,9 @@ def quiet(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """The usage of registers and memory of each kernel, by the kernel's symbol.
+    """What ptxas says about the kernels of a spec.
 
+    usages: the usage of registers and memory of each kernel, by the kernel's symbol.
     compiler, arch: the compiler and the architecture for which the usage is valid.
     """
 

@@ -20,8 +20,8 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?\b(\d+) bytes smem)?")
 class Usage:
     """The resources that a compiler assigns to a kernel.
 
-    registers: the registers of a thread.
-    spilled_bytes: the bytes that a thread stores to memory and loads again, because it has too few registers.
+    registers: the number of registers of a thread.
+    spilled_bytes: the number of bytes that a thread stores to memory and loads again, because it has too few registers.
     shared_bytes: the static shared memory of a thread block, in bytes.
     """
 
@@ -35,7 +35,7 @@ class Usage:
 
     @classmethod
     def read(cls, document: Mapping[str, object]) -> Usage | None:
-        """Return the usage that ``document`` has written in an earlier run. Return None for any other object."""
+        """Return the usage in a JSON object that ``Usage.document`` made. Return None for any other object."""
         names = cls.__dataclass_fields__
         values = [document.get(name) for name in names]
         if document.keys() != names.keys() or not all(type(value) is int and value >= 0 for value in values):

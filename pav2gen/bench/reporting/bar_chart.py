@@ -12,7 +12,10 @@ WIDTH, ROOM, THICKNESS, GAP, TITLE = 1040, 270, 15, 5, 22
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its CSS class, its position, the text at its end, and the title that the pointer shows."""
+    """One bar: its CSS class, its position, and the text at its end.
+
+    title: a text that is shown when the pointer is over the bar.
+    """
 
     style: str
     y: float
@@ -64,8 +67,8 @@ def bars(
 ) -> Bars:
     """Compute the chart of ``groups``, which must have at least one bar.
 
-    show: formats a value as text.
-    most: the value whose bar has the full width.
+    show: a function that formats a value as text.
+    most: a bar with this value has the full width.
     """
     scale = (WIDTH - ROOM) / most
     titles, drawn, y = [], [], 0.0

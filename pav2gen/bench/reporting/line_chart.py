@@ -13,7 +13,7 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 520, 320
 LEFT, RIGHT, TOP, BOTTOM = 62, 132, 14, 44
 
-#: The least distance between the text baselines of two labels at the right edge.
+#: The least vertical distance between two labels at the right edge of a chart, in SVG units.
 LABEL_HEIGHT = 16
 
 Point = tuple[float, float]
@@ -133,8 +133,8 @@ class Quantity:
     """The quantity on the vertical axis of a chart.
 
     name: the axis's title.
-    show: formats a value as text.
-    ticks: returns the values to mark on an axis.
+    show: a function that formats a value as text.
+    ticks: a function that returns the values to mark on an axis.
     """
 
     name: str
@@ -244,9 +244,10 @@ def summary(series: Sequence[Series], y_format: Callable[[float], str]) -> str:
 
 
 def tokens(value: float) -> str:
-    """Return a number of tokens in short form, such as 512, 8K or 100k. K means 1024, k means 1000.
+    """Return a number of tokens in short form, such as 512, 8K or 100k.
 
-    K is used for multiples of 1024.
+    A multiple of 1024 is written with K, which means 1024. Any other number from 1024 on is written with k, which means
+    1000. From 1024K on, a multiple of 1024 is written with M, which means 1024 * 1024.
     """
     number = round(value)
     if number < 1024:

@@ -96,9 +96,9 @@ def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
 def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart]:
     """Yield the charts of workspace over length: one for each batch and device.
 
-    A line shows the largest workspace of all configurations.
+    If several configurations were measured, a line shows the largest workspace among them.
 
-    limit: the bound in the spec, in bytes.
+    limit: the largest workspace that the spec allows, in bytes. The chart shows it as a line.
     """
     batches: dict[Heading, list[Measurement]] = {}
     for each in found:
@@ -114,8 +114,8 @@ def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart
 def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
     """Yield the lines of a chart: one for each baseline and each backend.
 
-    figure: returns the value to show for an entry, or None. If several points have the same length, the largest value
-    is shown.
+    figure: a function that returns the value to show for an entry, or None. If several points have the same length, the
+    largest value is shown.
     """
     for name, label in {**PEERS, **KERNELS}.items():
         values: dict[int, float] = {}
@@ -162,7 +162,7 @@ def shares(found: Sequence[Measurement]) -> Bars | None:
 
 
 def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
-    """Return the bar chart of the bytes that a decode of the model's full length loads from the KV cache.
+    """Return the bar chart of how many bytes a decode call loads from the KV cache, at the model's full length.
 
     For each configuration, the chart compares the CUDA kernel with a kernel that has one thread block for each query
     head. Returns None if the spec builds no CUDA kernels.

@@ -120,7 +120,10 @@ def candidates(chosen: Selection, most: int) -> list[Layout]:
 def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
     """Return the CUDA kernels of ``chosen`` in one layout, as a separate spec.
 
-    A kernel is left out if this layout splits its query heads over more thread blocks than the plan's own layout does.
+    A kernel is left out if it cannot have this layout, or if the layout splits its query heads over another number of
+    thread blocks than the plan's own layout does.
+
+    number: the number of the layout, which makes the names of the spec and of its kernels unique.
     """
     name = f"{chosen.spec.name}_layout{number}"
     spec = replace(chosen.spec, name=name, cuda=layout._asdict(), backends=("cuda",))
@@ -152,8 +155,9 @@ def ranking(found: Sequence[LayoutTimes]) -> list[tuple[Layout, float]]:
 
 
 def _problems(chosen: Selection, row: Row, options: LayoutOptions) -> list[Problem]:
-    """Return the problems for a kernel: one for each batch size and length, with the heads of the first rank
-    that fits.
+    """Return the problems for a kernel: one for each batch size and length.
+
+    The numbers of heads are those of the first tensor-parallel rank that the kernel serves.
     """
     ranks = [rank for rank in chosen.spec.model.ranks() if rank.gqa_ratio == row.key.gqa_ratio]
     return [

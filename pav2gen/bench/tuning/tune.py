@@ -31,7 +31,8 @@ from pav2gen.runtime.dispatch_row import Row
 from pav2gen.runtime.key import Key
 from pav2gen.runtime.op import device_name
 
-#: The fastest partition size may lose a single run by at most this fraction. A user does not notice such a difference.
+#: The partition size that is the fastest by the median may be slower than another one in a single run, but at most by
+#: this fraction. A user does not notice such a difference.
 TIE = 0.02
 
 #: Checks a measurement from the journal: the times by partition size, and the reasons why other sizes have no times.
@@ -45,9 +46,9 @@ DIGITS = 6
 class TuneOptions:
     """Options of a tuning run.
 
-    seq_lens: the lengths to measure. None means the powers of two at which the spec prefers V2.
+    seq_lens: the lengths to measure. None means the lengths that ``lengths_of`` returns.
     runs: how often each measurement is repeated.
-    rounds: the samples of each kernel in a run.
+    rounds: the number of samples of each kernel in a run.
     replace: whether to drop the rows of an existing tuning file that are not measured again.
     progress: as in ``bench.BenchOptions``.
     """
@@ -157,7 +158,7 @@ def lengths_of(spec: Spec) -> tuple[int, ...]:
 def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mapping[str, str]) -> Measured:
     """Choose the fastest partition size from the runs of one problem, or say why none is chosen.
 
-    times: the ms of each run, by partition size.
+    times: the time of each run in milliseconds, by partition size.
     wrong: for each other partition size, why its result is wrong.
     """
     times = {size: [round(time, DIGITS) for time in runs] for size, runs in times.items()}

@@ -13,7 +13,8 @@ from typing import NamedTuple
 #: The start of the comment above all lines that an install inserts into a file.
 MARKER = "# pav2gen: "
 
-#: The only change without this comment: the condition of an ``if`` or ``elif`` becomes ``use_v1``.
+#: An install makes only one kind of change without this comment: the condition of an ``if`` or ``elif`` becomes
+#: ``use_v1``. The pattern matches the old line and the new line, with a NUL character between them.
 TEST_CHANGE = re.compile(r"(\s*(?:el)?if)\b[^\n]*:[^\n]*\n\0\1 use_v1:[^\n]*\n")
 
 

@@ -53,7 +53,8 @@ V1_KINDS = {
 }
 
 
-#: What vLLM's own cache writer can do, and what its own function for a cached prefix does. The best value comes first.
+#: The values of ``Fork.writer`` (what vLLM's own cache writer can do), and those of ``Fork.prefix`` (what vLLM's own
+#: function for a cached prefix does). The best value comes first.
 WRITER_KINDS = ("whole", "plain", "none")
 PREFIX_KINDS = ("works", "hangs", "none")
 
@@ -258,7 +259,10 @@ def _layer_check(layer: Layer, fork: Fork) -> Insertion:
 
 
 def _notes(decodes: Decodes) -> Iterator[str]:
-    """Yield a note for each ``if``, and for each override, that makes decodes run another kernel than V1 and V2."""
+    """Yield a note for each place where vLLM may decode with another kernel than V1 and V2.
+
+    Such a place is an ``if``, or a class that overrides ``forward_decode``.
+    """
     for decode in decodes.choices:
         for test in (*decode.others, *decode.detours):
             yield (

@@ -61,9 +61,11 @@ def choose_v1(
 
     The function reads no values of tensors, so that a captured CUDA graph stays valid.
 
-    If a kernel takes the call and ``prefer_v2`` prefers V2, the answer is False. Otherwise, vLLM's own choice is the
-    answer. However, if a kernel takes the call but vLLM's own V2 is a stub, calls of at most 8192 tokens run V1. The
-    answer is never True if V1 only raises an error, or would ignore something that the call or its layer needs.
+    The answer is False if V1 only raises an error, or would ignore something that the call or its layer needs. The
+    answer is also False if a generated kernel takes the call and the package's ``prefer_v2`` returns True.
+
+    In all other cases, the answer is vLLM's own choice, with one exception. The answer is True if a generated kernel
+    takes the call, vLLM's own V2 is a stub, and no sequence is longer than 8192 tokens.
     """
     if disabled():
         return use_v1
@@ -97,7 +99,7 @@ def serve_v2(*, fallback: bool, **call: Any) -> bool:
     Returns False if vLLM must run its own V2 instead.
 
     fallback: whether vLLM's own V2 works. If it works, vLLM's V2 serves the calls that no generated kernel takes, and
-    the calls for which ``prefer_v2`` is false.
+    the calls for which the package's ``prefer_v2`` returns False.
 
     Without a fallback, or if vLLM's V2 would ignore something that the layer needs, the generated operator takes every
     call. The operator raises its own error for a call that it cannot serve.

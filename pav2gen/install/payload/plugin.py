@@ -271,7 +271,10 @@ def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
 
 
 def replaced_init(found: Layer, original: Callable[..., None], told: dict[str, Any]) -> Callable[..., None]:
-    """Return an ``Attention.__init__`` that calls ``check_layer`` after ``original``."""
+    """Return an ``Attention.__init__`` that calls ``check_layer`` after ``original``.
+
+    told: the arguments ``writer`` and ``prefix`` of ``check_layer``.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)

@@ -45,7 +45,7 @@ def serve_prefix(
     Returns the output, [tokens, heads, head size].
 
     If no kernel takes the call, vLLM's own function serves it, and the log says so once. If that function does not
-    work, or would ignore something that the layer needs, NoKernelError says what to build.
+    work, or would ignore something that the layer needs, this hook raises NoKernelError or ValueError with the reason.
     """
     if disabled():
         return None

@@ -22,7 +22,8 @@ logger = logging.getLogger("vllm.pav2")
 #: The operators of a package, and the word for each in a spec's ``operators``.
 OPERATORS = {"paged_attention_v2": "decode", "paged_attention_extend": "extend", "reshape_and_cache": "cache"}
 
-#: The values of PAV2_KV_CACHE_DTYPE, the real dtype of vLLM's fp8 caches. It is for versions of vLLM without int8.
+#: The allowed values of the environment variable PAV2_KV_CACHE_DTYPE. The variable names the dtype of the codes in
+#: those caches that vLLM calls fp8. With it, a cache can contain int8 codes in a vLLM that has no int8 caches.
 STORED = ("fp8_e4m3", "fp8_e5m2", "int8")
 
 
@@ -34,8 +35,8 @@ def disabled() -> bool:
 def stored_dtype(kv_cache_dtype: str) -> str:
     """Return the dtype of the codes in a KV cache that vLLM calls ``kv_cache_dtype``.
 
-    If the environment variable PAV2_KV_CACHE_DTYPE is set, return its value in place of a name that begins with fp8.
-    Raises ValueError if the value is not one of ``STORED``.
+    If ``kv_cache_dtype`` begins with "fp8" and the environment variable PAV2_KV_CACHE_DTYPE is set, return the
+    variable's value. Otherwise, return ``kv_cache_dtype``. Raises ValueError if the value is not one of ``STORED``.
     """
     wanted = os.environ.get("PAV2_KV_CACHE_DTYPE", "")
     if not wanted or not kv_cache_dtype.startswith("fp8"):
@@ -171,7 +172,8 @@ def how_to_build(word: str) -> str:
 def log_once(level: int, message: str, about: tuple[Any, ...] = ()) -> None:
     """Log a message once in this process.
 
-    If ``about`` is given, only the first message with this ``about`` is logged.
+    about: a key. Of all messages with the same key, only the first is logged. Without a key, the text of the message
+    is the key.
     """
     if (about or message) not in _logged:
         _logged.add(about or message)

@@ -131,7 +131,7 @@ def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page:
     slots: [tokens], the position of each token in the cache.
     starts: [prompts + 1], the index of the first token of each prompt.
     longest: the number of tokens of the longest prompt.
-    page: the tokens of a page.
+    page: the number of tokens in a page.
 
     Entries past a prompt's last page repeat that page. No tensor is copied to the host.
     """

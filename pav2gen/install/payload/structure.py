@@ -35,7 +35,7 @@ LAYER = "attention/layer.py"
 #: The operators of vLLM that decode.
 V1, V2 = "paged_attention_v1", "paged_attention_v2"
 
-#: The operator's parameters. Each line has the names of one parameter in vLLM and its forks. The hooks use the first.
+#: The parameters of V2. Each line has the names of one parameter in vLLM and its forks. The hooks use the first name.
 ALIASES = (
     ("out", "output"),
     ("exp_sums", "exp_sum"),
@@ -55,7 +55,7 @@ ALIASES = (
     ("k_scale", "kv_scale"),
     ("v_scale", "kv_scale"),
 )
-#: Parameters that a fork may lack. Block-sparse attention came with vLLM 0.4.3.
+#: Parameters of V2 that a fork may lack, because block-sparse attention came only with vLLM 0.4.3.
 OPTIONAL = (
     "tp_rank",
     "blocksparse_local_blocks",
@@ -232,9 +232,11 @@ def _scales(function: ast.FunctionDef, name: str) -> str:
 
 
 def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: str) -> dict[str, str]:
-    """Return the function's name for each wanted parameter. Each key is the first of its possible names.
+    """Find the wanted parameters of a function, and return the name that the function gives to each of them.
 
-    wanted: the possible names of each parameter.
+    The key of a parameter in the result is the first of its possible names.
+
+    wanted: for each parameter, its possible names.
     owner: the name of the function, for the message.
 
     Raises Unfit if the function lacks a parameter.
@@ -293,7 +295,7 @@ def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
 
 
 def _detours(body: list[ast.stmt], name: str) -> Iterator[ast.If]:
-    """Yield the ``if`` statements around a call of ``name`` that compute something in the branch without this call."""
+    """Yield each ``if`` that calls ``name`` in one branch, and calls another function in its other branch."""
     for statement in body:
         for block in blocks(statement):
             if has_call(block, name):

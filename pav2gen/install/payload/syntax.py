@@ -17,7 +17,7 @@ class Method(NamedTuple):
 def functions(body: Iterable[ast.stmt], name: str) -> Iterator[ast.FunctionDef]:
     """Yield the functions called ``name`` in a block, also within ``if`` and ``try`` statements.
 
-    Classes are not searched.
+    The bodies of classes are not searched.
     """
     for statement in _in_same_scope(body):
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
@@ -27,7 +27,7 @@ def functions(body: Iterable[ast.stmt], name: str) -> Iterator[ast.FunctionDef]:
 def classes(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef]:
     """Yield the classes in a block, also within ``if`` and ``try`` statements.
 
-    Classes and functions are not searched.
+    The bodies of classes and functions are not searched.
     """
     for statement in _in_same_scope(body):
         if isinstance(statement, ast.ClassDef):

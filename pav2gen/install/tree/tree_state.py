@@ -87,7 +87,7 @@ def read_tree_state(tree: VllmTree) -> TreeState:
 def _sources(tree: VllmTree) -> list[str]:
     """Return the files of the tree that an install edits.
 
-    Raises UserError if one of the two required files is missing.
+    Raises UserError if ``OPS`` or ``DECODE`` is missing. The other files may be missing.
     """
     for path in (OPS, DECODE):
         if not tree.source(path).is_file():
