@@ -6,7 +6,7 @@ import keyword
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,9 +153,21 @@ def _carry_out(
         kernels={chosen.spec.name: len(chosen.built) for chosen in selections},
         changes=comparison.changes,
         unchanged=comparison.unchanged,
-        notes=(*package.clashes, *(f"{owner} is still incomplete: its build was interrupted" for owner in unsettled)),
+        notes=(
+            *package.clashes,
+            *_unused_settings(selections),
+            *(f"{owner} is still incomplete: its build was interrupted" for owner in unsettled),
+        ),
         refusal=refusal,
     )
+
+
+def _unused_settings(selections: Iterable[Selection]) -> Iterator[str]:
+    """Yield a note on each spec with CUDA settings that do not apply to its extend kernels."""
+    for spec in (chosen.spec for chosen in selections):
+        if spec.cuda and "extend" in spec.operators:
+            names = " and ".join(f"cuda.{name}" for name in spec.cuda)
+            yield f"{spec.where('cuda')}: {names} apply to decode kernels alone; extend kernels keep the plan's layout"
 
 
 def _owner(name: str, found: Tree) -> str:

@@ -155,7 +155,7 @@ SECTIONS: Mapping[str, str] = {
     "model": "The sizes of the model that the kernels serve.",
     "axes": "The values of each axis; the family is their product.",
     "features": "What the attention has beyond softmax(scale * q K^T) V.",
-    "cuda": "The layout of CUDA kernels, where the plan's own is not wanted.",
+    "cuda": "The layout of CUDA decode kernels, where the plan's own is not wanted. Extend kernels keep the plan's.",
     "dispatch": "How a call is routed among the kernels.",
     "limits": "Bounds of the family and of a call.",
 }

@@ -158,6 +158,9 @@ def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
         return Violation(
             "no CUDA kernel is built that could use this setting; write backends: [torch, cuda]", ("cuda",)
         )
+    if spec.cuda and "decode" not in spec.operators:
+        works = f"write operators: {flow_list(('decode', *spec.operators))}, or remove cuda"
+        return Violation(f"this setting applies to decode kernels alone; {works}", ("cuda",))
     for name, value in spec.cuda.items():
         if value not in CHOICES[name]:
             return Violation(f"cuda.{name} cannot be {value}; it is {one_of(CHOICES[name])}", (f"cuda.{name}",))

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from pav2gen.bench import commands
 from pav2gen.bench.extending import extend_bench
-from pav2gen.bench.measuring import extend
+from pav2gen.bench.measuring import bench, extend
 from pav2gen.errors import UserError
 from pav2gen.reading.selection import load
 
@@ -76,3 +76,9 @@ def test_errors_say_what_to_change(selection, extending):
     for arguments in (["-f", "extend_*"], ["--query-lens", "4"]):
         with pytest.raises(UserError, match="--operator extend"):
             CliRunner().invoke(commands.bench, [str(extending), *arguments], catch_exceptions=False)
+
+
+def test_the_message_of_a_failure_names_the_query_length():
+    entry = {"name": "torch", "symbol": "pav2_a", "backend": "torch", "because": "failed: no room"}
+    point = {"num_seqs": 2, "seq_len": 100, "query_len": 4, "contestants": [entry]}
+    assert list(bench.wrong({"points": [point]})) == ["pav2_a (torch), Q=4 S=2 L=100: failed: no room"]

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from pav2gen.commands.build import BuildOptions, Outcome, remove
+from pav2gen.commands.build import BuildOptions, Outcome, build, remove
 from pav2gen.commands.check import check
 from pav2gen.errors import UserError
 from pav2gen.family.variant import Variant, expand
@@ -69,6 +69,15 @@ class TestTable:
             make(spec, out=Path("singly"))
         make(*reversed(specs), out=Path("reversed"))
         assert snapshot(OUT) == snapshot(Path("singly")) == snapshot(Path("reversed"))
+
+    def test_settings_of_cuda_that_extend_ignores_are_named(self, write_spec: Write) -> None:
+        path = write_spec("a", partition_size=512, backends="[torch, cuda]")
+        text = path.read_text("utf-8") + "operators: [decode, extend]\n"
+        said = "cuda.threads and cuda.step apply to decode kernels alone; extend kernels keep the plan's layout"
+        line = text.count("\n") + 1
+        for setting, notes in (("", ()), ("cuda: {threads: 64, step: 256}\n", (f"{path}:{line}: {said}",))):
+            path.write_text(text + setting, "utf-8")
+            assert build([path], BuildOptions(dry_run=True)).notes == notes
 
     def test_the_first_by_name_serves_a_key_and_the_build_says_so(self, make: Make, write_spec: Write) -> None:
         make(write_spec("b", partition_size=[256, 1024]))

@@ -81,6 +81,8 @@ torch.cuda.set_device = torch.cuda.synchronize = lambda device=None: None
 
 pav2 = importlib.import_module("vllm.attention.ops.pav2")
 PagedAttention = importlib.import_module("vllm.attention.ops.paged_attn").PagedAttention
+if os.environ["PAV2_BACKEND"] == "cuda":
+    pav2.load("host")
 
 
 def through_the_cache(

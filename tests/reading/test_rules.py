@@ -226,6 +226,14 @@ def test_a_layout_without_cuda_kernels_is_without_effect() -> None:
     assert message.startswith("small.yaml:19: no CUDA kernel is built") and message.endswith("(rule cuda-layout-known)")
 
 
+def test_a_layout_without_decode_kernels_is_without_effect() -> None:
+    message = answer(GOOD + "operators: [extend, cache]\n")
+    assert message == (
+        "small.yaml:19: this setting applies to decode kernels alone; write operators: [decode, extend, cache], or "
+        "remove cuda (rule cuda-layout-known)"
+    )
+
+
 def test_a_spec_made_in_memory_is_held_to_the_rules_as_well() -> None:
     spec = parse(GOOD.encode(), "small.yaml")
     edited: Spec = replace(spec, axes={**spec.axes, "head_size": (128, 77)})

@@ -1,5 +1,8 @@
-"""What nvcc says of CUDA extend kernels: registers, spills, shared memory, the width of loads. They are never run."""
+"""What compilers say of CUDA extend kernels: nvcc (registers, spills, shared memory, loads) and clang. They are never
+run.
+"""
 
+import concurrent.futures
 import os
 import re
 import subprocess
@@ -17,6 +20,9 @@ from pav2gen.runtime.testing.representatives import of_files
 from . import nvcc
 from .conftest import GENERATED, settle
 from .nvcc import mangled, usages
+from .test_compilers import check_syntax
+
+__all__ = ["check_syntax"]  # a fixture
 
 #: How many sources nvcc compiles at once.
 BATCH = 6
@@ -138,3 +144,18 @@ def test_loads_are_as_wide_as_planned(plans, cubins, name):
     widths = {int(width or 32) // 8 for width in re.findall(r"\bLDG\.E(?:\.CONSTANT)?(?:\.(64|128))?\S*", partial)}
     assert max(widths) == 4 * plans[name][1].cuda.geometry.load_words
     assert "STL" not in partial and "LDL" not in partial  # no local memory
+
+
+@pytest.mark.parametrize("side", ["device", "host"])
+@pytest.mark.parametrize("warp_size", [64, 32])
+def test_clang_takes_every_committed_source(check_syntax, tmp_path, warp_size, side):
+    sources = [GENERATED / plan.variant.cuda_path for plan in COMMITTED.values()]
+    assert sources
+    (tmp_path / "all.cu").write_text(nvcc.including(sources))
+    check_syntax(tmp_path / "all.cu", side, warp_size)
+
+
+def test_clang_takes_a_source_of_each_shape_alone(check_syntax, plans):
+    """Each includes all that it needs itself."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda name: check_syntax(plans[name][0], "device", 64), FAMILIES))

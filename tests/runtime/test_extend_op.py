@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pav2gen.runtime.dispatch_row import Row
-from pav2gen.runtime.extend import op
+from pav2gen.runtime.extend import check, op
 from pav2gen.runtime.extend.cases import SENTINEL
 from pav2gen.runtime.extend.oracle import row_ranges
 from pav2gen.runtime.miss import NoKernelError
@@ -75,6 +75,20 @@ REFUSED = {
         "a call without a modification has no tensor bias",
     ),
 }
+
+
+@pytest.mark.parametrize("backend", ["torch", "cuda"])
+def test_offsets_that_fall_are_refused_on_the_cpu(extending, backend):
+    """The layout of the call is known, so that only its values differ. Padding and empty sequences do not fall."""
+    call = call_of((2, 0, 2), (5, 7, 0))
+    extend(extending, call)
+    fallen = torch.tensor([0, 3, 2, 4], dtype=torch.int32)
+    out = call.out.clone()
+    with pytest.raises(ValueError, match=r"^paged_attention_extend: query_start_loc must not fall, and entry 2 is 2 "):
+        extend(extending, call, out=out, query_start_loc=fallen, backend=backend)
+    assert torch.equal(out, call.out)
+    check.check_starts(torch.tensor([-3, 0, 0, 4, 900, 900], dtype=torch.int32))
+    check.check_starts(fallen.to("meta"))
 
 
 @pytest.mark.parametrize("name", REFUSED)

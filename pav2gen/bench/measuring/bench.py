@@ -308,4 +308,6 @@ def wrong(document: Mapping[str, Any]) -> Iterable[str]:
         for entry in point["contestants"]:
             if entry["because"] and "symbol" in entry:
                 at = f"S={point['num_seqs']} L={point['seq_len']}"
+                if "query_len" in point:
+                    at = f"Q={point['query_len']} {at}"
                 yield f"{entry['symbol']} ({entry['backend']}), {at}: {entry['because']}"

@@ -11,7 +11,8 @@ class ExtendCall(NamedTuple):
     """The arguments of an extend call. The docstring of ``paged_attention_extend`` gives the shapes.
 
     A row is one query token: one element of the first dimension of ``query``. Kernels clamp the offsets and lengths
-    that they read from tensors, so that wrong values cannot make them access memory out of bounds:
+    that they read from tensors, so that wrong values cannot make them access memory out of bounds. If query_start_loc
+    does not fall:
 
     * Sequence s owns the rows from begin to end (exclusive). begin is query_start_loc[s], clamped to [0, tokens], where
       tokens is the number of rows of ``query``. end is query_start_loc[s + 1], clamped to [begin, tokens]. q_len is
@@ -21,6 +22,9 @@ class ExtendCall(NamedTuple):
     * The length of sequence s is seq_lens[s], clamped to [0, max_seq_len]. max_seq_len is at most the number of tokens
       that the pages of one block table row can hold.
     * Row i of a sequence is at position length - q_len + i. A row at a negative position attends to no key.
+
+    If query_start_loc falls, rows that a sequence owns may keep their values, or get the result of another sequence. No
+    row that no sequence owns is written. The operator refuses such a call if the offsets are on the CPU.
 
     A kernel is called only if the numbers of rows and sequences, max_query_len and max_seq_len are all at least 1.
     max_query_len is at most the number of rows of ``query``.

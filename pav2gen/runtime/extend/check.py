@@ -77,6 +77,17 @@ def check_sequences(call: ExtendCall) -> None:
             _fail(f"{name} must not be negative, got {getattr(call, name)}")
 
 
+def check_starts(starts: torch.Tensor) -> None:
+    """Raise ValueError if query_start_loc falls, for a tensor on the CPU. Values on another device are not read."""
+    if starts.device.type != "cpu":
+        return
+    values = starts.tolist()
+    if values == sorted(values):
+        return
+    place = next(i for i in range(1, len(values)) if values[i] < values[i - 1])
+    _fail(f"query_start_loc must not fall, and entry {place} is {values[place]} after {values[place - 1]}")
+
+
 def layout_of(call: ExtendCall, kv_cache_dtype: str) -> Hashable | None:
     """The layout of a call: a tuple of all properties that ``check`` looks at, such as shapes, strides and devices.
 

@@ -107,6 +107,7 @@ class ExtendOperator:
         arguments = Arguments(*args)
         call = arguments.call()
         key, _ = self.check(call, arguments.kv_cache_dtype)
+        check.check_starts(call.query_start_loc)
         tokens, longest = call.query.shape[0], call.block_tables.shape[1] * key.block_size
         call = call._replace(max_seq_len=min(call.max_seq_len, longest), max_query_len=min(call.max_query_len, tokens))
         on_gpu, rows = call.query.is_cuda, self.table.serving(key)
