@@ -211,7 +211,11 @@ def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
 
 
 def _missing(served: Sequence[Point], others: Sequence[Point], specs: Sequence[Spec]) -> Missing | None:
-    """Find the operators that no spec builds for the kernels ``served``, and how to add them to one of their specs."""
+    """Find the operators of which no spec has kernels for the query, and how to add them to a spec.
+
+    served: the kernels of the query's operator that serve the query.
+    others: the kernels of other operators that serve the query.
+    """
     built = {point.operator for point in (*served, *others)}
     for spec in specs:
         if any(point.spec == spec.name for point in served):

@@ -179,7 +179,10 @@ def read_tree(out: Path) -> Tree:
 
 
 def _is_incomplete(disk: Disk) -> bool:
-    """Whether a build was interrupted. Raises UserError if a name that builds need is used by something else."""
+    """Whether a build was interrupted, and left its journal or its temporary folder.
+
+    Raises UserError if something else has the name of the journal or of the temporary folder.
+    """
     found = {name: disk.at(name) for name in (journal.NAME, journal.ASIDE)}
     for name, kind in ((journal.NAME, "a file"), (journal.ASIDE, "a folder")):
         standing = found[name]

@@ -1,6 +1,6 @@
 """The arguments of one call of the cache writer, and the places in the cache that the call writes to.
 
-A "write" is one call of ``reshape_and_cache``.
+``Write`` and variables named ``write`` stand for one call of ``reshape_and_cache``.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Targets(NamedTuple):
 def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
     """Compute the targets of a chunk on the device. No tensor shape depends on the slots, so the host reads nothing.
 
-    A skipped token repeats the write of another token: the same bytes to the same place. If all tokens are skipped, the
-    content of block 0, slot 0 is read and written back.
+    For a skipped token, the targets are those of another token. So the same bytes are written twice to the same place.
+    If all tokens are skipped, the content of block 0, slot 0 is read and written back.
     """
     tokens = slot_mapping.shape[0]
     slots = slot_mapping.long()

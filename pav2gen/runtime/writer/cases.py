@@ -78,7 +78,7 @@ def make(case: WriteCase) -> Write:
 
 
 def own_caches(write: Write) -> Write:
-    """The write with copies of its caches. Gaps between the blocks of the caches are copied too."""
+    """``write`` with copies of its caches. Gaps between the blocks of the caches are copied too."""
     copies = {}
     for name in ("key_cache", "value_cache"):
         cache = getattr(write, name)
@@ -88,7 +88,7 @@ def own_caches(write: Write) -> Write:
 
 
 def expected(write: Write, kv_cache_dtype: str) -> Write:
-    """The write with copies of its caches that have the expected content after the write."""
+    """``write`` with other caches, which have the content that is expected after the call."""
     after = own_caches(write)
     blocks, _, grains, page, x = write.key_cache.shape
     stored = [

@@ -40,7 +40,7 @@ class WriterHarness:
         self.key: CacheKey = row.key
 
     def launch(self, write: Write) -> None:
-        """Run the writer on a write with checked arguments and at least one token."""
+        """Run the writer on a call that has checked arguments and at least one token."""
         raise NotImplementedError
 
     def case(self, slots: Sequence[int], **options: Any) -> WriteCase:
@@ -56,7 +56,7 @@ class WriterHarness:
         return self.case(slots, slot_dtype=torch.int32, **options)
 
     def run(self, write: Write) -> Write:
-        """Run the writer on copies of the caches, without the dispatch table. Returns the write with the filled
+        """Run the writer on copies of the caches, without the dispatch table. Returns ``write`` with the filled
         copies.
         """
         write = own_caches(write)
@@ -66,7 +66,7 @@ class WriterHarness:
         return write
 
     def check(self, case: WriteCase) -> Write:
-        """Run a case, and compare every byte of both caches with the expected content. Returns the write with the
+        """Run a case, and compare every byte of both caches with the expected content. Returns the call with the
         filled caches.
         """
         write = make(case)
@@ -145,11 +145,11 @@ class TorchWriter(WriterHarness):
         self.module: Any = importlib.import_module(f"{package.__name__}.{row.torch}")
 
     def launch(self, write: Write) -> None:
-        """Run the writer on a write with checked arguments."""
+        """Run the writer on a call with checked arguments."""
         self.module.reshape_and_cache(write)
 
     def in_chunks_of(self, tokens: int, monkeypatch: Any, kv_heads: int = 2) -> None:
-        """Limit the writer's workspace on the CPU to exactly ``tokens`` tokens, until the end of the test."""
+        """Limit the writer's workspace on the CPU to the size for ``tokens`` tokens, until the end of the test."""
         room = (tokens + 1) * (self.module.TOKEN_BYTES + kv_heads * self.module.HEAD_BYTES)
         monkeypatch.setattr(self.module, "CPU_BYTES", room)
 
@@ -164,7 +164,7 @@ class TorchWriter(WriterHarness):
         return sum(counts.values())
 
     def check_workspace(self, case: WriteCase) -> None:
-        """Check that a write allocates at most the number of bytes that the kernel's module states."""
+        """Check that a call allocates at most the number of bytes that the kernel's module states."""
         write = make(case)
         held = probe.peak_bytes(lambda: self.module.reshape_and_cache(write))
         assert held <= self.module.CPU_BYTES, f"the writer holds {held} bytes"
@@ -182,7 +182,7 @@ class CudaWriter(WriterHarness):
         self.library = loaded(package, rows, machine, checked=self.checked)
 
     def launch(self, write: Write) -> None:
-        """Run the writer on a write with checked arguments. On the CPU, lanes and thread blocks run in a random
+        """Run the writer on a call with checked arguments. On the CPU, lanes and thread blocks run in a random
         order.
         """
         if self.library.program is None:
@@ -192,7 +192,7 @@ class CudaWriter(WriterHarness):
             launch(self.library.function(self.row), write, self.library.explain)
 
     def launch_on_gpu(self, write: Write) -> None:
-        """Run the writer on a copy of the write on the GPU, and copy the caches back, including gaps."""
+        """Copy the call to the GPU and run the writer there. Then copy the caches back, including gaps."""
         moved = Write(*(value.cuda() if isinstance(value, torch.Tensor) else value for value in write))  # type: ignore[arg-type]
         caches = {}
         for name in ("key_cache", "value_cache"):
