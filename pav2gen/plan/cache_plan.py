@@ -13,20 +13,22 @@ from pav2gen.family.variant import CacheVariant
 from pav2gen.plan.cuda_plan import SCALARS
 from pav2gen.runtime.dispatch_row import MIB, Row
 
-#: Bytes of workspace: few on a CPU, so that a chunk stays in the CPU's caches, and many on a GPU, to save launches.
+#: The size of the workspace in bytes. On a CPU it is small, so that a chunk of tokens stays in the CPU's caches. On a
+#: GPU it is large, to save launches.
 CPU_BYTES, GPU_BYTES = 8 * MIB, 14 * MIB
 
-#: Bytes of workspace per token, without its elements: slot, row and block as int64, and temporaries.
+#: Bytes of workspace per token, in addition to the elements of its K and V: slot, row and block number as int64, and
+#: temporaries.
 TOKEN_BYTES = 96
 
-#: Threads per CUDA thread block, and bytes of one sector of memory, which tokens in neighbouring slots fill together.
+#: THREADS: the number of threads in a CUDA thread block. SECTOR: the number of bytes in a sector of memory.
 THREADS, SECTOR = 256, 32
 
 #: Unused elements between rows in shared memory. They make lanes that read a column access different banks.
 PADDING = 4
 
-#: BITS: unsigned CUDA types for copies of elements, by size in bytes. ENCODERS: structs of
-#: runtime/cuda/pav2_encode.cuh.
+#: BITS: bytes of a cache element -> the unsigned CUDA type that copies the element. ENCODERS: dtype of the cache -> the
+#: struct of runtime/cuda/pav2_encode.cuh that encodes an element.
 BITS = {2: "uint16_t", 4: "uint32_t"}
 ENCODERS = {"fp8_e4m3": "ToE4M3", "fp8_e5m2": "ToE5M2", "int8": "ToInt8"}
 
@@ -111,8 +113,8 @@ class CudaCachePlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens per thread block: as many elements as one 32-byte sector of a row of V has, and at most the tokens of
-        a page.
+        """The number of tokens that a thread block writes. This is the number of elements in a 32-byte sector of a row
+        of V, but at most the number of tokens in a page.
 
         So tokens in neighbouring slots of a page fill whole sectors.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Lanes of the widest warp. A layout that keeps warps of 64 lanes busy also keeps warps of 32 lanes busy.
+#: The number of lanes in the widest warp. A layout that keeps warps of 64 lanes busy also keeps warps of 32 lanes busy.
 WIDEST_WARP = 64
 
 
@@ -12,14 +12,15 @@ WIDEST_WARP = 64
 class Geometry:
     """How the threads of a decode kernel's thread block divide the work.
 
-    threads: threads per block.
-    heads: query heads that a block computes.
-    step: tokens that a block processes between two barriers. Shared memory holds the scores of one step.
-    runs: runs of consecutive tokens that a warp scores at the same time.
-    key_words: 32-bit words per load of keys and thread.
-    value_words: 32-bit words per load of values and thread.
-    row_lanes: threads that read one row of V side by side. A row of V is one element of the head for all tokens of a
-    page.
+    threads: the number of threads in the block.
+    heads: the number of query heads that the block computes.
+    step: the number of tokens in a step. The block scores the tokens of a step, then adds their values, and then goes
+    on to the next step. Shared memory holds the scores of one step.
+    runs: the number of runs that a warp scores at the same time. A run is a group of consecutive tokens.
+    key_words: the number of 32-bit words that a thread reads with one load of keys.
+    value_words: the number of 32-bit words that a thread reads with one load of values.
+    row_lanes: the number of threads that read one row of V side by side. A row of V is one element of the head for all
+    tokens of a page.
     """
 
     threads: int
@@ -42,15 +43,16 @@ class ExtendGeometry:
 
     A query row is a pair of a query token and a query head.
 
-    threads: threads per block.
-    heads: query heads per block.
-    tokens: query tokens per block.
-    step: number of keys that shared memory holds at the same time. The values of these keys replace them later.
-    chunk_rows: query rows that a warp scores at the same time.
-    lane_keys: keys that a lane scores at the same time.
-    load_words: 32-bit words per load from the cache and thread.
-    dim_lanes: threads that divide the elements of one query row's output among them while values are added.
-    partition: number of keys that a block processes.
+    threads: the number of threads in the block.
+    heads: the number of query heads that the block computes.
+    tokens: the number of query tokens that the block computes.
+    step: the number of keys that shared memory holds at the same time. The values of these keys replace them later.
+    chunk_rows: the number of query rows that a warp scores at the same time.
+    lane_keys: the number of keys that a lane scores at the same time.
+    load_words: the number of 32-bit words that a thread reads from the cache with one load.
+    dim_lanes: the number of threads that divide the elements of one query row's output among them while values are
+    added.
+    partition: the number of keys that the block processes.
     """
 
     threads: int
@@ -65,12 +67,12 @@ class ExtendGeometry:
 
     @property
     def rows(self) -> int:
-        """Query rows per thread block."""
+        """The number of query rows in a thread block."""
         return self.heads * self.tokens
 
     @property
     def row_slots(self) -> int:
-        """Query rows per thread block, rounded up to a multiple of ``chunk_rows``."""
+        """The number of query rows in a thread block, rounded up to a multiple of ``chunk_rows``."""
         return -(-self.rows // self.chunk_rows) * self.chunk_rows
 
     @property

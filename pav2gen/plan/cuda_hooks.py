@@ -32,8 +32,8 @@ class Parameter(NamedTuple):
     """A parameter tensor in a CUDA kernel.
 
     array: the name of the array in shared memory.
-    pointer: the text of the pointer to global memory.
-    place: the text of the index of the element to load.
+    pointer: the CUDA text of the pointer to the tensor in global memory.
+    place: the CUDA text of the index, in the tensor, of the element for query head ``h`` of the thread block.
     """
 
     array: str

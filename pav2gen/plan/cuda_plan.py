@@ -20,11 +20,11 @@ SHARED_LIMIT = 48 << 10
 #: Threads that should be resident on a multiprocessor to hide latency: 8 warps of 32 lanes, or 4 of 64.
 RESIDENT_THREADS = 256
 
-#: The most float32 accumulators per thread that need no spilling. With 142 accumulators, ptxas for sm_75 reports 252
-#: registers.
+#: The most float32 accumulators of a thread that a compiler can keep in registers. With 142 accumulators, ptxas for
+#: sm_75 reports 252 registers, and a thread can have at most 255.
 MOST_ACCUMULATORS = 120
 
-#: Bytes in flight to plan for on a multiprocessor if the target's bandwidth is not known.
+#: The number of bytes in flight that a multiprocessor is assumed to need, if the target's bandwidth is not known.
 ASSUMED_BYTES = 24 << 10
 
 #: Registers per thread in addition to the accumulators: addresses, loaded words, unpacked floats, loop counters. With
@@ -45,14 +45,16 @@ UNPACKED_FLOATS = 32
 #: Bytes of a sector of memory, on every target. A load of values reads whole sectors of each row.
 SECTOR = 32
 
-#: A step has at least this many tokens for each warp and each run that the warp scores at the same time.
+#: A warp scores several runs of tokens at the same time only if a step has at least this many tokens for each run of
+#: each warp.
 TOKENS_PER_RUN = 16
 
-#: A step of fewer tokens is planned only if no longer step fits, because each step costs the block four barriers.
+#: The plan chooses a step of fewer tokens than this only if no longer step fits, because the thread block waits at four
+#: barriers in each step.
 SHORT_STEP = 256
 
-#: Plans are graded by their bytes in flight, with this many grades per factor of 2. Plans with the same grade are
-#: equally good.
+#: The number of grades per factor of 2 in bytes in flight. Plans with the same grade count as equally good (see
+#: ``_grade``).
 GRADES = 3
 
 #: The settings of a spec's ``cuda`` and the values that each may have. ``tokens`` sets ``Geometry.runs``.
@@ -237,10 +239,10 @@ def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPla
 
     The query heads of one KV head are divided over as few thread blocks as possible, because each block reads the
     cache. Among the layouts with that number of blocks, the first one in the order of ``layouts`` is chosen.
-    ``choices`` fixes some settings of ``CHOICES``. ``threads`` is the number of threads per block. ``step`` is limited
-    to the partition size. ``tokens`` is the number of runs of tokens that a warp scores at the same time; the plan
-    halves this number until the accumulators fit in registers. Raises ValueError if the fixed step is shorter than a
-    page.
+    ``choices`` fixes some settings of ``CHOICES``. ``threads`` is the number of threads per block. ``step`` is the
+    number of tokens per step, limited to the partition size. ``tokens`` is the number of runs of tokens that a warp
+    scores at the same time; the plan halves this number until the accumulators fit in registers. Raises ValueError if
+    the fixed step is shorter than a page.
     """
     for blocks in range(1, v.gqa_ratio + 1):
         heads = -(-v.gqa_ratio // blocks)
@@ -252,9 +254,9 @@ def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPla
 def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> list[CudaPlan]:
     """The possible layouts with ``heads`` query heads per thread block, the best first.
 
-    First come layouts with loads of V at most as wide as the target's ``load_bytes``. Among these, layouts with steps
-    of at least ``SHORT_STEP`` tokens come first. Then the grade of the bytes in flight decides. Among equal layouts,
-    longer steps come first, then fewer threads.
+    Five criteria decide the order, the most important one first: loads of V at most as wide as the target's
+    ``load_bytes``; steps of at least ``SHORT_STEP`` tokens, or of a whole partition; the higher grade of the bytes in
+    flight (see ``_grade``); longer steps; fewer threads.
     """
     plans = [CudaPlan(v, g, target) for g in dict.fromkeys(_candidates(v, target, heads, choices))]
     plans = [p for p in plans if p.shared_bytes <= min(SHARED_LIMIT, target.shared_memory_bytes)]
@@ -269,14 +271,14 @@ def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) 
 
 
 def _grade(in_flight: int, needed: int) -> int:
-    """The grade of a plan by its bytes in flight: 0 for enough bytes, and ``GRADES`` less for each halving of the
-    bytes.
+    """The grade of a plan with ``in_flight`` bytes in flight on a multiprocessor. With at least ``needed`` bytes, the
+    grade is 0. It is lower by ``GRADES`` for each factor of 2 that is missing.
     """
     return round(GRADES * math.log2(min(1.0, max(in_flight, 1) / needed)))
 
 
 def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> Iterator[Geometry]:
-    """The possible geometries of a thread block, with all accumulators in registers. Longer steps come first, then
+    """The geometries of a thread block with which all accumulators fit in registers. Longer steps come first, then
     fewer threads.
     """
     key_words = _key_words(v, target.load_bytes)
@@ -296,8 +298,8 @@ def most_accumulators(threads: int) -> int:
 
 
 def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
-    """The numbers of threads to try: only the fixed number if there is one, only 64 for pages of less than 512 bytes,
-    else 128, 256 and 512.
+    """The numbers of threads to try. If the spec fixes the number (``chosen``), this is the only one. Otherwise, these
+    are 64 for pages with less than 512 bytes of K, and 128, 256 and 512 for larger pages.
     """
     if chosen:
         return (chosen,)
@@ -317,8 +319,9 @@ def _runs_fit(v: Variant, g: Geometry) -> bool:
 
 
 def _steps(v: Variant, chosen: int | None) -> list[int]:
-    """The numbers of tokens per step to try: only the fixed number if there is one, else the partition size, its half,
-    and so on down to 64 tokens or a page.
+    """The numbers of tokens per step to try. If the spec fixes the number (``chosen``), this is the only one (at most
+    the partition size), or none if it is shorter than a page. Otherwise, these are the partition size, its half, and so
+    on down to 64 tokens or a page.
     """
     if chosen:
         return [min(chosen, v.partition_size)] if chosen >= v.block_size else []
@@ -329,8 +332,8 @@ def _steps(v: Variant, chosen: int | None) -> list[int]:
 
 
 def _key_words(v: Variant, load_bytes: int) -> int:
-    """32-bit words per load of K: the widest load with which no lane of a 64-lane warp is idle, or the widest load if
-    there is no such load.
+    """The number of 32-bit words that a thread reads with one load of K. The choice is the widest load with which no
+    lane of a 64-lane warp is idle, or the widest load if there is no such load.
     """
     widths = [width for width in (16, 8, 4) if width <= load_bytes]
     whole = [width for width in widths if page_bytes(v) // width % WIDEST_WARP == 0]

@@ -8,18 +8,18 @@ query rows.
 
 Which calls prefer this kernel
 ------------------------------
-The unit of time here is one read of K and V. A block with R query rows does R multiply-adds for each element that it
-reads. If an element has two bytes, a multiprocessor does ``BALANCED_ROWS`` multiply-adds in the time that the read of
-one element takes. So a tile takes R / ``BALANCED_ROWS`` units of time, or 1 unit if that is more. A query of q tokens,
-with G query heads per KV head, takes at least
+The unit of time here is the time to read K and V of the whole sequence once. A block with R query rows does R
+multiply-adds for each element that it reads. If an element has two bytes, a multiprocessor does ``BALANCED_ROWS``
+multiply-adds in the time that the read of one element takes. So a tile takes R / ``BALANCED_ROWS`` units of time, or 1
+unit if that is more. A query of q tokens, with G query heads per KV head, takes at least
 
     max(ceil(q / tile), q * G / BALANCED_ROWS)
 
 The PyTorch kernel gathers K and V only once for a short query. The gather reads each element and writes it as float32,
 and then the matrix product reads the float32. Together this takes 1 + 2 * 4 / (bytes of an element) units. The vendor's
 BLAS library then does the arithmetic many times as fast as scalar code. ``query_len`` is the longest query for which
-the CUDA kernel takes at most the time of the PyTorch kernel. This model ignores the time to launch kernels, which
-favours the PyTorch kernel.
+the CUDA kernel takes at most the time of the PyTorch kernel. The model leaves out the time to launch kernels. This
+favours the PyTorch kernel, because it launches more kernels.
 """
 
 from __future__ import annotations
@@ -39,31 +39,33 @@ from pav2gen.runtime.tiling import partitions_reached
 #: The most query tokens per tile, and the most query rows per thread block.
 MOST_TOKENS, MOST_ROWS = 16, 48
 
-#: The number of query rows for which the arithmetic on a two-byte element of the cache takes as long as its read. At
-#: the peak of a BI-V100, it is 63: 16 multiprocessors do 768 multiply-adds per cycle at 1.5 GHz, while 584 GB/s arrive.
-#: A scalar loop also converts elements and reads its operands from shared memory. It is assumed to reach 40 % of the
-#: peak.
+#: The number of query rows for which the arithmetic on a two-byte element of the cache takes as long as the read of
+#: this element. At the peak of a BI-V100, this number is 63: each of 16 multiprocessors does 768 multiply-adds per
+#: cycle at 1.5 GHz, while 584 GB/s arrive. A scalar loop is assumed to reach 40 % of the peak, because it also converts
+#: elements and reads its operands from shared memory.
 BALANCED_ROWS = 25
 
-#: The most and the least bytes of K (or of V) that a thread block loads at the same time.
+#: The most and the fewest bytes of K (or of V) that a thread block loads in one step. Other numbers of bytes are used
+#: only if no layout fits with these.
 MOST_STEP_BYTES, LEAST_STEP_BYTES = 16 << 10, 8 << 10
 
 #: The most loads that a thread block issues at the same time. Each load needs registers for its address.
 MOST_LOADS = 2048
 
-#: The most float32 accumulators of outputs per thread, and the fewest with which a larger thread block is used.
+#: MOST_OUTPUTS: the most float32 accumulators of outputs per thread. FEWEST_OUTPUTS: a thread block has more than 128
+#: threads only if each thread has at least this many accumulators of outputs.
 MOST_OUTPUTS, FEWEST_OUTPUTS = 48, 12
 
-#: The most elements of the head that a thread adds values to. For each element, it unpacks up to eight values at a
-#: time.
+#: The most elements of a query row's output that a thread computes. For each element, the thread unpacks up to eight
+#: values at a time.
 MOST_ELEMENTS = 2
 
-#: The most query rows per warp and the most keys per lane that are scored at the same time, and the most accumulators
-#: of scores.
+#: The most query rows that a warp scores at the same time, the most keys that a lane scores at the same time, and the
+#: most score accumulators of a lane (one for each pair of such a query row and such a key).
 MOST_CHUNK_ROWS, MOST_LANE_KEYS, MOST_SCORES = 8, 2, 8
 
-#: The partial results of a thread block have at most this part of the bytes that the block reads, if a partition of
-#: PARTITIONS is long enough.
+#: A partition is long enough if the partial results of a thread block have at most this share of the bytes that the
+#: block reads. The plan chooses the shortest partition that is long enough, else the longest one.
 PARTIALS_SHARE = 1 / 10
 
 #: The possible partition sizes, in keys.
@@ -163,7 +165,8 @@ class ExtendCudaPlan:
         return min(255, REGISTER_FILE // max(self.geometry.threads, RESIDENT_THREADS))
 
     def partials_bytes(self, num_heads: int, max_seq_len: int) -> int:
-        """Bytes of workspace for the partial results of one tile of query tokens: the least workspace of a launch.
+        """Bytes of workspace for the partial results of one tile of query tokens. A launch needs at least this
+        workspace.
 
         Each partition of the keys has a partial result. With only one partition, no workspace is needed.
         """
@@ -179,12 +182,14 @@ class ExtendCudaPlan:
 
     @property
     def reads_head(self) -> bool:
-        """Whether the value or the mask of a score depends on the query head."""
+        """Whether the hooks read the index of the query head in the thread block: as the index of an element of a
+        parameter tensor, or to compute the index among all query heads.
+        """
         return bool(self.hooks.parameters) or self.reads_heads_number
 
     @property
     def reads_heads_number(self) -> bool:
-        """Whether the value or the mask of a score depends on the index of the query head among all query heads."""
+        """Whether the hooks read ``h``, the index of the query head among all query heads."""
         return any(map(self.hooks.reads_head, (self.hooks.scores, self.hooks.masks)))
 
     @property
@@ -200,7 +205,7 @@ class ExtendCudaPlan:
     @property
     def query_len(self) -> int:
         """The longest query, in tokens, for which this kernel is preferred to the PyTorch kernel. The module's
-        docstring has the model.
+        docstring explains how this length is estimated.
         """
         v, g = self.variant, self.geometry
         other = 1 + 2 * 4 / v.cache_item_bytes
@@ -290,7 +295,9 @@ def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> It
 
 
 def _threads(v: ExtendVariant, target: Target, rows: int) -> int:
-    """Threads per thread block: 512, or fewer if each thread would have less than ``FEWEST_OUTPUTS`` accumulators."""
+    """The number of threads in a thread block: 512, or fewer if each thread would have less than ``FEWEST_OUTPUTS``
+    accumulators.
+    """
     counts = [threads for threads in (512, 256) if threads <= target.max_threads_per_block]
     return next((threads for threads in counts if rows * v.head_size >= FEWEST_OUTPUTS * threads), 128)
 
@@ -345,8 +352,8 @@ def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
 
 
 def _load_words(v: ExtendVariant, target: Target, step: int) -> int:
-    """32-bit words per load and thread: the target's ``load_bytes``, or the part of a row of V in one step if that is
-    less.
+    """The number of 32-bit words that a thread reads with one load. A load has the target's ``load_bytes``, or fewer
+    bytes if a step has only a shorter part of a row of V.
     """
     return min(target.load_bytes, min(step, v.block_size) * v.cache_item_bytes, 16) // 4
 

@@ -13,23 +13,26 @@ from pav2gen.runtime.extend.tiles import ExtendBudget, Group, Shape, copies_of, 
 from pav2gen.runtime.tiling import Tile
 
 #: The most query rows per KV head in a query tile. A query row is a pair of a query token and a query head. With this
-#: many rows, the matrix products take so long that the reads of K and V hardly matter. A query tile always may have
-#: LEAST_TILE query tokens.
+#: many rows, the matrix products take so long that the reads of K and V hardly matter. A query tile of at most
+#: LEAST_TILE query tokens may have more query rows.
 CPU_ROWS, GPU_ROWS = 384, 768
 LEAST_TILE = 64
 
-#: Tokens per partition, before rounding down to whole pages.
+#: The number of tokens in a partition of the keys, before rounding down to whole pages.
 KEYS = 512
 
-#: The division of the workspace between a chunk's keys or values and a tile's scores (called a segment). On a CPU, both
-#: should stay in the last-level cache. A tile of narrow query tiles may have more scores, because fewer tiles save more
-#: time than the cache does (docs/performance.md). CPU_WIDE_BYTES bounds the scores of wide query tiles. On a GPU, both
-#: parts must be large enough to fill the card, and few chunks mean few launches.
+#: The two parts of the workspace, in bytes. CHUNK bytes hold the keys of a chunk, and later its values. SEGMENT bytes
+#: hold the scores of a tile. ``runtime.tiling`` defines chunks and tiles. On a GPU, CHUNK has the share GPU_CHUNK_SHARE
+#: of the workspace. Both parts must be large enough to fill the card, and few chunks mean few launches. On a CPU, both
+#: parts should stay in the last-level cache. CPU_WIDE_BYTES is the bound for scores that keeps them there. It applies
+#: to query tiles of more than ``NARROW`` query tokens (see ``runtime.extend.tiles``). For narrower query tiles, a
+#: larger bound is faster, because fewer tiles save more time than the cache does (docs/performance.md).
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES, CPU_WIDE_BYTES = 8 * MIB, 32 * MIB, 16 * MIB
 GPU_CHUNK_SHARE = 1 / 2
 
-#: Padding that takes as long to process as one more tile, in bytes of a chunk and in floating-point operations. A tile
-#: costs 40 to 50 ATen calls: about 150 us on a CPU, or about 1 ms of launches on a GPU.
+#: The amount of padding that takes as long to process as one more tile, as bytes of K or V and as a number of
+#: floating-point operations. A tile costs 40 to 50 ATen calls: about 150 us on a CPU, or about 1 ms of launches on a
+#: GPU.
 CPU_PADDING_BYTES, GPU_PADDING_BYTES = 1 * MIB, 256 * MIB
 CPU_PADDING_OPERATIONS, GPU_PADDING_OPERATIONS = 30 * 10**6, 10**10
 
@@ -162,7 +165,7 @@ class ExtendTorchPlan(TorchFigures):
         )
 
     def _calls_of_values(self, tile: Tile, kv_heads: int) -> int:
-        """The ATen calls that gather V of a tile in order: one for each item, or two for each chunk."""
+        """The number of ATen calls that gather the values of a tile: one for each item, or two for each chunk."""
         grains = kv_heads * self.page_bytes // (8 if self.value_row_bytes % 16 else 16)
         return tile.items if gathers_items(tile, grains) else 2 * -(-tile.items // tile.chunk)
 

@@ -12,9 +12,9 @@ from pav2gen.family.target import Target
 from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_geometry import Geometry
 
-#: The estimated registers per thread: BASE_REGISTERS, and one per accumulator. The first MOST_OVERLAPPED accumulators
-#: count twice, because with few accumulators a compiler overlaps more work. A test checks that ptxas for sm_75 differs
-#: by at most 40 for each kernel of the committed specs.
+#: The estimate of the registers per thread is BASE_REGISTERS, plus one per accumulator. The first MOST_OVERLAPPED
+#: accumulators count twice, because with few accumulators a compiler overlaps more work. A test checks that, for each
+#: kernel of the committed specs, the estimate differs by at most 40 registers from ptxas for sm_75.
 BASE_REGISTERS, MOST_OVERLAPPED = 56, 40
 
 #: The most registers that a compiler assigns to a thread.

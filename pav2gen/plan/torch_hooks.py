@@ -21,8 +21,9 @@ from pav2gen.family.modifications.torch_text import (
 from pav2gen.family.modifications.tree import Expression
 from pav2gen.family.variant import AttentionVariant
 
-#: The text of each name in an expression: a tensor that broadcasts to the scores [rows, parts, kv_heads, group,
-#: tokens]. Scores of extend kernels have one more axis after the KV heads: the query tokens of a tile.
+#: The PyTorch text of each name in an expression. It is a tensor that broadcasts to the shape of the scores: [rows,
+#: parts, kv_heads, group, tokens]. Scores of extend kernels have one more axis after the KV heads: the query tokens of
+#: a tile.
 NAMES = {"s": "scores", "q": "q", "k": "k", "h": "h", "kvh": "kvh", "len": "length"}
 SLOT = "space.term{}"
 
@@ -118,7 +119,7 @@ class TorchHooks:
 
     @property
     def token_values(self) -> int:
-        """The most tensors that one hook allocates with one element per token. The two hooks do not run at the same
+        """The most tensors with one element per token that one hook allocates. The two hooks do not run at the same
         time.
         """
         return max((sum(step.text.token_values for step in steps) for steps in (self.scores, self.masks)), default=0)

@@ -10,9 +10,11 @@ from pav2gen.plan.torch_hooks import TorchHooks
 from pav2gen.runtime.dispatch_row import MIB
 from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_reached
 
-#: The division of the workspace between a chunk's keys or values and a tile's scores (called a segment). On a CPU, a
-#: chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3: docs/performance.md). On a GPU, a
-#: chunk must be large enough to fill the card, and few chunks mean few launches (20 to 30 us each on a BI-V100).
+#: The two parts of the workspace, in bytes. CHUNK bytes hold the keys of a chunk, and later its values. SEGMENT bytes
+#: hold the scores of a tile. ``runtime.tiling`` defines chunks and tiles. On a GPU, CHUNK has the share GPU_CHUNK_SHARE
+#: of the workspace. On a CPU, a chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3:
+#: docs/performance.md). On a GPU, a chunk must be large enough to fill the card, and few chunks mean few launches (20
+#: to 30 us each on a BI-V100).
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 8 * MIB
 GPU_CHUNK_SHARE = 5 / 8
 
@@ -140,7 +142,7 @@ class TorchPlan(TorchFigures):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of workspace per token of an item, without its scores: the position as int and as float, and
+        """Bytes of workspace per token of an item, in addition to its scores: the position as int and as float, and
         temporaries of hooks.
         """
         return 13 + 4 * self.hooks.token_values + 4 * bool(self.variant.sliding_window)
@@ -161,7 +163,9 @@ class TorchPlan(TorchFigures):
 
     @property
     def lone_output(self) -> bool:
-        """Whether the output of the only partition of a sequence is already the sequence's output."""
+        """Whether the output of a partition is already the output of its sequence, if the sequence has only this
+        partition.
+        """
         return not (self.variant.sinks or self.variant.sliding_window)
 
     def lengths(self, num_seqs: int, longest: int) -> tuple[int, ...]:
@@ -208,10 +212,11 @@ class TorchPlan(TorchFigures):
     def calls(self, tiling: Tiling) -> int:
         """The number of ATen calls of one call of the operator, not counting views.
 
-        The call is split as ``tiling`` says, passes scratch tensors and does not ask for lse. The numbers must match
-        the code in templates/torch/kernel.py.j2 and runtime/{call,rows,scratch,sparse,state,window}.py. Generated tests
-        count the calls. The tiles write the first ``tiling.covered`` partitions of the scratch. If the scratch has more
-        partitions, two further calls clear the rest. These two calls are not counted here.
+        The call is split as ``tiling`` says, passes scratch tensors (exp_sums, max_logits, tmp_out) and does not ask
+        for lse. The numbers must match the code in templates/torch/kernel.py.j2 and
+        runtime/{call,rows,scratch,sparse,state,window}.py. Generated tests count the calls. The tiles write the first
+        ``tiling.covered`` partitions of the scratch tensors. If these tensors have more partitions, two further calls
+        clear the rest. These two calls are not counted here.
         """
         window, ordered = bool(self.variant.sliding_window), tiling.ordered
         clamped = ordered or window or self.reads_positions or any(tile.masked for tile in tiling.tiles())
@@ -224,7 +229,9 @@ class TorchPlan(TorchFigures):
         )
 
     def _row_tile_calls(self, row_tile: RowTile, ordered: bool) -> int:
-        """The number of ATen calls for a row tile. A row tile is the set of tiles that process the same sequences."""
+        """The number of ATen calls for a row tile: the set of tiles that process the same sequences. ``ordered`` says
+        whether the call's sequences are sorted by length.
+        """
         tiles, rounds = row_tile.tiles, self._rounds(ordered)
         lone = self.lone_output and len(tiles) == tiles[0].num_parts == 1 and not ordered
         if lone:
@@ -235,7 +242,9 @@ class TorchPlan(TorchFigures):
         return ordered + sum(self._tile_calls(tile, ordered, lone) for tile in tiles) + merges + output
 
     def _tile_calls(self, tile: Tile, ordered: bool, lone: bool) -> int:
-        """The number of ATen calls for one tile."""
+        """The number of ATen calls for one tile. ``ordered`` says whether the call's sequences are sorted by length,
+        and ``lone`` whether the output of the tile is already the output of its sequences.
+        """
         v, window, paged = self.variant, bool(self.variant.sliding_window), tile.pages > 1
         segment = (
             (window or tile.masked or self.reads_positions)  # positions
@@ -262,8 +271,8 @@ class TorchPlan(TorchFigures):
         )
 
     def _rounds(self, ordered: bool) -> bool:
-        """Whether the results of sorted sequences are rounded to the output's dtype before they are written in the
-        call's order.
+        """Whether the results are rounded to the output's dtype before they are written in the call's order.
+        ``ordered`` says whether the call's sequences are sorted by length.
         """
         return ordered and self.variant.dtype != "float32"
 

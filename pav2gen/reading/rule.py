@@ -11,8 +11,8 @@ from pav2gen.family.spec import Spec
 from pav2gen.family.variant import Variant
 from pav2gen.wording import flow_map
 
-#: A function that returns the decode kernels of a spec. Rules that limit their number are checked before its first
-#: call.
+#: A function that returns the decode kernels of a spec. Rules that limit the number of kernels are checked before the
+#: first call of this function.
 Expanded = Callable[[], tuple[Variant, ...]]
 
 

@@ -134,6 +134,8 @@ def read_operator(text: str) -> str:
 
 
 def _operators_with(filter_text: str) -> str:
-    """The line of a spec that builds decode and the operator of a filter."""
+    """The line of a spec file, such as ``operators: [decode, extend]``, that a filter such as ``operator=extend``
+    needs.
+    """
     operators = ", ".join(dict.fromkeys(("decode", filter_text.partition("=")[2])))
     return f"operators: [{operators}]"

@@ -36,7 +36,7 @@ def _keys_of(section: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return required, tuple(axis.name for axis in axes if axis.default is not None)
 
 
-#: The keys of each mapping, in two lists: required keys and optional keys.
+#: The keys of each mapping in a spec file, in two lists: required keys and optional keys. "" is the whole file.
 KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "": (
         ("schema", "name", "target", "model", "axes"),
@@ -50,7 +50,7 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "limits": ((), ("max_variants", "workspace_mib")),
 }
 
-#: Default for each optional key. ``about`` defaults to the name.
+#: The default of each optional key, by path. The default of ``about`` is the spec's name.
 DEFAULTS: Mapping[str, object] = {
     "model.tensor_parallel": (1,),
     **{axis.path: axis.default for axis in AXES.values() if axis.default is not None},

@@ -28,10 +28,11 @@ FOLDER = "tuning"
 MOST_BYTES = 4 << 20
 LARGEST_INT32 = 2**31 - 1
 
-#: The fewest runs per row, and the largest allowed spread of the runs, divided by their median.
+#: LEAST_RUNS: the fewest runs per row. MOST_SPREAD: the largest allowed spread, which is the difference between the
+#: slowest and the fastest run, divided by the median of the runs.
 LEAST_RUNS, MOST_SPREAD = 2, 0.10
 
-#: The keys of each mapping, in two lists: required keys and optional keys.
+#: The keys of each mapping in a tuning file, in two lists: required keys and optional keys.
 FILE_KEYS = (
     ("schema", "spec", "device", "date", "command", "runs", "kernels"),
     ("about", "versions", "rounds"),

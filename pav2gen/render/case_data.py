@@ -13,10 +13,12 @@ from pav2gen.plan.kernel import AnyKernel, Extender, Kernel
 LONG_PARTITIONS = 66
 
 
-#: Distances in masks up to this many tokens are tested on both sides. Longer ones would make the tests slow.
+#: Tests have sequences shorter and longer than each distance in a mask, if the distance is at most this many tokens.
+#: Larger distances would make the tests slow.
 LONGEST_DISTANCE = 8192
 
-#: Windows up to this length are tested with more new tokens than the window has. Longer ones would make the tests slow.
+#: Tests have more new tokens than a sliding window, if the window has at most this many tokens. Larger windows would
+#: make the tests slow.
 LONGEST_INNER_WINDOW = 256
 
 
@@ -96,9 +98,9 @@ def long_length(variant: Variant) -> int:
 def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
     """Batches of query and context lengths, for tests of a sliding window.
 
-    In the first sequence of the first batch, the window hides tokens from only the last rows. In the other sequences of
-    this batch, the window hides tokens from all rows. The second batch is for short windows: there, the window of the
-    last rows begins among the new tokens.
+    In the first sequence of the first batch, the window hides keys from only the last query tokens. In the other
+    sequences of this batch, the window hides keys from all query tokens. The second batch is only for short windows:
+    for its last query tokens, the window begins among the query tokens.
     """
     window, page = variant.sliding_window, variant.block_size
     if window is None:

@@ -121,7 +121,9 @@ def _row_reader(owner: str) -> Reader:
 
 
 def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> dict[str, Reader]:
-    """Make a reader for each field of the NamedTuple class ``row``, which reads a JSON value of the field's type."""
+    """Make a function for each field of the NamedTuple class ``row``, except the fields ``leave_out``. The function
+    reads a JSON value of the field's type. ``read_text`` reads strings.
+    """
     hints = get_type_hints(row)
     return {name: _reader(kind, read_text) for name, kind in hints.items() if name not in leave_out}
 

@@ -111,7 +111,8 @@ def reach_of(x: Expression, tensors: Mapping[str, str]) -> frozenset[str]:
 
 
 def _normal(x: Expression) -> Expression:
-    """Rewrite a tree so that literals are second operands, or the first result of an ``if``. The values do not change.
+    """Rewrite a tree so that a literal is the second operand of an operation, and the first result of an ``if``. The
+    values do not change.
 
     An operation with the literal first is kept if its operands cannot be exchanged, as in ``1 - s``.
     """
@@ -288,7 +289,9 @@ class _Writer:
         return held
 
     def choose(self, x: Expression) -> _Value:
-        """Write ``a if test else b``. Either only ``a`` is a literal, or both are, or neither is."""
+        """Write ``a if test else b``. After ``_normal``, three cases are left: only ``a`` is a literal, both are, or
+        neither is.
+        """
         test, a, b = map(self.text, x.args)
         if not x.args[1].is_literal:
             given = f"{test}, {a}, {b}"
@@ -312,8 +315,9 @@ class _Writer:
         """Write the call that computes ``x`` into new storage.
 
         The storage is a new tensor or a workspace slot. ``small`` is the text that computes the value in a new tensor.
-        ``large`` is the text that computes the value into a slot. If ``out``, the text ``large`` ends in an open
-        ``out=`` argument. Without ``out``, the text ``large`` is a call of an in-place method.
+        ``large`` is the text that computes the value into a slot. With ``out``, the text ``large`` ends in ``out=``,
+        and the slot's tensor is inserted after it. Without ``out``, the text ``large`` is the call of an in-place
+        method of the slot's tensor.
         """
         held = self.allocate(x)
         self.assign(held, small, large, out)

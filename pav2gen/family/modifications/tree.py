@@ -77,7 +77,7 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
-#: Python functions that compute a function of a literal.
+#: Function of an expression -> the Python function that computes its value for a literal.
 NUMBER_FUNCTIONS: Mapping[str, Callable[[float], float]] = {
     "tanh": math.tanh,
     "exp": math.exp,
@@ -172,7 +172,7 @@ def _check_divisor(op: str, b: Expression) -> None:
         raise Mistake(f"the divisor of '{op}' may be 0; {works}")
 
 
-#: Python functions that compute an operation on two literals. The divisor must not be 0.
+#: Operation -> the Python function that computes its value for two literals. The divisor must not be 0.
 _ARITHMETIC: Mapping[str, Callable[..., float]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,

@@ -9,7 +9,8 @@ from pav2gen.errors import UserError
 from pav2gen.reading.model.defaults import TEXT_TYPES, defaults_of
 from pav2gen.wording import quoted
 
-#: Keys of the language model in a config of several parts, from the outside in.
+#: Keys that hold the config of the language model, in the config of a model of several parts. An outer key comes before
+#: a key nested in it.
 PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 
@@ -81,7 +82,7 @@ class Fields:
 
 
 def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a config into two: the values around the language model's own config, and the values in the own config."""
+    """Split a config into two: the values outside the language model's own config, and the values in it."""
     outer: dict[str, Any] = {}
     own = dict(config)
     while key := next((key for key in PARTS if isinstance(own.get(key), dict)), ""):

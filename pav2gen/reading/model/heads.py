@@ -9,7 +9,7 @@ from typing import Any
 from pav2gen.reading.model.fields import Fields, is_count
 from pav2gen.wording import one_of, quoted
 
-#: The head size of DeepSeek models in the cache of vLLM 0.6, which pads their heads of 192 elements (deepseek_v2.py).
+#: The head size in the cache for DeepSeek models: vLLM 0.6 pads their heads of 192 elements to it (deepseek_v2.py).
 PADDED_LATENT = 256
 
 QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -102,7 +102,7 @@ def _latent_head_size(fields: Fields) -> int:
 
 
 def head_notes(fields: Fields, heads: int) -> Iterator[str]:
-    """Sentences about the heads that ``init`` writes as comments into the drafted spec."""
+    """Sentences about the heads. ``init`` writes these sentences as comments into the drafted spec."""
     if is_latent(fields):
         yield (
             "attention is latent (kv_lora_rank): vLLM 0.6 expands it to a KV head for each query head, as here; vLLM "

@@ -7,7 +7,7 @@ from typing import Any
 from pav2gen.reading.model.fields import Fields
 from pav2gen.reading.model.heads import is_latent
 
-#: Flags for the sinks of the layers with and without a window.
+#: Keys that say whether layers have sinks: layers with a window, layers without a window, and all layers.
 SINK_FLAGS = ("add_swa_attention_sink_bias", "add_full_attention_sink_bias", "attention_sink_bias")
 
 
