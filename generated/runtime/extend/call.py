@@ -11,8 +11,8 @@ class ExtendCall(NamedTuple):
     """The arguments of an extend call. The docstring of ``paged_attention_extend`` gives the shapes.
 
     A row is one query token: one element of the first dimension of ``query``. Kernels clamp the offsets and lengths
-    that they read from tensors, so that wrong values cannot make them access memory out of bounds. If query_start_loc
-    does not fall:
+    that they read from tensors, so that wrong values cannot make them access memory out of bounds. The following
+    holds if the values of query_start_loc do not decrease:
 
     * Sequence s owns the rows from begin to end (exclusive). begin is query_start_loc[s], clamped to [0, tokens], where
       tokens is the number of rows of ``query``. end is query_start_loc[s + 1], clamped to [begin, tokens]. q_len is
@@ -23,8 +23,9 @@ class ExtendCall(NamedTuple):
       that the pages of one block table row can hold.
     * Row i of a sequence is at position length - q_len + i. A row at a negative position attends to no key.
 
-    If query_start_loc falls, rows that a sequence owns may keep their values, or get the result of another sequence. No
-    row that no sequence owns is written. The operator refuses such a call if the offsets are on the CPU.
+    If the values of query_start_loc decrease, the operator refuses the call if this tensor is on the CPU. On a GPU,
+    rows that a sequence owns may then keep their values, or get the result of another sequence. Rows that no sequence
+    owns are not written.
 
     A kernel is called only if the numbers of rows and sequences, max_query_len and max_seq_len are all at least 1.
     max_query_len is at most the number of rows of ``query``.

@@ -78,7 +78,10 @@ def check_sequences(call: ExtendCall) -> None:
 
 
 def check_starts(starts: torch.Tensor) -> None:
-    """Raise ValueError if query_start_loc falls, for a tensor on the CPU. Values on another device are not read."""
+    """Raise ValueError if the values of query_start_loc decrease. Values on a device other than the CPU are not read.
+
+    starts: the tensor query_start_loc.
+    """
     if starts.device.type != "cpu":
         return
     values = starts.tolist()
