@@ -52,4 +52,4 @@ def check_output(path: Path, *inputs: Path) -> None:
     """Raise UserError if ``path``, which a command will write, is one of the command's ``inputs``."""
     for given in inputs:
         if os.path.realpath(path) == os.path.realpath(given):
-            raise UserError("is read by this command, which would replace it; write to another file", str(path))
+            raise UserError("is an input of this command, which would overwrite it; write to another file", str(path))

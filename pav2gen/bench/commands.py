@@ -200,7 +200,7 @@ def tune(
         click.echo(f"note: {note}")
     for failure in outcome.wrong:
         click.echo(f"error: {failure}", err=True)
-    click.echo(f"{outcome.path}: {outcome.rows} rows, {len(outcome.noisy)} measurements that choose nothing")
+    click.echo(f"{outcome.path}: {outcome.rows} rows, {len(outcome.noisy)} measurements without effect")
     click.echo(f"next: pav2gen build {shlex.quote(str(spec))}")
     ctx.exit(1 if outcome.wrong else 0)
 

@@ -210,7 +210,7 @@ def schema(out: Path | None, quiet: bool) -> None:
 
 
 def _say_waiting(holder: str) -> None:
-    click.echo(f"waiting for {holder}, which holds the package", err=True)
+    click.echo(f"waiting for {holder}, which has locked the package", err=True)
 
 
 def _print_outcome(outcome: Outcome, options: BuildOptions, verbose: bool, quiet: bool) -> None:
@@ -259,7 +259,7 @@ def _print_report(report: DriftReport, most: int) -> None:
             click.echo(f"{kind:11} {report.shown}/{drift.path}{f'  ({drift.note})' if drift.note else ''}")
         if len(every) > most:
             click.echo(f"{kind:11} and {len(every) - most} more")
-    click.echo("to put it right:")
+    click.echo("to repair it:")
     for command in report.repairs:
         click.echo(f"  {command}")
 

@@ -123,7 +123,7 @@ def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions)
     shown = found.disk.shown
     whole = [owner for owner, entry in found.manifests.items() if owner != SHARED and not entry.filter]
     if options.filters and (whole or options.out == DEFAULT_FOLDER):
-        holds = f" ({shown} holds {', '.join(sorted(whole))})" if whole else ""
+        holds = f" ({shown} has whole specs: {', '.join(sorted(whole))})" if whole else ""
         raise UserError(
             f"--filter builds a part of a package, which needs a separate folder{holds}; name one with --out"
         )
@@ -131,7 +131,7 @@ def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions)
         if entry.filter and not options.filters:
             part = shlex.join(f"--filter={text}" for text in entry.filter)
             raise UserError(
-                f"holds only a part of {entry.owner} ({part}); name another folder for whole specs with --out", shown
+                f"has only a part of {entry.owner} ({part}); name another folder for whole specs with --out", shown
             )
 
 

@@ -109,7 +109,7 @@ def _drift(change: FileChange, found: Tree) -> Drift:
     """Describe the difference that a build would repair with ``change``."""
     if change.old is None:
         if change.is_manifest:
-            return Drift("incomplete", change.path, "without it the build is not complete", change.owner)
+            return Drift("incomplete", change.path, "the build is incomplete without this file", change.owner)
         return Drift("missing", change.path, owner=change.owner)
     if not change.ours:
         if not change.old.is_file:
@@ -130,7 +130,7 @@ def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
     known = {path for owner, files in package.files.items() for path in (*files, *found.known(owner))}
     for path in found.disk.walk():
         if path not in known and path.split("/")[0] not in not_ours and not _is_nobody_s(path):
-            yield Drift("orphan", path, "owned by no MANIFEST")
+            yield Drift("orphan", path, "no MANIFEST lists it")
 
 
 def _is_nobody_s(path: str) -> bool:
@@ -152,7 +152,7 @@ def _repairs(drifts: Sequence[Drift], selections: Sequence[Selection], shown: st
     if built or SHARED in owners:
         command = shlex.join(["pav2gen", "build", *(built or [str(selections[0].path)]), *out])
         edited = any(drift.kind == "hand-edited" and not drift.blocked for drift in drifts)
-        yield f"{command} --force  # edits by hand are lost" if edited else command
+        yield f"{command} --force  # discards the edits by hand" if edited else command
     gone = {drift.path.rstrip("/") for drift in drifts if drift.owner is None and drift.path.endswith("/")}
     for name in sorted({*gone, *(owner for owner in owners if owner and whole and owner not in paths)}):
         yield shlex.join(["pav2gen", "remove", name, *out])

@@ -277,7 +277,7 @@ def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, .
 def _installed(state: Status) -> str:
     """Return a line about the kernels that are installed in a tree."""
     if state.record is None:
-        return "nothing of pav2gen is installed in it"
+        return "pav2gen has installed nothing in it"
     specs = ", ".join(f"{name} ({entry['kernels']} kernels)" for name, entry in state.record.specs.items())
     if state.sound:
         return f"installed: {specs}; current"

@@ -166,7 +166,7 @@ class Explanation:
         elif self.command:
             yield f"to add it, exclude less and run  {self.command}"
         elif self.obstacles and not self.refusals:
-            yield "no spec here can be extended to it; write one for its model: pav2gen init --from config.json"
+            yield "no spec here can be extended to serve it; write one for its model: pav2gen init --from config.json"
 
 
 def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
@@ -409,7 +409,7 @@ def _named(lines: Iterable[str]) -> Iterator[str]:
 
 def axis_lines(specs: Sequence[Spec]) -> Iterator[str]:
     """Yield a line for each axis: its meaning, its possible values, and its values in ``specs``."""
-    yield "pav2gen explain AXIS=VALUE...  takes the axes below; those that are left out are free"
+    yield "pav2gen explain AXIS=VALUE...  takes the axes below; an axis that is left out may have any value"
     width = max(map(len, AXES))
     operators = ", ".join(each for each in OPERATORS if any(each in spec.operators for spec in specs))
     about = f"What the kernel computes. Can be {one_of(OPERATORS)}; decode if left out."

@@ -39,7 +39,7 @@ def init(config: Path, out: Path | None = None, force: bool = False, schema: str
     text = (_schema_line(schema, path.parent) + draft).encode()
     check_output(path, config)
     if path.exists() and not force:
-        raise UserError("is there already; name another with --out, or add --force to replace it", str(path))
+        raise UserError("exists already; name another file with --out, or add --force to replace it", str(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)

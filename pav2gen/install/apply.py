@@ -140,12 +140,16 @@ def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> No
     """
     shown = found.tree.where(PAV2)
     if found.record is None and found.files:
-        raise UserError(f"is there and not from pav2gen install (it has no {NAME}); move it away", shown)
+        raise UserError(f"exists, but pav2gen did not install it (it has no {NAME}); move it away", shown)
     for folder in sorted({str(parent) for path in files for parent in PurePosixPath(path).parents}):
         if folder in found.files:
-            raise UserError("stands where a folder of the package belongs; remove it", f"{shown}/{folder}")
+            raise UserError(
+                "is not a folder, but the package needs a folder of this name; remove it", f"{shown}/{folder}"
+            )
     for path in sorted(path for path in files if found.files.get(path) == ""):  # without a digest
-        raise UserError("is not a regular file, and a file of the package belongs there; remove it", f"{shown}/{path}")
+        raise UserError(
+            "is not a regular file, but the package needs a file of this name; remove it", f"{shown}/{path}"
+        )
     edited = [path for path in found.edited() if path in found.files]
     edited += [path for path in found.strangers() if path in files]
     if edited and not force:
@@ -218,13 +222,13 @@ def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
     yield from foreign_overrides(found.tree)
     for path, source in found.sources.items():
         if source.edited:
-            yield f"{path} was edited since the last install; those edits stay"
+            yield f"{path} was edited since the last install; these edits are kept"
         for file in unchecked(found.tree.source(path)):
             yield f"Python runs {file.name} without checking {path}; remove {file}"
     if found.strangers():
-        yield f"{PAV2} holds files that are not from pav2gen: {', '.join(found.strangers()[:5])}"
+        yield f"{PAV2} has files that are not from pav2gen: {', '.join(found.strangers()[:5])}"
     if LAYER not in edited.sources:
-        yield f"{LAYER} has no place for check_layer: a missing kernel is reported at the first call, not at load"
+        yield f"{LAYER} has no place to insert check_layer: a missing kernel is reported at the first call, not at load"
     if not calls_forward_decode(found.tree):
         yield "no backend of this tree calls PagedAttention.forward_decode; only direct calls of the operator take V2"
 

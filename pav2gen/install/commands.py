@@ -158,16 +158,14 @@ def wheel(
 
 
 def _say_waiting(holder: str) -> None:
-    click.echo(f"waiting for {holder}, which holds the tree", err=True)
+    click.echo(f"waiting for {holder}, which has locked the tree", err=True)
 
 
 def _print_install(outcome: Outcome, options: InstallOptions) -> None:
     for planned in outcome.trees:
         _print_planned(planned, outcome, options)
     if outcome.changed and not outcome.imported:
-        click.echo(
-            "note: the import was not tried: that Python has no torch; --python names the one that runs the tree"
-        )
+        click.echo("note: the import was not tried: that Python has no torch; give --python the one that runs the tree")
     if outcome.commit:
         click.echo(f"committed {outcome.commit}")
 
@@ -235,11 +233,13 @@ def _print_undone(undone: Undone, dry_run: bool) -> None:
         return
     if dry_run:
         click.echo(undone.diff, nl=False)
-    click.echo(f"{undone.tree.shown}: {'would take out' if dry_run else 'took out'} attention/ops/pav2")
+    click.echo(f"{undone.tree.shown}: {'would remove' if dry_run else 'removed'} attention/ops/pav2")
     if undone.restored:
         click.echo(f"  {'would restore' if dry_run else 'restored'} {', '.join(undone.restored)}")
     if undone.edited:
-        click.echo(f"  note: edits since the install stay, only our lines are gone: {', '.join(undone.edited)}")
+        click.echo(
+            f"  note: edited since the install; only the inserted lines were removed: {', '.join(undone.edited)}"
+        )
     if undone.kept:
         click.echo(
             f"  note: kept in attention/ops/pav2, because pav2gen did not install them: {', '.join(undone.kept)}"

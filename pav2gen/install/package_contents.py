@@ -99,13 +99,13 @@ def _sound(generated: Path) -> tree.Tree:
     """Read the package at ``generated``. Raises UserError if there is no package, or if its build was interrupted."""
     found = tree.read_tree(generated)
     if SHARED not in found.manifests and not found.broken:
-        raise UserError("holds no generated package; run: pav2gen build specs/NAME.yaml", found.disk.shown)
+        raise UserError("has no generated package; run: pav2gen build specs/NAME.yaml", found.disk.shown)
     if found.incomplete:
         raise UserError("is incomplete: its build was cut short; run pav2gen check", found.disk.shown)
     if SHARED in found.broken:
         raise UserError(f"{found.broken[SHARED]}; run pav2gen check", f"{found.disk.shown}/{manifest.NAME}")
     if not found.sound_manifests():
-        raise UserError("holds no spec; run: pav2gen build specs/NAME.yaml", found.disk.shown)
+        raise UserError("has no spec; run: pav2gen build specs/NAME.yaml", found.disk.shown)
     return found
 
 
@@ -142,7 +142,7 @@ def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
         there = found.disk.at(path)
         if there is None or there.digest != digest:
             word = "is missing" if there is None else "was edited by hand"
-            raise UserError(f"{word}; run pav2gen check, and install what it calls clean", f"{found.disk.shown}/{path}")
+            raise UserError(f"{word}; repair the package first: pav2gen check", f"{found.disk.shown}/{path}")
         files[path] = there.content
     return files
 
@@ -176,7 +176,7 @@ def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents
     lacking = library.lacking(sources)
     reason = mismatch(library, sources)
     if lacking and not reason:
-        reason = f"it lacks {len(lacking)} of the {len(sources)} CUDA kernels, as {lacking[0]}"
+        reason = f"it lacks {len(lacking)} of the {len(sources)} CUDA kernels, such as {lacking[0]}"
     if reason:
         raise UserError(f"does not fit the package: {reason}", str(path))
     files = FileSet()

@@ -111,7 +111,7 @@ def _hunk(value: Any) -> Hunk:
         raise ValueError(f"{json_data.seen(value)} is not a pair of texts")
     hunk = Hunk(*lines)
     if not is_ours(hunk):
-        raise ValueError("it would undo lines that no install puts in")
+        raise ValueError("it would remove lines that no install inserts")
     return hunk
 
 

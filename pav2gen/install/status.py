@@ -81,7 +81,7 @@ def _edited(found: TreeState) -> Iterator[str]:
     """Yield a sentence for each file that was changed since the install."""
     for path, source in found.sources.items():
         if found.record and path in found.record.edits and not source.patched:
-            yield f"{path} does not call the kernels: its lines were taken out"
+            yield f"{path} does not call the kernels: its lines were removed"
         elif source.edited:
             yield f"{path} was edited since"
     for path in found.edited():

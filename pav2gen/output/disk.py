@@ -111,7 +111,7 @@ class Disk:
         if stat.S_ISDIR(mode):
             return True
         kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a folder"
-        raise UserError(f"is {kind}, and a folder of the package belongs there; remove it", f"{self.shown}/{folder}")
+        raise UserError(f"is {kind}, but the package needs a folder of this name; remove it", f"{self.shown}/{folder}")
 
 
 def look(file: str) -> OnDisk | None:

@@ -112,7 +112,10 @@ def _lock(handle: int, shown: str, kind: int, on_wait: OnWait) -> None:
             deadline = time.monotonic() + PATIENCE
             on_wait(holder(handle))
         if time.monotonic() > deadline:
-            raise UserError(f"is held by {holder(handle)} for over {PATIENCE:.0f} s; end that, or try later", shown)
+            raise UserError(
+                f"has been locked by {holder(handle)} for over {PATIENCE:.0f} s; end that process, or try again later",
+                shown,
+            )
         time.sleep(INTERVAL)
 
 
@@ -166,7 +169,7 @@ def _make(path: str, shown: str) -> list[str]:
                     made.append(os.fspath(folder))
     except OSError as error:
         _remove_empty(made)
-        raise UserError(f"cannot be written ({error.strerror}); everything is as it was", shown) from error
+        raise UserError(f"cannot be written ({error.strerror}); all changes were undone", shown) from error
     return made
 
 

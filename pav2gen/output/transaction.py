@@ -56,9 +56,11 @@ class Transaction:
         """Undo all steps if the block failed. Raises UserError as described for the class."""
         if error is None:
             return
-        state = "everything is as it was" if self._roll_back() else self._remedy
+        state = "all changes were undone" if self._roll_back() else self._remedy
         if isinstance(error, _Edited):
-            raise UserError(f"was changed while the command ran; {state}. Run it again", self._shown(error.file))
+            raise UserError(
+                f"was changed while the command ran; {state}. Run the command again", self._shown(error.file)
+            )
         if isinstance(error, OSError):
             place = self._shown(os.fspath(error.filename or ""))
             raise UserError(f"cannot be written ({error.strerror}); {state}", place) from error

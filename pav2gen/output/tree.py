@@ -65,7 +65,7 @@ class Comparison:
         for change in taken:
             if change.old and not change.old.is_file:
                 place = f"{shown}/{change.path}"
-                return UserError(f"is {change.old.kind}, and a file of the package belongs there; remove it", place)
+                return UserError(f"is {change.old.kind}, but the package needs a file of this name; remove it", place)
         if not taken or force:
             return None
         files = "1 file" if len(taken) == 1 else f"{len(taken)} files"
@@ -188,6 +188,6 @@ def _is_incomplete(disk: Disk) -> bool:
         standing = found[name]
         if standing and standing.kind != kind:
             raise UserError(
-                f"is {standing.kind}, and a build needs the name for {kind}; remove it", f"{disk.shown}/{name}"
+                f"is {standing.kind}, but a build needs {kind} of this name; remove it", f"{disk.shown}/{name}"
             )
     return any(found.values())

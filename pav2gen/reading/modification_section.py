@@ -59,7 +59,7 @@ def _tensors(node: Node) -> dict[str, str]:
     if not children:
         raise node.fail(f"{node.title} must be a mapping of names to [heads] or [kv_heads]")
     if len(children) > MOST_TENSORS:
-        raise node.fail(f"{node.title} has {len(children)} tensors; a modification may have {MOST_TENSORS}")
+        raise node.fail(f"{node.title} has {len(children)} tensors; at most {MOST_TENSORS} are allowed")
     for name, child in children.items():
         _check_name(child, name, "the name of a tensor")
         if name in NAMES or name in FUNCTIONS:

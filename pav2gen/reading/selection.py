@@ -54,7 +54,9 @@ def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True)
         loaded = _with_readable_name(spec.load(path))
         _, first = specs.setdefault(loaded.name, (loaded, path))
         if not os.path.samefile(first, path):
-            raise UserError(f"the name {loaded.name} is also that of {first}; each spec needs its own", str(path))
+            raise UserError(
+                f"the name {loaded.name} is already that of {first}; each spec needs a name of its own", str(path)
+            )
     family = [point for name in sorted(specs) for point in points(specs[name][0])]
     chosen: dict[str, list[Point]] = {}
     for point in select(family, filters):
@@ -82,7 +84,8 @@ def _with_readable_name(loaded: Spec) -> Spec:
     if not name.isprintable():
         file = loaded.file_name.encode("unicode_escape").decode()
         raise UserError(
-            "headers contain the file's name, and it has characters that cannot be printed; rename it", file
+            "the name has characters that cannot be printed, but generated files contain it; rename the file",
+            file,
         )
     return replace(loaded, file_name=name)
 

@@ -31,7 +31,7 @@ def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
         if name is not None and name not in spec.modifications:
             works = did_you_mean(str(name), spec.modifications) if spec.modifications else "define it there"
             paths = (f"features.modification[{place}]", "features.modification", "features")
-            return Violation(f"modification {quoted(name)} is not among the modifications; {works}", paths)
+            return Violation(f"modification {quoted(name)} is not defined under modifications; {works}", paths)
     for name in spec.modifications:
         if name not in names:
             sentence = f"no kernel has the modification {name}; write features: {{modification: [null, {name}]}}"
@@ -43,7 +43,9 @@ def positions_fit(spec: Spec, expanded: Expanded) -> Violation | None:
     """Check that token positions up to ``max_seq_len`` fit the 32-bit integers of a modification's expressions."""
     if spec.model.max_seq_len <= MOST_TOKENS or spec.axes["modification"] == (None,):
         return None
-    sentence = f"model.max_seq_len {spec.model.max_seq_len} is over {MOST_TOKENS}, which a modification can calculate"
+    sentence = (
+        f"model.max_seq_len {spec.model.max_seq_len} is too large for a modification; write at most {MOST_TOKENS}"
+    )
     return Violation(sentence, ("model.max_seq_len", "model"))
 
 
@@ -62,7 +64,7 @@ def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
         if not model.shards_over(size):
             sizes = [other for other in range(1, model.num_heads + 1) if model.shards_over(other)]
             shape = f"{model.num_heads} heads and {model.num_kv_heads} KV heads"
-            sentence = f"{shape} do not split over {size} ranks; they do over {one_of(sizes)}"
+            sentence = f"{shape} cannot be split over {size} ranks; they can be split over {one_of(sizes)}"
             return Violation(sentence, (f"model.tensor_parallel[{index}]", "model.tensor_parallel", "model"))
     return None
 
@@ -85,7 +87,7 @@ def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
             for place, value in enumerate(values):
                 if value not in spec.axes[axis]:
                     hint = did_you_mean(spelled(value), map(spelled, spec.axes[axis]))
-                    has = f"{axis} {flow_list(spec.axes[axis])} lacks {quoted(spelled(value))}"
+                    has = f"{axis} {flow_list(spec.axes[axis])} does not contain {quoted(spelled(value))}"
                     path = f"exclude[{index}].when.{axis}"
                     return Violation(f"excludes nothing: {has}; {hint}", (f"{path}[{place}]", path, "exclude"))
     return None
@@ -140,7 +142,7 @@ def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
         return None
     if partition not in spec.axes["partition_size"]:
         built = one_of(("auto", *spec.axes["partition_size"]))
-        return Violation(f"dispatch.partition {partition} is not built; write {built}", paths)
+        return Violation(f"no kernel has the partition size of dispatch.partition {partition}; write {built}", paths)
     keys: dict[Key, set[int]] = {}
     for variant in expanded():
         keys.setdefault(variant.key, set()).add(variant.partition_size)
@@ -163,7 +165,7 @@ def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
         return Violation(f"this setting applies to decode kernels alone; {works}", ("cuda",))
     for name, value in spec.cuda.items():
         if value not in CHOICES[name]:
-            return Violation(f"cuda.{name} cannot be {value}; it is {one_of(CHOICES[name])}", (f"cuda.{name}",))
+            return Violation(f"cuda.{name} cannot be {value}; write {one_of(CHOICES[name])}", (f"cuda.{name}",))
     return None
 
 
@@ -181,7 +183,7 @@ def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
     smallest = min(variant.partition_size for variant in expanded())
     if "cuda" not in spec.backends or length <= MOST_BLOCKS * smallest:
         return None
-    what = f"partitions of {smallest} make {-(-length // smallest)} of max_seq_len {length}, and a grid holds"
+    what = f"max_seq_len {length} has {-(-length // smallest)} partitions of {smallest} tokens, but a CUDA grid at most"
     fit = [size for size in PARTITION_SIZES if length <= MOST_BLOCKS * size]
     works = f"take partition_size {fit[0]} or more, or leave" if fit else "leave"
     return Violation(
@@ -205,7 +207,7 @@ def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | N
     if needed <= spec.limits.workspace_mib:
         return None
     what = f"one partition of {heads[largest]} KV heads of {largest.slug} needs {needed} MiB"
-    sentence = f"{what}, limits.workspace_mib is {spec.limits.workspace_mib}; raise it to {needed}"
+    sentence = f"{what}, but limits.workspace_mib is {spec.limits.workspace_mib}; raise it to {needed}"
     smaller = ", or take a smaller partition_size" if isinstance(largest, Variant) else ""
     return Violation(f"{sentence}{smaller}", ("limits.workspace_mib", "limits"))
 
@@ -215,7 +217,7 @@ def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | Non
     limit = shared_limit(spec.target)
     for variant in _cuda_extenders(spec, expanded):
         if (needed := least_shared_bytes(variant, spec.target)) > limit:
-            what = f"the smallest thread block of {variant.slug} needs {needed} bytes of shared memory, and has {limit}"
+            what = f"the least thread block of {variant.slug} needs {needed} bytes of shared memory, but has {limit}"
             return Violation(f"{what}; leave cuda out of the backends, or extend out of the operators", ("operators",))
     return None
 
@@ -233,7 +235,7 @@ def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
         needed = math.ceil(plan.partials_bytes(heads, spec.model.max_seq_len) / MIB)
         if needed > most:
             what = f"the partial results of {plan.geometry.tokens} query tokens and {heads} heads of {variant.slug}"
-            sentence = f"{what} need {needed} MiB, limits.workspace_mib is {most}; raise it to {needed}"
+            sentence = f"{what} need {needed} MiB, but limits.workspace_mib is {most}; raise it to {needed}"
             return Violation(sentence, ("limits.workspace_mib", "limits"))
     return None
 

@@ -206,7 +206,7 @@ def _name(node: Node) -> str:
     if not NAME_FORM.fullmatch(name):
         raise node.fail(f"name {quoted(name)} must be lower-case words, digits and single '_', such as llama3_8b")
     if len(name) > LONGEST_NAME:
-        raise node.fail(f"name {quoted(name)} has {len(name)} characters; it may have {LONGEST_NAME}")
+        raise node.fail(f"name {quoted(name)} has {len(name)} characters; at most {LONGEST_NAME} are allowed")
     if name in RESERVED_NAMES or keyword.iskeyword(name):
         raise node.fail(f"name {quoted(name)} is reserved; add a word to it, such as {name}_model")
     return name
@@ -216,7 +216,7 @@ def _comment(node: Node) -> str:
     """Read a text that generated files will contain in comments."""
     text = node.text()
     if len(text) > LONGEST_TEXT:
-        raise node.fail(f"{node.title} has {len(text)} characters; it may have {LONGEST_TEXT}")
+        raise node.fail(f"{node.title} has {len(text)} characters; at most {LONGEST_TEXT} are allowed")
     if any(odd in text for odd in _NOT_IN_COMMENTS):
         raise node.fail(f"{node.title} goes into comments of the generated files: leave out {one_of(_NOT_IN_COMMENTS)}")
     return text

@@ -128,7 +128,9 @@ def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
     if schema.integer() != SCHEMA:
         raise schema.fail(f"schema {schema.value} is not known; this version reads schema: {SCHEMA}")
     if name.text() != spec.name:
-        raise name.fail(f"these are figures of {quoted(name.text())}, in a file of {spec.name}; tune {spec.name}")
+        raise name.fail(
+            f"the figures are of the spec {quoted(name.text())}, not of {spec.name}; tune {spec.name} itself"
+        )
     if path.name != f"{spec.name}.{slug(device.text())}.yaml":
         raise device.fail(
             f"the figures of {quoted(device.text())} belong in {spec.name}.{slug(device.text())}.yaml; "
@@ -138,7 +140,9 @@ def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
         fields[text].text()
     runs = fields["runs"]
     if runs.integer() < LEAST_RUNS:
-        raise runs.fail(f"rows of {runs.integer()} run say nothing of the noise; measure at least {LEAST_RUNS} runs")
+        raise runs.fail(
+            f"rows of {runs.integer()} run do not show how noisy the times are; measure at least {LEAST_RUNS} runs"
+        )
 
 
 def _built(spec: Spec) -> dict[Key, list[int]]:
@@ -178,12 +182,10 @@ def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], sp
         raise chosen.fail(f"partition_size {chosen.value} has no time in ms; it may be {one_of(milliseconds)}")
     fastest = min(milliseconds, key=lambda size: milliseconds[size])
     if milliseconds[chosen.integer()] > milliseconds[fastest]:
-        raise chosen.fail(f"partition_size {chosen.value} is not the fastest by its own figures: {fastest} is")
+        raise chosen.fail(f"partition_size {chosen.value} is not the fastest of its row; {fastest} is faster")
     spread = fields["spread"]
     if not 0 <= spread.number() <= MOST_SPREAD:
-        raise spread.fail(
-            f"a spread of {spread.value} is too noisy; a row's runs lie within {MOST_SPREAD} of the median"
-        )
+        raise spread.fail(f"a spread of {spread.value} is too noisy; it may be at most {MOST_SPREAD} of the median")
     sizes_of_call = (fields[name].integer(1, LARGEST_INT32) for name in ("num_seqs", "max_seq_len"))
     return TunedRow(key, chosen.integer(), backend, kv_heads, *sizes_of_call)
 
@@ -195,10 +197,12 @@ def _milliseconds(node: Node, sizes: list[int], spec: Spec) -> dict[int, float]:
     times = {}
     for name, time in node.fields((), [str(size) for size in sizes]).items():
         if time.number() <= 0:
-            raise time.fail(f"a time of {time.value} ms was not measured; {_again(spec)}")
+            raise time.fail(f"a time of {time.value} ms cannot be a measurement; {_again(spec)}")
         times[int(name)] = time.number()
     if len(times) < 2:
-        raise node.fail(f"a single partition size is not a choice; give the times of two or more of {one_of(sizes)}")
+        raise node.fail(
+            f"a single partition size has nothing to be compared with; give the times of two or more of {one_of(sizes)}"
+        )
     return times
 
 

@@ -80,7 +80,7 @@ def decode(data: bytes, file: str) -> str:
         odd = next((char for char in line_text.removesuffix("\r") if not char.isprintable()), None)
         if odd is not None:
             what = "a tab; indent with spaces" if odd == "\t" else f"the character U+{ord(odd):04X}; remove it"
-            raise UserError(f"holds {what}", f"{file}:{number}")
+            raise UserError(f"contains {what}", f"{file}:{number}")
     return text
 
 
@@ -111,7 +111,7 @@ def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
     start = error.context_mark.line + 1 if error.context_mark else line
     began = f", {error.context} from line {start}" if start != line else ""
     if "mapping values are not allowed" in problem:
-        advice = "put a text that holds ': ' in quotes, and check the indentation"
+        advice = "put a text with ': ' in quotes, and check the indentation"
     else:
         advice = "check the indentation, the brackets and the quotes"
     return f"not YAML: {problem}{began}; {advice}"
@@ -129,7 +129,7 @@ class _Composer:
         self.parser.get_event()
         root = self.value("", None, 0) if isinstance(self.parser.get_event(), yaml.DocumentStartEvent) else None
         if root is None or root.is_null():
-            raise UserError("is empty; it begins with 'schema: 1'", f"{self.file}:1")
+            raise UserError("is empty; write 'schema: 1' into the first line", f"{self.file}:1")
         self.parser.get_event()
         after = self.parser.get_event()
         if not isinstance(after, yaml.StreamEndEvent):
@@ -169,7 +169,7 @@ class _Composer:
             if not isinstance(key.value, str) or len(key.value) > MAX_KEY_LENGTH:
                 raise key.fail(f"a key must be a word of at most {MAX_KEY_LENGTH} characters")
             if key.plain and key.value == "<<":
-                raise key.fail("merge keys (<<) are not read; write the values out")
+                raise key.fail("merge keys (<<) are not supported; write the values out")
             if key.value in fields:
                 first = fields[key.value].line
                 raise key.fail(f"the key {quoted(key.value)} comes twice, first on line {first}; keep one")
@@ -180,11 +180,11 @@ class _Composer:
     def refuse_references(self, event: Any) -> None:
         """Raise UserError if ``event`` is an alias or has an anchor or a tag."""
         if isinstance(event, yaml.AliasEvent):
-            raise self.error(event, f"aliases ({quoted(f'*{event.anchor}')}) are not read; write the value out")
+            raise self.error(event, f"aliases ({quoted(f'*{event.anchor}')}) are not supported; write the value out")
         if event.anchor is not None:
-            raise self.error(event, f"anchors ({quoted(f'&{event.anchor}')}) are not read; write the value out")
+            raise self.error(event, f"anchors ({quoted(f'&{event.anchor}')}) are not supported; write the value out")
         if event.tag is not None:
-            raise self.error(event, f"tags ({quoted(event.tag)}) are not read; remove it")
+            raise self.error(event, f"tags ({quoted(event.tag)}) are not supported; remove the tag")
 
     def error(self, event: Any, message: str) -> UserError:
         """Make a UserError with the line where ``event`` begins."""

@@ -148,7 +148,7 @@ def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple
             else:
                 clashes[manifest.owner, first] = clashes.get((manifest.owner, first), 0) + 1
     notes = [
-        f"{first} serves {n} of the kernels of {late}: the first by name serves a key"
+        f"{first} serves the keys of {n} kernels of {late}: if two specs have the same key, the first by name serves it"
         for (late, first), n in clashes.items()
     ]
     return tuple(rows), tuple(notes)
@@ -162,7 +162,7 @@ def _check_definition(row: ManifestRow, owner: str, definitions: dict[str, tuple
         name = row["key"]["modification"]
         defined, first = definitions.setdefault(name, (row["modification"], owner))
         if defined != row["modification"]:
-            raise UserError(f"the modification {name} of {owner} is not the one of {first}; give it another name")
+            raise UserError(f"{owner} and {first} define the modification {name} differently; rename one of the two")
 
 
 def _line(value: object) -> str:

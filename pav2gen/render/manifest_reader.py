@@ -48,7 +48,7 @@ def parse(owner: str, content: bytes) -> Manifest:
     if not isinstance(data, dict) or "schema" not in data:
         raise NotAManifest("is not a manifest of pav2gen")
     if data["schema"] != SCHEMA:
-        raise NotAManifest(f"has schema {seen(data['schema'])}, and this pav2gen knows {SCHEMA}")
+        raise NotAManifest(f"has schema {seen(data['schema'])}, but this pav2gen reads schema {SCHEMA}")
     whole_text = content.decode()
     body, found, _ = whole_text.rpartition(' "stamp"')
     if not found or body + stamp_line(body) != whole_text:

@@ -97,7 +97,7 @@ def broken(monkeypatch):
 def test_a_wrong_kernel_is_not_timed(selection, broken):
     found = benching.bench(selection, options(against=("sdpa",), seq_lens=(100,)))
     half, single = map(entries, found["points"])
-    assert re.match(r"wrong: its error is [0-9.]+ times what is allowed", half["torch p64"]["because"])
+    assert re.match(r"wrong: its error is [0-9.]+ times the allowed error", half["torch p64"]["because"])
     assert single["torch p64"]["because"] == "failed: out of luck"
     assert all("median_ms" not in each["torch p64"] for each in (half, single))
     assert "median_ms" in half["torch p128"] and "median_ms" in single["sdpa"]
@@ -115,7 +115,7 @@ def test_a_kernel_that_writes_nothing_is_wrong(selection, monkeypatch):
     point = benching.bench(selection, options(against=(), seq_lens=(100,)))["points"][0]
     assert [entry["because"] for entry in point["contestants"]] == [
         "",
-        "wrong: its error is inf times what is allowed",
+        "wrong: its error is inf times the allowed error",
     ]
 
 
@@ -152,7 +152,7 @@ def test_the_document_is_read_as_it_was_written(document, tmp_path):
     "change, words",
     [
         (lambda d: d.update(kind="other"), "is not a document of pav2gen bench"),
-        (lambda d: d.update(schema=9), "has schema '9', and this pav2gen reads 1"),
+        (lambda d: d.update(schema=9), "has schema '9', but this pav2gen reads schema 1"),
         (lambda d: d.pop("device"), "is damaged: device is missing"),
         (lambda d: d["points"][1].pop("copy_gbps"), "is damaged: points[1]: copy_gbps is missing"),
         (lambda d: d["points"][0]["contestants"].append({}), "].contestants[5]: because is missing"),
@@ -244,7 +244,9 @@ def test_what_was_measured_before_an_interrupt_is_kept(spec_path, points, monkey
     assert [(p["key"]["dtype"], p["seq_len"]) for p in found["points"]] == [
         ("float16", 100), ("float16", 300), ("float32", 100),
     ]  # fmt: skip
-    assert found["notes"][-1].startswith("interrupted: 1 of 4 problems were not measured, from S=2 L=300 4/2 heads")
+    assert found["notes"][-1].startswith(
+        "interrupted: 1 of 4 problems were not measured; the first is S=2 L=300 4/2 heads"
+    )
     assert result.output.count("contestant ") == 2, "both tables are printed"
     assert "note: interrupted" in result.output
 
@@ -261,7 +263,7 @@ def test_a_table_is_printed_when_the_next_begins(spec_path, points, monkeypatch,
         commands.bench.main([str(spec_path), "--seq-len", "100,300", "--num-seqs", "2"])
     printed = [each.out.count("contestant ") for each in [*seen, capsys.readouterr()]]
     assert printed == [0, 0, 0, 1, 1]  # when each of four problems begins, and in the end
-    assert "to come, by the time of the problems so far" in seen[1].err
+    assert "left, estimated from the problems measured so far" in seen[1].err
 
 
 def test_quick_measures_little_unless_it_is_told_otherwise(spec_path, monkeypatch):
@@ -310,22 +312,23 @@ def test_ratios_are_of_medians_of_one_run():
 def test_a_large_cache_is_left_out_and_told(selection):
     found = benching.bench(selection, options(seq_lens=(100, 2000), max_gib=0.0005, against=()))
     assert {point["seq_len"] for point in found["points"]} == {100}
-    assert any("left out, over --max-gib 0.0005: S=2 L=2000" in note for note in found["notes"])
-    with pytest.raises(UserError, match="nothing is left to measure"):
+    assert any(
+        "left out, because the KV cache is larger than --max-gib 0.0005: S=2 L=2000" in note for note in found["notes"]
+    )
+    with pytest.raises(UserError, match="no problem is left to measure"):
         benching.bench(selection, options(max_gib=1e-9))
 
 
 def test_the_rank_is_that_of_the_tensor_parallel_size(selection):
     found = benching.bench(selection, options(tensor_parallel=2, seq_lens=(64,), against=()))
     assert {(point["num_heads"], point["kv_heads"]) for point in found["points"]} == {(2, 1)}
-    with pytest.raises(
-        UserError, match=r"--tensor-parallel 3 is not a number of ranks here; the kernels chosen serve "
-    ):
+    with pytest.raises(UserError, match=r"--tensor-parallel 3 does not fit the chosen kernels; write "):
         benching.bench(selection, options(tensor_parallel=3))
 
 
 @pytest.mark.parametrize(
-    "name, words", [("tpu", "write cpu, cuda"), ("meta", "not measured"), ("cuda:99", "torch sees [0-9]+ CUDA devices")]
+    "name, words",
+    [("tpu", "write cpu, cuda"), ("meta", "is not supported"), ("cuda:99", "torch sees [0-9]+ CUDA devices")],
 )
 def test_a_device_that_is_none(name, words):
     with pytest.raises(UserError, match=words):

@@ -53,11 +53,11 @@ def test_the_ranking_is_the_geometric_mean_over_the_fastest():
     problem = Problem(Key(32, 2, 16, "float16", "auto", False, False), 2, 1, 100)
     found = [
         LayoutTimes("x", problem, {a: 1.0, b: 2.0, c: 1.0}, {}),
-        LayoutTimes("y", problem, {a: 4.0, b: 1.0}, {c: "wrong: its error is 9 times what is allowed"}),
+        LayoutTimes("y", problem, {a: 4.0, b: 1.0}, {c: "wrong: its error is 9 times the allowed error"}),
     ]
     assert layout_search.ranking(found) == [(b, pytest.approx(2**0.5)), (a, pytest.approx(2.0))]
     told = layout_search.lines(found, "specs/tiny.yaml")
-    assert "  wrong: its error is 9 times what is allowed: threads: 256, step: 64, tokens: 1" in told
+    assert "  wrong: its error is 9 times the allowed error: threads: 256, step: 64, tokens: 1" in told
     assert "cuda: {threads: 128, step: 64, tokens: 1}" in told[-1]
 
 

@@ -140,7 +140,10 @@ def test_the_best_ratio_and_the_share_of_the_floor(document):
 
 def test_figures_of_another_spec_are_refused_and_of_another_version_marked(selection, document, tmp_path):
     path = tmp_path / "other.json"
-    for changes, words in (({"name": "large"}, "holds figures of large, not of tiny"), ({"sha256": "0"}, "")):
+    for changes, words in (
+        ({"name": "large"}, "has figures of the spec large, but the report is about tiny"),
+        ({"sha256": "0"}, ""),
+    ):
         documents.write(path, {**document, "spec": {**document["spec"], **changes}})
         if words:
             with pytest.raises(UserError, match=words):
@@ -349,7 +352,7 @@ def test_the_page_never_replaces_what_it_is_made_of(spec_path, document, over):
     Path("bench.json").write_text(documents.rendered(document))
     before = Path(over).read_bytes()
     result = CliRunner().invoke(main, ["report", str(spec_path), "--bench", "bench.json", "--out", over])
-    assert result.exit_code == 2 and f"{over}: is read by this command" in result.stderr
+    assert result.exit_code == 2 and f"{over}: is an input of this command" in result.stderr
     assert Path(over).read_bytes() == before
 
 

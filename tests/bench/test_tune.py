@@ -31,16 +31,16 @@ PROBLEM = Problem(KEY, 2, 8, 512)
     [
         ({"64": [2.0, 2.1, 2.0], "128": [1.0, 1.0, 1.05]}, 128, ""),
         ({"64": [1.0, 1.01, 1.0], "128": [1.0, 1.0, 1.01]}, 64, ""),  # no user would see the difference
-        ({"64": [2.0, 2.0, 2.0], "128": [1.0, 1.0, 1.2]}, 0, "noisy: the runs of 128 lie 20% apart"),
+        ({"64": [2.0, 2.0, 2.0], "128": [1.0, 1.0, 1.2]}, 0, "noisy: the times of 128 differ by 20%"),
         (
             {"64": [1.0, 1.0, 1.0], "128": [0.96, 0.99, 1.04]},
             0,
-            "noisy: 128 is the fastest by the median, and loses run 3",
+            "noisy: 128 has the fastest median, but is 4% slower than the fastest in run 3",
         ),
         ({"64": [2.0, 2.0, 2.0], "128": [1.0, 0.0, 1.0]}, 0, "a time of 0 ms"),
         ({"64": [2.0, 2.0, 2.0], "128": [1.0, 1e-9, 1e-9]}, 0, "a time of 0 ms"),
         ({"64": [0.0, 0.0, 0.0], "128": [1.0, 1.0, 1.0]}, 0, "a time of 0 ms"),
-        ({"64": [2.0], "128": [1.0]}, 0, "one run says nothing about the noise"),
+        ({"64": [2.0], "128": [1.0]}, 0, "one run does not show how noisy the times are"),
         ({"128": [1.0, 1.0, 1.0]}, 0, "fewer than two partition sizes"),
         ({}, 0, "fewer than two partition sizes"),
     ],
@@ -120,9 +120,9 @@ def test_noise_is_written_down_and_chooses_nothing(selection, clock, monkeypatch
 
     monkeypatch.setattr(tuner, "interleave", drifting)
     outcome = tune(selection, options(num_seqs=(1,)))
-    assert outcome.rows == 0 and len(outcome.noisy) == 2 and "lie 33% apart" in outcome.noisy[0]
+    assert outcome.rows == 0 and len(outcome.noisy) == 2 and "the times of 128 differ by 33%" in outcome.noisy[0]
     text = outcome.path.read_text()
-    assert "    rows: []\n    noisy:\n" in text and 'because: "noisy: the runs of 128 lie 33% apart"' in text
+    assert "    rows: []\n    noisy:\n" in text and 'because: "noisy: the times of 128 differ by 33%"' in text
     assert tuning.load(outcome.path, selection.spec).rows == ()
 
 
@@ -137,7 +137,7 @@ def test_a_wrong_kernel_is_discarded_and_the_command_fails(spec_path, clock, mon
     monkeypatch.setattr(contestants, "operate", operate)
     result = CliRunner().invoke(commands.tune, [str(spec_path), "--num-seqs", "1", "--seq-len", "256", "--rounds", "3"])
     assert result.exit_code == 1 and "error: torch head_size=64" in result.output
-    assert "p128 wrong: its error is" in result.output and "0 rows, 2 measurements that choose nothing" in result.output
+    assert "p128 wrong: its error is" in result.output and "0 rows, 2 measurements without effect" in result.output
     assert all(names == ("64",) for *_, names in clock["log"])
     text = Path("specs/tuning/tiny.cpu.yaml").read_text()
     assert "    discarded:\n      - {num_seqs: 1, max_seq_len: 256, partition_size: 128, because: " in text
@@ -205,18 +205,21 @@ def test_a_broken_file_is_replaced(spec_path, clock):
     path.write_text("schema: 7\n")
     result = CliRunner().invoke(commands.tune, [str(spec_path), "--num-seqs", "1", "--seq-len", "256"])
     assert result.exit_code == 0, result.output
-    assert result.output.endswith("2 rows, 0 measurements that choose nothing\nnext: pav2gen build specs/tiny.yaml\n")
+    assert result.output.endswith("2 rows, 0 measurements without effect\nnext: pav2gen build specs/tiny.yaml\n")
 
 
 def test_a_fixed_partition_leaves_nothing_to_choose(spec_path, clock):
     spec_path.write_text(spec_path.read_text().replace("{min_seq_len: 128}", "{min_seq_len: 128, partition: 64}"))
-    with pytest.raises(UserError, match="leaves nothing to choose"):
+    with pytest.raises(UserError, match="has no partition size to choose"):
         tune(load([spec_path])[0], options())
 
 
 def test_a_large_cache_is_left_out_and_told(selection, clock):
     outcome = tune(selection, options(seq_lens=(256, 2048), max_gib=0.0005))
-    assert any(note.startswith("left out, over --max-gib 0.0005: S=2 L=2048 4/2") for note in outcome.notes)
+    assert any(
+        note.startswith("left out, because the KV cache is larger than --max-gib 0.0005: S=2 L=2048 4/2")
+        for note in outcome.notes
+    )
     assert all(each["max_seq_len"] == 256 or each["num_seqs"] * each["kv_heads"] < 4 for each in rows_of(selection))
 
 
@@ -236,4 +239,4 @@ def test_it_measures_for_real(spec_path):
 
 def test_a_limit_that_leaves_nothing_is_named(spec_path):
     result = CliRunner().invoke(main, ["tune", str(spec_path), "--max-gib", "0.000001"])
-    assert result.exit_code == 2 and "every problem is over --max-gib 1e-06" in result.stderr
+    assert result.exit_code == 2 and "every problem has a KV cache larger than --max-gib 1e-06" in result.stderr

@@ -36,7 +36,7 @@ kernels:
       - {num_seqs: 1, max_seq_len: 512, partition_size: 128, ms: {64: 0.204000, 128: 0.101000}, spread: 0.0210}
       - {num_seqs: 8, max_seq_len: 512, partition_size: 64, ms: {64: 0.804000, 128: 0.901000}, spread: 0.0300}
     noisy:
-      - {num_seqs: 4, max_seq_len: 512, ms: {64: 0.4, 128: 0.4}, because: "noisy: the runs of 64 lie 40% apart"}
+      - {num_seqs: 4, max_seq_len: 512, ms: {64: 0.4, 128: 0.4}, because: "noisy: the times of 64 differ by 40%"}
 """.replace("AXES", AXES)
 
 
@@ -76,9 +76,9 @@ def test_a_file_is_read_whole(tuning_path):
 #: What is replaced in the good file, by what, and the line and the words of the refusal.
 BROKEN = [
     ("schema: 1", "schema: 2", 2, "schema 2 is not known"),
-    ('spec: "tiny"', 'spec: "large"', 3, "figures of 'large', in a file of tiny"),
+    ('spec: "tiny"', 'spec: "large"', 3, "the figures are of the spec 'large', not of tiny"),
     ('device: "cpu"', 'device: "Iluvatar BI-V100"', 4, "belong in tiny.iluvatar_bi_v100.yaml"),
-    ("runs: 3", "runs: 1", 10, "rows of 1 run say nothing of the noise"),
+    ("runs: 3", "runs: 1", 10, "rows of 1 run do not show how noisy the times are"),
     ('date: "2026-11-29T21:43:32Z"\n', "", 2, "lacks the key 'date'"),
     ("rounds: 7", "round: 7", 9, "unknown key 'round'"),
     ("head_size: 64", "head_size: 128", 12, "tiny has no kernel for head_size=128"),
@@ -86,15 +86,15 @@ BROKEN = [
     ("backend: torch", "backend: cud", 13, "did you mean cuda"),
     ("kv_heads: 2", "kv_heads: 0", 14, "must be from 1"),
     ("num_seqs: 1,", "num_seqs: 1.5,", 16, "must be a whole number"),
-    ("128: 0.101000", "128: 0.000000", 16, "a time of 0.000000 ms was not measured"),
-    ("128: 0.101000", "128: -0.1", 16, "a time of -0.1 ms was not measured"),
+    ("128: 0.101000", "128: 0.000000", 16, "a time of 0.000000 ms cannot be a measurement"),
+    ("128: 0.101000", "128: -0.1", 16, "a time of -0.1 ms cannot be a measurement"),
     ("128: 0.101000", "256: 0.101000", 16, "unknown key '256'"),
-    ("64: 0.204000, 128: 0.101000", "128: 0.101000", 16, "a single partition size is not a choice"),
+    ("64: 0.204000, 128: 0.101000", "128: 0.101000", 16, "a single partition size has nothing to be compared with"),
     (
         "partition_size: 128, ms: {64: 0.204000",
         "partition_size: 64, ms: {64: 0.204000",
         16,
-        "not the fastest by its own",
+        "is not the fastest of its row",
     ),
     ("partition_size: 128,", "partition_size: 256,", 16, "partition_size 256 has no time in ms; it may be 64 or 128"),
     ("spread: 0.0210", "spread: 0.2100", 16, "a spread of 0.2100 is too noisy"),
@@ -120,7 +120,7 @@ def test_a_build_refuses_it_as_it_does_a_bad_spec(tuning_path):
     tuning_path.write_text(GOOD.replace("128: 0.101000", "128: 0.0"))
     result = build()
     assert result.exit_code == 2 and not Path("generated").exists()
-    assert result.output.startswith("error: specs/tuning/tiny.cpu.yaml:16: a time of 0.0 ms was not measured")
+    assert result.output.startswith("error: specs/tuning/tiny.cpu.yaml:16: a time of 0.0 ms cannot be a measurement")
 
 
 def test_a_build_reads_it_into_the_table_the_manifest_and_the_header(tuning_path):

@@ -82,7 +82,9 @@ class TestTable:
     def test_the_first_by_name_serves_a_key_and_the_build_says_so(self, make: Make, write_spec: Write) -> None:
         make(write_spec("b", partition_size=[256, 1024]))
         outcome = make(write_spec("a", partition_size=512))
-        assert outcome.notes == ("a serves 2 of the kernels of b: the first by name serves a key",)
+        assert outcome.notes == (
+            "a serves the keys of 2 kernels of b: if two specs have the same key, the first by name serves it",
+        )
         assert table() == ["pav2_a_hd256_g6_b16_f16_p512"]
         assert make(write_spec("b", partition_size=[256, 1024])).notes == outcome.notes
         remove("a", BuildOptions())
@@ -158,7 +160,10 @@ class TestManifest:
             (lambda text: text.replace("\n", "\r\n"), "was edited by hand"),
             (lambda text: text[: len(text) // 2], "is not JSON"),
             (lambda text: "<<<<<<< HEAD\n" + text, "is not JSON"),
-            (lambda text: text.replace('"schema": 1', '"schema": 2'), "has schema '2', and this pav2gen knows 1"),
+            (
+                lambda text: text.replace('"schema": 1', '"schema": 2'),
+                "has schema '2', but this pav2gen reads schema 1",
+            ),
             (lambda text: "[]", "is not a manifest"),
             (lambda text: "{}", "is not a manifest"),
             (lambda text: "\xff", "is not JSON"),
@@ -232,12 +237,12 @@ class TestFilter:
             make(write_spec(), filters=("*_p512",))
         make(write_spec())
         make(write_spec(), out=part)
-        with pytest.raises(UserError, match=r"needs a separate folder \(part holds small\)"):
+        with pytest.raises(UserError, match=r"needs a separate folder \(part has whole specs: small\)"):
             make(write_spec("other", head_size=64), out=part, filters=("*_p512",))
         shutil.rmtree(part)
         outcome = make(write_spec(), out=part, filters=("*_p512",))
         assert outcome.kernels == {"small": 1}
-        with pytest.raises(UserError, match=r"part: holds only a part of small \('--filter=\*_p512'\)"):
+        with pytest.raises(UserError, match=r"part: has only a part of small \('--filter=\*_p512'\)"):
             make(write_spec("other", head_size=64), out=part)
         make(write_spec(), out=part, filters=("*_p256",))
         make(write_spec(), out=part)
@@ -260,7 +265,7 @@ class TestBuild:
     def test_two_specs_of_one_name_are_an_error_and_one_given_twice_is_not(self, make: Make, write_spec: Write) -> None:
         spec = write_spec()
         shutil.copy(spec, "copy.yaml")
-        with pytest.raises(UserError, match=r"copy\.yaml: the name small is also that of specs/small\.yaml"):
+        with pytest.raises(UserError, match=r"copy\.yaml: the name small is already that of specs/small\.yaml"):
             make(spec, Path("copy.yaml"))
         assert make(spec, Path("specs/../specs/small.yaml")).kernels == {"small": 2}
 
@@ -397,7 +402,7 @@ class TestCheck:
             ("orphan", "notes.txt"),
         ]
         assert self.repairs == [
-            "pav2gen build specs/a.yaml --force  # edits by hand are lost",
+            "pav2gen build specs/a.yaml --force  # discards the edits by hand",
             "rm generated/a/torch_kernels/hd64_old.py generated/notes.txt",
         ]
 

@@ -233,7 +233,8 @@ class TestBuild:
 
     def test_notes(self, run: Run, write_spec: Write) -> None:
         result = run("build", write_spec("a"), write_spec("b"))
-        assert "note: a serves 2 of the kernels of b: the first by name serves a key" in result.stdout.splitlines()
+        note = "a serves the keys of 2 kernels of b: if two specs have the same key, the first by name serves it"
+        assert f"note: {note}" in result.stdout.splitlines()
 
     def test_remove(self, run: Run, write_spec: Write) -> None:
         run("build", write_spec("a", head_size=64), write_spec("b", head_size=128))
@@ -256,8 +257,8 @@ class TestCheck:
         assert result.exit_code == 1
         assert result.stdout.splitlines() == [
             "missing     generated/small/README.md",
-            "orphan      generated/notes.txt  (owned by no MANIFEST)",
-            "to put it right:",
+            "orphan      generated/notes.txt  (no MANIFEST lists it)",
+            "to repair it:",
             "  pav2gen build specs/small.yaml",
             "  rm generated/notes.txt",
         ]
@@ -274,7 +275,7 @@ class TestCheck:
         (OUT / "dispatch.py").unlink()
         (OUT / "dispatch.py").symlink_to("/etc/hostname")
         lines = run("check").stdout.splitlines()
-        assert lines[-3:] == ["to put it right:", "  rm -r generated/dispatch.py", "  pav2gen build specs/small.yaml"]
+        assert lines[-3:] == ["to repair it:", "  rm -r generated/dispatch.py", "  pav2gen build specs/small.yaml"]
 
     def test_hidden_files_are_nobody_s(self, run: Run, write_spec: Write) -> None:
         run("build", write_spec())
@@ -390,7 +391,7 @@ class TestInit:
         assert (result.exit_code, result.stdout) == (2, "")
         assert (
             result.stderr
-            == "error: specs/small.yaml: is there already; name another with --out, or add --force to replace it\n"
+            == "error: specs/small.yaml: exists already; name another file with --out, or add --force to replace it\n"
         )
         assert spec.read_text() == before
         assert run("init", "--from", "config.json", "--out", spec, "--force").exit_code == 0
@@ -518,7 +519,10 @@ class TestStreams:
         os.rename("specs/small.yaml", odd)
         result = process("build", os.fsdecode(odd))
         assert result.returncode == 2
-        assert b"headers contain the file's name" in result.stderr and b"Traceback" not in result.stderr
+        assert (
+            b"the name has characters that cannot be printed, but generated files contain it" in result.stderr
+            and b"Traceback" not in result.stderr
+        )
 
     def test_no_colour_where_there_is_no_terminal(self, write_spec: Write) -> None:
         write_spec()

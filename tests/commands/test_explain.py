@@ -91,7 +91,7 @@ def test_an_operator_that_the_spec_cannot_have_is_not_advised() -> None:
     assert (
         "  specs/phi.yaml: there are no block-sparse extend kernels; write features: {blocksparse: false}" in lines[-2]
     )
-    assert lines[-1].startswith("no spec here can be extended to it")
+    assert lines[-1].startswith("no spec here can be extended to serve it")
     assert any(
         "blocksparse cannot be true for extend" in line
         for line in ask([spec], "blocksparse=true", "operator=extend").lines()
@@ -269,7 +269,7 @@ def test_no_spec_can_take_it_or_there_is_none(specs: list[Spec]) -> None:
     assert (found.edits, found.command) == ((), "")
     assert (
         found.lines()[-1]
-        == "no spec here can be extended to it; write one for its model: pav2gen init --from config.json"
+        == "no spec here can be extended to serve it; write one for its model: pav2gen init --from config.json"
     )
     assert explain({"head_size": 80}, []).lines() == ("head_size=80: no kernel serves it",)
 

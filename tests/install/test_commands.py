@@ -79,7 +79,7 @@ def test_a_life(vllm: Vllm, run: Run) -> None:
     again = lines(run("install", tree, "--spec", "alpha"), tree)
     assert again[2] == edits.replace("  would edit", "  the calls in") + " stay as they are"
     assert lines(run("uninstall", tree), tree) == [
-        "TREE/vllm: took out attention/ops/pav2",
+        "TREE/vllm: removed attention/ops/pav2",
         "  restored _custom_ops.py, attention/ops/paged_attn.py, attention/layer.py" + BACKEND,
     ]
     assert lines(run("uninstall", tree), tree) == ["TREE/vllm: nothing is installed"]
@@ -92,7 +92,7 @@ def test_the_options_of_a_choice(vllm: Vllm, run: Run) -> None:
     assert said[1].startswith("  installed alpha (2 kernels): ")
     assert said[3] == "  V2 serves decodes above 512 tokens"
     assert (
-        said[7] == "note: the import was not tried: that Python has no torch; --python names the one that runs the tree"
+        said[7] == "note: the import was not tried: that Python has no torch; give --python the one that runs the tree"
     )
     assert lines(run("status", tree), tree)[1] == (
         "  installed by pav2gen 0.1.0: alpha (2 kernels); min_seq_len 512; with tests"
@@ -108,14 +108,14 @@ def test_the_state_of_an_edited_tree(vllm: Vllm, run: Run) -> None:
     assert lines(run("status", tree, "--out", "nowhere", code=1), tree)[5:] == [
         "  edited: attention/ops/paged_attn.py was edited since",
         "  edited: attention/ops/pav2/notes is not from pav2gen",
-        "  current: unknown; nowhere: holds no generated package; run: pav2gen build specs/NAME.yaml",
+        "  current: unknown; nowhere: has no generated package; run: pav2gen build specs/NAME.yaml",
     ]
     dry = lines(run("uninstall", tree, "--dry-run"), tree)
     assert dry[0] == "--- a/vllm/_custom_ops.py"
     assert dry[-4:] == [
-        "TREE/vllm: would take out attention/ops/pav2",
+        "TREE/vllm: would remove attention/ops/pav2",
         "  would restore _custom_ops.py, attention/layer.py" + BACKEND,
-        "  note: edits since the install stay, only our lines are gone: attention/ops/paged_attn.py",
+        "  note: edited since the install; only the inserted lines were removed: attention/ops/paged_attn.py",
         "  note: kept in attention/ops/pav2, because pav2gen did not install them: notes",
     ]
 
@@ -133,7 +133,7 @@ def test_a_tree_whose_backends_decode_otherwise(vllm: Vllm, run: Run) -> None:
 def test_a_tree_with_no_place_for_the_check_at_load(vllm: Vllm, run: Run) -> None:
     tree = vllm()
     (tree / "vllm" / "attention" / "layer.py").unlink()
-    note = "note: attention/layer.py has no place for check_layer: a missing kernel is reported at the first call"
+    note = "note: attention/layer.py has no place to insert check_layer: a missing kernel is reported at the first call"
     assert any(line.startswith(note) for line in lines(run("install", tree, "--dry-run", "--python", ""), tree))
 
 

@@ -285,7 +285,7 @@ def test_tensors_that_the_kernels_do_not_take_leave_the_fork_alone(
     assert kernels(form) == ["v1", "v2", "v2", "v2"]
     choice, operator = [line for case in ran[form] for line in case["log"] if "applied" not in line]
     assert "block_tables must be int32" in choice
-    assert choice.endswith("; vLLM's own choice between V1 and V2 stands")
+    assert choice.endswith("; vLLM itself chooses between V1 and V2")
     assert operator.endswith("; vLLM's own V2 serves it")
 
 
@@ -312,7 +312,7 @@ def test_a_shape_without_a_kernel_keeps_vllms_own_path_and_is_told_once(
     assert kernels("fork unknown") == ["v1", "v1", "v1", "v1"]
     (told,) = [line for case in ran["fork unknown"] for line in case["log"]]
     assert told.startswith("pav2: no kernel for head_size=256 gqa_ratio=8 block_size=16 dtype=float16")
-    assert told.endswith("; vLLM's own choice between V1 and V2 stands")
+    assert told.endswith("; vLLM itself chooses between V1 and V2")
     choice, operator = [line for case in ran["fresh unknown"] for line in case["log"]]
     assert choice == told
     assert operator.endswith("; vLLM's own V2 serves it")

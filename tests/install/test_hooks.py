@@ -47,7 +47,7 @@ def test_vllms_own_choice_stands_for_what_no_kernel_serves(
 ) -> None:
     assert choose(hooks, use_v1) is choose(hooks, use_v1, length=9000) is use_v1
     assert [record.getMessage() for record in caplog.records] == [
-        "pav2: no kernel for that; vLLM's own choice between V1 and V2 stands"
+        "pav2: no kernel for that; vLLM itself chooses between V1 and V2"
     ]
     assert caplog.records[0].levelno == logging.WARNING
     assert caplog.records[0].name == "vllm.pav2"
@@ -87,7 +87,7 @@ def test_a_layout_that_no_kernel_takes_leaves_the_choice_to_vllm(
         assert choose(hooks, use_v1, length=length, **LAYOUTS[layout]) is use_v1
     (record,) = caplog.records
     assert record.getMessage().startswith("pav2: ")
-    assert record.getMessage().endswith("; vLLM's own choice between V1 and V2 stands")
+    assert record.getMessage().endswith("; vLLM itself chooses between V1 and V2")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -86,7 +86,7 @@ def test_a_library_is_judged_by_what_it_says(
         ),
         ("corex", package, {symbols[0]: "0"}, "does not fit the package: 1 of its 4 kernels (as "),
         ("nvcc", foreign, {"pav2_other": "0"}, "does not fit the package: it has none of the kernels of this package"),
-        ("nvcc", other, {}, "does not fit the package: it lacks 2 of the 4 CUDA kernels, as pav2_beta"),
+        ("nvcc", other, {}, "does not fit the package: it lacks 2 of the 4 CUDA kernels, such as pav2_beta"),
     ):
         library = make_library(folder, made, toolchain, **sources)
         with pytest.raises(UserError) as refused:

@@ -89,7 +89,7 @@ def test_a_value_of_another_type_is_refused(path: tuple[Any, ...]) -> None:
         (
             ("edits", "_custom_ops.py", "hunks", 0),
             ["evil\n", "victim\n"],
-            "it would undo lines that no install puts in",
+            "it would remove lines that no install inserts",
         ),
         (("edits", "_custom_ops.py", "hunks", 0), ["a"], "a list is not a pair of texts"),
         (("schema",), 9, "schema: '9' is not '1'"),

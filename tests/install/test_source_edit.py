@@ -139,7 +139,7 @@ def test_what_is_no_source_is_refused(content: bytes, sentence: str) -> None:
 
 def test_a_text_that_libcst_would_change_is_refused() -> None:
     source = SourceFile.parse(b"def f():\n    a = 1\n\x0c    pass\n", "f.py")
-    with pytest.raises(UserError, match=r"f\.py: holds something that libcst would change; nothing was edited"):
+    with pytest.raises(UserError, match=r"f\.py: has text that libcst would change; nothing was edited"):
         insert_lines(source, [Insertion(1, "start", "ours", "x\n")])
 
 
@@ -149,7 +149,7 @@ def test_what_libcst_would_change_elsewhere_stays() -> None:
 
 
 def test_a_place_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"f\.py: holds something that libcst would change"):
+    with pytest.raises(UserError, match=r"f\.py: has text that libcst would change"):
         insert_lines(SourceFile.parse(TEXT.encode(), "f.py"), [Insertion(2, "start", "ours", "x\n")])
 
 

@@ -81,7 +81,7 @@ def test_without_a_package_it_is_unknown_whether_it_is_current(vllm: Vllm, put: 
     put(tree)
     found = of(tree, folder / "nowhere")
     assert found.stale is None
-    assert found.unknown == f"{folder}/nowhere: holds no generated package; run: pav2gen build specs/NAME.yaml"
+    assert found.unknown == f"{folder}/nowhere: has no generated package; run: pav2gen build specs/NAME.yaml"
     assert not found.sound
 
 
@@ -100,7 +100,7 @@ def test_what_someone_edited_is_told(vllm: Vllm, put: Put, built: Path) -> None:
     found = of(tree, built)
     assert found.edited == (
         "_custom_ops.py was edited since",
-        "attention/ops/paged_attn.py does not call the kernels: its lines were taken out",
+        "attention/ops/paged_attn.py does not call the kernels: its lines were removed",
         "attention/ops/pav2/dispatch.py is missing",
         "attention/ops/pav2/hooks.py was edited",
         "attention/ops/pav2/notes is not from pav2gen",

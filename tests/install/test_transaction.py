@@ -58,7 +58,7 @@ def test_a_fault_at_any_write_takes_all_back(
     with pytest.raises(expected) as raised, transaction(changes(root), "root"):
         pytest.fail("the block must not run")
     if isinstance(error, OSError):
-        assert str(raised.value) == "root: cannot be written (No space left on device); everything is as it was"
+        assert str(raised.value) == "root: cannot be written (No space left on device); all changes were undone"
     assert checksums(root) == before
 
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_put_back_is_said(root: Path, monkeypatch: pytest.MonkeyP
     def never(source: str, target: str) -> None:
         raise OSError(5, "Input/output error")
 
-    lost = pytest.raises(UserError, match="not all could be put back as it was; restore it from version control")
+    lost = pytest.raises(UserError, match="some files could not be restored; restore them from version control")
     with lost, transaction(changes(root), "root"):
         monkeypatch.setattr(os, "replace", never)
         raise RuntimeError

@@ -61,7 +61,7 @@ def test_a_vllm_that_decodes_otherwise_is_refused(vllm: Vllm, put: Put, path: st
     tree = vllm()
     (tree / "vllm" / path).unlink()
     said = refusal(put, tree)
-    assert said == f"vllm/{path}: is not there; vLLM 0.4.3 to 0.11 decode by it, and no other can be patched"
+    assert said == f"vllm/{path}: does not exist; only vLLM 0.4.3 to 0.11, which have this file, can be patched"
 
 
 def test_a_tree_without_layers_of_the_known_kind_is_installed_without_the_check(vllm: Vllm, put: Put) -> None:
@@ -126,7 +126,7 @@ def test_a_folder_of_someone_else_is_not_taken(vllm: Vllm, put: Put) -> None:
     tree = vllm()
     (tree / PAV2).mkdir()
     (tree / PAV2 / "__init__.py").write_text("mine = 1\n")
-    said = "is there and not from pav2gen install (it has no INSTALLED.json); move it away"
+    said = "exists, but pav2gen did not install it (it has no INSTALLED.json); move it away"
     assert refusal(put, tree) == f"{PAV2}: {said}"
     assert refusal(uninstall, tree) == f"{PAV2}: {said}"
 
@@ -135,7 +135,7 @@ def test_a_link_in_the_place_of_the_package_is_not_followed(vllm: Vllm, put: Put
     tree = vllm()
     (tmp_path / "elsewhere").mkdir()
     (tree / PAV2).symlink_to(tmp_path / "elsewhere")
-    said = f"{PAV2}: is a symbolic link, and a folder of its own belongs there; remove it"
+    said = f"{PAV2}: is a symbolic link, but the package needs a folder of this name; remove it"
     assert refusal(put, tree) == refusal(uninstall, tree) == said
 
 
@@ -203,7 +203,7 @@ def test_edits_made_since_are_kept_by_install_and_uninstall(vllm: Vllm, put: Put
     edit(file, "import torch\n", "import torch\nimport mine\n")
     file.write_text(file.read_text() + "# mine too\n")
     (planned,) = put(tree).trees
-    assert planned.notes == (f"{DECODE} was edited since the last install; those edits stay",)
+    assert planned.notes == (f"{DECODE} was edited since the last install; these edits are kept",)
     assert not put(tree).trees[0].notes
     edit(file, "import mine\n", "import mine, yours\n")
     (undone,) = uninstall(tree)
@@ -220,7 +220,7 @@ def test_our_lines_edited_by_hand_are_left_to_that_hand(vllm: Vllm, put: Put, ac
     put(tree)
     edit(tree / "vllm" / DECODE, '            v1="whole",\n', '            v1="none",\n')
     said = refusal(put if action == "put" else uninstall, tree)
-    sentence = "the lines that pav2gen put there were edited; take them out by hand, then run the command again"
+    sentence = "the lines that pav2gen inserted were edited; remove them by hand, then run the command again"
     assert said == f"vllm/{DECODE}: {sentence}"
 
 
@@ -267,7 +267,7 @@ def test_a_record_whose_lines_do_not_restore_the_file_is_not_followed(vllm: Vllm
     data = json.loads(record.read_text())
     data["edits"][OPS]["hunks"][0][0] = "# not what stood there\n"
     record.write_text(json.dumps(data))
-    assert "the lines that pav2gen put there were edited" in refusal(uninstall, tree)
+    assert "the lines that pav2gen inserted were edited" in refusal(uninstall, tree)
 
 
 @pytest.mark.parametrize("action", ["put", "uninstall"])
@@ -283,7 +283,9 @@ def test_a_link_out_of_the_tree_is_not_followed(vllm: Vllm, put: Put, tmp_path: 
     place.symlink_to(victims / path)
     before = checksums(victims)
     said = refusal(put if action == "put" else uninstall, tree)
-    assert said == f"vllm/{path}: leads out of the tree, to {victims}/{path}; name the tree that it leads to"
+    assert (
+        said == f"vllm/{path}: is a link to {victims}/{path}, outside of this tree; name the tree of that file instead"
+    )
     assert checksums(victims) == before
 
 
@@ -310,7 +312,10 @@ def test_nothing_is_written_below_what_is_not_a_folder(
         (tree / PAV2 / "beta").symlink_to(tmp_path / "elsewhere")
     else:
         (tree / PAV2 / "beta").write_text("mine")
-    assert refusal(put, tree, force=force) == f"{PAV2}/beta: stands where a folder of the package belongs; remove it"
+    assert (
+        refusal(put, tree, force=force)
+        == f"{PAV2}/beta: is not a folder, but the package needs a folder of this name; remove it"
+    )
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -320,7 +325,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(vllm: Vllm, put: Put, tmp
     (tmp_path / "victim").write_text("mine")
     (tree / PAV2 / "hooks.py").unlink()
     (tree / PAV2 / "hooks.py").symlink_to(tmp_path / "victim")
-    said = f"{PAV2}/hooks.py: is not a regular file, and a file of the package belongs there; remove it"
+    said = f"{PAV2}/hooks.py: is not a regular file, but the package needs a file of this name; remove it"
     assert refusal(put, tree, force=True) == said
     assert (tmp_path / "victim").read_text() == "mine"
 
@@ -333,7 +338,7 @@ def test_lines_that_no_install_puts_in_are_not_undone(vllm: Vllm, put: Put) -> N
     data["edits"][OPS]["hunks"] = [["import evil\n", "import torch\n"]]
     data["edits"][OPS]["after"] = "0" * 64
     record.write_text(json.dumps(data))
-    assert "it would undo lines that no install puts in" in refusal(uninstall, tree)
+    assert "it would remove lines that no install inserts" in refusal(uninstall, tree)
 
 
 def test_a_record_cannot_lead_out_of_its_folder(vllm: Vllm, put: Put) -> None:
@@ -349,9 +354,15 @@ def test_a_record_cannot_lead_out_of_its_folder(vllm: Vllm, put: Put) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        ("absent", "nowhere: holds no generated package; run: pav2gen build specs/NAME.yaml"),
-        ("edited", "generated/dispatch.py: was edited by hand; run pav2gen check, and install what it calls clean"),
-        ("missing", "generated/alpha/README.md: is missing; run pav2gen check, and install what it calls clean"),
+        ("absent", "nowhere: has no generated package; run: pav2gen build specs/NAME.yaml"),
+        (
+            "edited",
+            "generated/dispatch.py: was edited by hand; repair the package first: pav2gen check",
+        ),
+        (
+            "missing",
+            "generated/alpha/README.md: is missing; repair the package first: pav2gen check",
+        ),
         ("cut short", "generated: is incomplete: its build was cut short; run pav2gen check"),
     ],
 )
@@ -385,7 +396,10 @@ def test_an_edit_that_is_saved_while_the_install_runs_is_kept(vllm: Vllm, put: P
     expected = file.read_text() + "# mine\n"
     with pytest.raises(UserError) as refused:
         put(tree, python=str(python))
-    assert str(refused.value) == f"{file}: was changed while the command ran; everything is as it was. Run it again"
+    assert (
+        str(refused.value)
+        == f"{file}: was changed while the command ran; all changes were undone. Run the command again"
+    )
     assert file.read_text() == expected
     assert not (tree / PAV2).exists()
     put(tree)

@@ -54,7 +54,7 @@ def test_the_wait_says_for_whom_and_ends() -> None:
     with locked(OUT, no_wait):
         holder, end = held(OUT).splitlines()
     assert holder.startswith(f"process {os.getpid()} (")
-    assert end == f"generated: is held by {holder} for over 0 s; end that, or try later"
+    assert end == f"generated: has been locked by {holder} for over 0 s; end that process, or try again later"
 
 
 def test_readers_share_the_folder_and_keep_writers_out() -> None:

@@ -497,7 +497,7 @@ class TestEditsMeanwhile:
         scenario.start()
         edited = KERNEL.with_name(KERNEL.name.replace("p512.py", name))
         place = f"generated/{edited.relative_to(OUT)}"
-        said = f"^{place}: was changed while the command ran; everything is as it was. Run it again$"
+        said = f"^{place}: was changed while the command ran; all changes were undone. Run the command again$"
         with before_each_step(edit_at(edited)), pytest.raises(UserError, match=said):
             scenario.work()
         assert edited.read_text() == "saved meanwhile"
@@ -568,7 +568,7 @@ class TestFaults:
             assert snapshot(OUT) == scenario.old, steps[number - 1]
             if isinstance(caught, UserError):
                 assert caught.where.startswith("generated")
-                assert caught.message == "cannot be written (No space left on device); everything is as it was"
+                assert caught.message == "cannot be written (No space left on device); all changes were undone"
         assert number > 25
 
     def test_a_tree_that_can_no_longer_be_written_loses_nothing(self, scenario: Scenario) -> None:
@@ -583,7 +583,7 @@ class TestFaults:
                     message = raised.message
             if len(steps) < number:
                 break
-            if message.endswith("everything is as it was"):
+            if message.endswith("all changes were undone"):
                 assert snapshot(OUT) == scenario.old, steps[number - 1]
             elif message:
                 assert message.endswith("the package is incomplete; run the same build again")
@@ -602,7 +602,7 @@ class TestFaults:
             if step.name == "replace" and str(step.args[1]).endswith("/dispatch.py"):
                 raise PermissionError(errno.EPERM, "Operation not permitted", *step.args)
 
-        message = r"^generated/dispatch\.py: cannot be written \(Operation not permitted\); everything is as it was$"
+        message = r"^generated/dispatch\.py: cannot be written \(Operation not permitted\); all changes were undone$"
         with before_each_step(refuse), pytest.raises(UserError, match=message):
             scenario.work()
         assert snapshot(OUT) == scenario.old and touched(OUT / "small") == before
@@ -623,7 +623,7 @@ class TestFaults:
         before = snapshot(OUT)
         OUT.chmod(0o555)
         try:
-            with pytest.raises(UserError, match=r"Permission denied\); everything is as it was"):
+            with pytest.raises(UserError, match=r"Permission denied\); all changes were undone"):
                 make(write_spec(partition_size=1024))
         finally:
             OUT.chmod(0o755)

@@ -387,7 +387,7 @@ def test_what_a_config_says_cannot_break_out_of_its_comment(write: Write) -> Non
 def test_a_spec_never_replaces_its_config(write: Write) -> None:
     path = write(CONFIGS["Llama-2-7b-hf"])
     before = path.read_bytes()
-    with pytest.raises(UserError, match="is read by this command"):
+    with pytest.raises(UserError, match="is an input of this command"):
         init(path, path, force=True)
     assert path.read_bytes() == before
 

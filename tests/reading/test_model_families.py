@@ -227,7 +227,7 @@ def test_the_length_is_what_vllm_derives(read: Read, fields: dict[str, Any], len
         ),
         (
             {"swa_num_key_value_heads": 4, "swa_head_dim": 192},
-            "the spec is of the layers without a window; those with one",
+            "the spec is for the layers without a window; layers with a window",
         ),
         ({"attention_multiplier": 0.0078125}, "the model scales its scores by 0.0078125, not by head_size ** -0.5"),
     ],

@@ -149,10 +149,9 @@ def test_the_line_of_ratios_that_is_advised_serves_the_ranks() -> None:
 def test_a_grid_holds_65535_partitions() -> None:
     parse(GOOD.replace("32768", "4194240").encode(), "small.yaml")  # 65535 x 64
     long = GOOD.replace("32768", "4194241")
-    message = "partitions of 64 make 65536 of max_seq_len 4194241, and a grid holds 65535; take partition_size 128 or"
-    assert (
-        answer(long) == f"small.yaml:8: {message} more, or leave cuda out of the backends (rule grid-holds-partitions)"
-    )
+    message = "max_seq_len 4194241 has 65536 partitions of 64 tokens, but a CUDA grid at most 65535"
+    works = "take partition_size 128 or more, or leave cuda out of the backends"
+    assert answer(long) == f"small.yaml:8: {message}; {works} (rule grid-holds-partitions)"
     parse(long.replace("[torch, cuda]\ncuda: {threads: 256, step: 256}", "[torch]").encode(), "small.yaml")
     assert "; leave cuda out of the backends" in answer(GOOD.replace("32768", "2147483647"))
 

@@ -84,7 +84,7 @@ REFUSED = {
     "heads that do not divide": (
         {"query": torch.zeros(2, 13, 256).half(), "out": torch.zeros(2, 13, 256).half()},
         {},
-        "13 query heads cannot be shared out among 2",
+        "13 query heads cannot be divided evenly among 2",
     ),
     "tables in int64": ({"block_tables": good.block_tables.long()}, {}, "block_tables must be int32 [2, max blocks]"),
     "tables of too few sequences": ({"block_tables": good.block_tables[:1]}, {}, "block_tables must be int32 [2"),
@@ -170,7 +170,7 @@ def misaligned(cache):
 
 def test_pages_that_start_between_grains_are_refused(package):
     with pytest.raises(
-        ValueError, match=r"key_cache must start at a multiple of 16 bytes; its address is 2 bytes past one"
+        ValueError, match=r"key_cache must start at a multiple of 16 bytes; its address is 2 bytes past such a multiple"
     ):
         call_with(package, key_cache=misaligned(k))
     gap = torch.zeros(k.shape[0], k[0].numel() + 4).half()[:, : k[0].numel()].view(k.shape)

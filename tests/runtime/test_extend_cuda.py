@@ -87,7 +87,7 @@ def test_one_tile_is_launched_even_if_the_workspace_is_too_small():
 
 def test_a_grid_that_is_too_large_is_refused():
     call = call_of([1], [3])._replace(max_seq_len=65536 * 1024)
-    with pytest.raises(RuntimeError, match="a grid holds 65535 partitions of 1024 tokens"):
+    with pytest.raises(RuntimeError, match="a CUDA grid can have at most 65535 partitions of 1024 tokens"):
         launches(call, ROW)
 
 

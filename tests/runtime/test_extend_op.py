@@ -65,7 +65,7 @@ REFUSED = {
     "a cache without blocks": ({"key_cache": k[:0], "value_cache": v[:0]}, "key_cache has 0 blocks"),
     "a cache at an odd address": (
         {"key_cache": torch.zeros(k.numel() + 1, dtype=k.dtype)[1:].view(k.shape)},
-        "key_cache must start at a multiple of 16 bytes; its address is 2 bytes past one",
+        "key_cache must start at a multiple of 16 bytes; its address is 2 bytes past such a multiple",
     ),
     "a window of 0": ({"sliding_window": 0}, "sliding_window must be 1 or more tokens"),
     "a scale for too many heads": ({"k_scale": torch.ones(3)}, "k_scale must be a float, one float32 element or"),
@@ -141,7 +141,7 @@ def test_supports_and_check_model_know_the_operator(extending):
     extending.check_model(6, 2, 64, 16, torch.float16, operator="extend")
     with pytest.raises(extending.NoKernelError, match=r"no extend kernel for .*gqa_ratio 4"):
         extending.check_model(8, 2, 64, 16, torch.float16, operator="extend")
-    with pytest.raises(ValueError, match=r"^check_model: operator 'prefill' is none of decode, extend, cache"):
+    with pytest.raises(ValueError, match=r"^check_model: operator 'prefill' is not one of decode, extend, cache"):
         extending.check_model(6, 2, 64, 16, torch.float16, operator="prefill")
 
 

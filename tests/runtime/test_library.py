@@ -268,7 +268,7 @@ def test_loading_by_default_never_raises(tmp_path, monkeypatch, caplog):
     assert torch.cuda.is_available() or package.load() is None
     monkeypatch.setenv("PAV2_LIBRARY", str(tmp_path / "gone.so"))
     assert package.load() is None
-    assert [record for record in caplog.records if "the PyTorch kernels serve, because" in record.getMessage()]
+    assert [record for record in caplog.records if "the PyTorch kernels are used, because" in record.getMessage()]
 
 
 def test_another_version_of_the_interface_is_refused(loaded, monkeypatch):

@@ -34,7 +34,9 @@ def test_a_folder_that_others_can_write_to_is_not_used(machine, kernels, tmp_pat
     machine.calls()
     for mode in (0o777, 0o770, 0o702):
         (tmp_path / folder).chmod(mode)
-        with pytest.raises(LibraryError, match=r"others can write there, .* is executed; remove it, or .* chmod 700"):
+        with pytest.raises(
+            LibraryError, match=r"its files are executed, but other users can write there; remove it, or .* chmod 700"
+        ):
             library.build(kernels, "corex", jobs=1)
     (tmp_path / folder).chmod(0o755)
     assert library.build(kernels, "corex", jobs=1) and machine.calls() == []
@@ -173,7 +175,7 @@ def test_a_build_that_failed_is_not_tried_by_each_layer(machine, on_a_card, capl
     another_process(on_a_card)
     check_model(on_a_card)
     assert machine.calls() == []
-    said = [record.getMessage() for record in caplog.records if "the PyTorch kernels serve" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "the PyTorch kernels are used" in record.getMessage()]
     assert len(said) == 2 and all("frobnicator" in text for text in said)  # the reason; and that it stands
     assert "it failed before and is not tried again; to try again: python" in said[1]
 

@@ -44,9 +44,9 @@ def test_a_library_is_filed_by_what_it_is(package, library_for):
     assert set(package.kernels.libraries) == {True}
     with pytest.raises(error_of(package), match="not built with the simt runtime"):
         package.load(library=library_for("host"))  # it says so, and the runtime is not in it
-    with pytest.raises(error_of(package), match=r"nvcc\.so is not for host: it is a library of nvcc, sm_75"):
+    with pytest.raises(error_of(package), match=r"nvcc\.so was not built for host: it is a library for nvcc, sm_75"):
         package.load("host", library=library_for("nvcc"))
-    with pytest.raises(error_of(package), match=r"nvcc\.so is not for corex"):
+    with pytest.raises(error_of(package), match=r"nvcc\.so was not built for corex"):
         package.load("corex", library=library_for("nvcc"))
 
 
@@ -55,7 +55,7 @@ def test_a_host_library_does_not_serve_a_gpu(package, monkeypatch, caplog):
     path = library.build(library.kernels_of([row], GENERATED), "host")
     monkeypatch.setenv("PAV2_LIBRARY", str(path))
     assert package.load() is None and package.kernels.libraries == {}
-    assert "is not for the GPU: it is a library of host" in caplog.text
+    assert "was not built for the GPU: it is a library for host" in caplog.text
     assert package.load(library=path) == str(path) and set(package.kernels.libraries) == {False}
 
 
@@ -86,7 +86,7 @@ def test_another_cuda_than_torch_s_is_said(package, library_for, monkeypatch, ca
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.version, "cuda", theirs)
     package.load(library=library_for("nvcc", compiler="nvcc: Cuda compilation tools, release 13.0, V13.0.88"))
-    assert ("was compiled by nvcc of CUDA 13, and torch is of CUDA 12" in caplog.text) == warned
+    assert ("was compiled by nvcc of CUDA 13, but torch was built for CUDA 12" in caplog.text) == warned
 
 
 def test_the_release_that_nvcc_names():

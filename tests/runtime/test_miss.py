@@ -69,7 +69,7 @@ def test_a_combination_that_the_spec_leaves_out_is_no_line_to_write():
 
 def test_what_another_shape_has_is_not_called_built():
     other = QWEN._replace(head_size=64, dtype="float32")
-    assert "against it stands dtype float32 (built: float16)." in miss(
+    assert "the nearest kernel differs in dtype float32 (built: float16)." in miss(
         QWEN._replace(dtype="float32"), [row(), row(QWEN._replace(head_size=64)), row(other, "b")], {}
     )
 
@@ -309,4 +309,4 @@ def check_advice(key, operator, made, text):
     elif advised := followed(made, text):
         assert key in {point.key for point in points(loaded(advised)) if point.operator == operator}
     else:
-        assert re.search(r"leaves out their combination: pav2gen explain|the package holds none; write operators", text)
+        assert re.search(r"leaves out their combination: pav2gen explain|the package has none; write operators", text)

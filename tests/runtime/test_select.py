@@ -59,7 +59,8 @@ def test_a_cuda_kernel_is_chosen_only_where_a_grid_holds_its_partitions():
     assert table.choose(QWEN, "cuda", 1, 65535 * 512, 4).partition_size == 512
     assert table.choose(QWEN, "torch", 1, 65535 * 512 + 1, 4)
     with pytest.raises(
-        NoKernelError, match=r"takes max_seq_len 33553921: a grid holds 65535 .* largest built is of 512"
+        NoKernelError,
+        match=r"takes max_seq_len 33553921: a CUDA grid can have at most 65535 .* that are built have 512 tokens",
     ):
         table.choose(QWEN, "cuda", 1, 65535 * 512 + 1, 4)
 
@@ -73,5 +74,5 @@ def test_the_choice_is_the_cheapest_by_the_model(num_seqs, max_seq_len, kv_heads
 
 
 def test_an_empty_table_says_so():
-    with pytest.raises(NoKernelError, match=r"the package holds none"):
+    with pytest.raises(NoKernelError, match=r"the package has none"):
         Table([]).serving(QWEN)

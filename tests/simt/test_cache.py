@@ -79,5 +79,5 @@ def test_the_cache_of_a_program_is_ours_alone(source, tmp_path):
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(simt.ToolchainError, match="others can write there, and what lies there is executed"):
+    with pytest.raises(simt.ToolchainError, match="its files are executed, but other users can write there"):
         simt.compile_commands([source], None, cache_dir=folder)

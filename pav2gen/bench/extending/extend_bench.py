@@ -126,14 +126,16 @@ def problems(setup: bench.Setup, rows: list[Row], options: ExtendOptions) -> tup
                 decode = Problem(key, rank.num_kv_heads, num_seqs, seq_len, modification)
                 problem = ExtendProblem(decode, query_len)
                 if query_len > seq_len:
-                    notes.append(f"left out, --seq-len includes the new tokens: {problem}")
+                    notes.append(f"left out, because --query-lens is greater than --seq-len: {problem}")
                 elif decode.kv_bytes > options.max_gib * bench.GIB:
-                    notes.append(f"left out, over --max-gib {options.max_gib:g}: {problem}")
+                    notes.append(
+                        f"left out, because the KV cache is larger than --max-gib {options.max_gib:g}: {problem}"
+                    )
                 else:
                     found.append(problem)
     if not found:
         raise UserError(
-            "no extend kernel is left to measure: see --filter, --query-lens, --seq-len, --tensor-parallel, --max-gib"
+            "no problem is left to measure; check --filter, --query-lens, --seq-len, --tensor-parallel and --max-gib"
         )
     return found, notes
 
@@ -324,7 +326,7 @@ def entry(
     finally:
         step()
     if not error <= 1:
-        return found | {"because": f"wrong: its error is {error:.3g} times what is allowed"}
+        return found | {"because": f"wrong: its error is {error:.3g} times the allowed error"}
     calls = sum(probe.count_calls(lambda: contestant.bare(given)).values())
     found |= {"error": round(error, 4), "aten_calls": calls}
     return found | {"workspace_bytes": machine.peak_bytes(lambda: contestant.bare(given), device)}

@@ -69,7 +69,7 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"{', '.join(f'{name} {version}' for name, version in versions.items())}; {document['date']}"
     yield (
         f"S: sequences; L: their tokens, with the new ones; Q: new tokens of each; ms: the median of "
-        f"{document['settings']['rounds']} interleaved rounds; +-: their middle half; /: times as long; "
+        f"{document['settings']['rounds']} interleaved rounds; +-: the range of their middle half; /: times as long; "
         f"calls: ATen calls that are not views; MiB: workspace"
     )
 

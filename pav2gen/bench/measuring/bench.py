@@ -122,19 +122,21 @@ def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[s
     found, notes = [], []
     sizes = [rank.tensor_parallel for key in setup.keys for rank in ranks(setup.spec, key)]
     if options.tensor_parallel and options.tensor_parallel not in sizes:
-        served = f"the kernels chosen serve {one_of(sorted(set(sizes)))}" if sizes else "the kernels chosen serve none"
-        raise UserError(f"--tensor-parallel {options.tensor_parallel} is not a number of ranks here; {served}")
+        works = f"write {one_of(sorted(set(sizes)))}" if sizes else "choose other kernels with --filter"
+        raise UserError(f"--tensor-parallel {options.tensor_parallel} does not fit the chosen kernels; {works}")
     for key in setup.keys:
         for rank in ranks(setup.spec, key, options.tensor_parallel)[:1]:
             for num_seqs in options.num_seqs:
                 for seq_len in options.seq_lens:
                     problem = Problem(key, rank.num_kv_heads, num_seqs, seq_len, setup.keys[key][0].modification)
                     if problem.kv_bytes > options.max_gib * GIB:
-                        notes.append(f"left out, over --max-gib {options.max_gib:g}: {problem}")
+                        notes.append(
+                            f"left out, because the KV cache is larger than --max-gib {options.max_gib:g}: {problem}"
+                        )
                     else:
                         found.append(problem)
     if not found:
-        raise UserError(NO_EXTEND if not setup.keys else "nothing is left to measure: see --max-gib and --filter")
+        raise UserError(NO_EXTEND if not setup.keys else "no problem is left to measure; check --max-gib and --filter")
     return found, notes
 
 
@@ -182,7 +184,9 @@ def _measure_all(setup: Setup, every: Sequence[Problem], options: BenchOptions, 
 def note_rest(document: dict[str, Any], every: Sequence[object], why: str) -> None:
     """Add a note to ``document`` that says how many problems were not measured, and why."""
     missing = every[len(document["points"]) :]
-    document["notes"].append(f"{why}: {len(missing)} of {len(every)} problems were not measured, from {missing[0]} on")
+    document["notes"].append(
+        f"{why}: {len(missing)} of {len(every)} problems were not measured; the first is {missing[0]}"
+    )
 
 
 def estimate(every: Sequence[Problem], measured: int, seconds: float) -> float:

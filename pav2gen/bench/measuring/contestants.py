@@ -126,7 +126,7 @@ class Checker:
         except Exception as reason:
             lines = str(reason).strip().splitlines()
             return float("inf"), f"failed: {lines[0] if lines else type(reason).__name__}"
-        return error, "" if error <= 1 else f"wrong: its error is {error:.3g} times what is allowed"
+        return error, "" if error <= 1 else f"wrong: its error is {error:.3g} times the allowed error"
 
     def error(self, contestant: Contestant, call: Call) -> float:
         """Run a contestant, and return its error divided by the allowed error.

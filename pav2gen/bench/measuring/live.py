@@ -39,7 +39,7 @@ class Live:
         before = self._printed
         self._print(document, whole=not remaining)
         if remaining and (len(document["points"]) == 1 or self._printed > before):
-            click.echo(f"about {duration(remaining)} to come, by the time of the problems so far", err=True)
+            click.echo(f"about {duration(remaining)} left, estimated from the problems measured so far", err=True)
 
     def end(self, document: Mapping[str, Any]) -> None:
         """Print everything that was not printed yet, and save ``document``. Call this after an interruption, too."""

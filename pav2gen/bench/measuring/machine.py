@@ -33,7 +33,7 @@ def device_of(name: str) -> torch.device:
     except RuntimeError:
         raise UserError(f"--device {name!r} is not a device; write cpu, cuda or cuda:1") from None
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name!r} is not measured; write cpu, cuda or cuda:1")
+        raise UserError(f"--device {name!r} is not supported; write cpu, cuda or cuda:1")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:

@@ -78,7 +78,7 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError("is not a document of pav2gen bench; write one with: pav2gen bench SPEC --json FILE", str(path))
     if document.get("schema") != SCHEMA:
         found = seen(document.get("schema"))
-        raise UserError(f"has schema {found}, and this pav2gen reads {SCHEMA}; measure again", str(path))
+        raise UserError(f"has schema {found}, but this pav2gen reads schema {SCHEMA}; measure again", str(path))
     try:
         _DOCUMENT(document)
     except ValueError as error:

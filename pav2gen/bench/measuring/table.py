@@ -104,8 +104,8 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"{document['spec']['file']} on {device['name']}: {device['about']}"
     yield f"{', '.join(f'{name} {version}' for name, version in versions.items())}; {document['date']}"
     yield (
-        f"ms: the median of {document['settings']['rounds']} interleaved rounds; +-: their middle half; "
-        f"x: times as fast; copy: share of what a copy reached beside it; "
+        f"ms: the median of {document['settings']['rounds']} interleaved rounds; +-: the range of their middle half; "
+        f"x: times as fast; copy: bandwidth, as a share of that of a memory copy; "
         f"calls: ATen calls that are not views, and CUDA launches; MiB: workspace; *: the dispatch table's choice"
     )
 

@@ -44,7 +44,10 @@ def report(chosen: Selection, files: Sequence[Path], measured: Mapping[str, Meas
     documents = [document.read(path) for path in files]
     for path, each in zip(files, documents):
         if each["spec"].get("name") != chosen.spec.name:
-            raise UserError(f"holds figures of {each['spec'].get('name')}, not of {chosen.spec.name}", str(path))
+            raise UserError(
+                f"has figures of the spec {each['spec'].get('name')}, but the report is about {chosen.spec.name}",
+                str(path),
+            )
     found = measurements(documents)
     templates = Templates()
     plans = plans_by_key(chosen.kernels)

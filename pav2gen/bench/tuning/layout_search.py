@@ -213,7 +213,10 @@ def lines(found: Sequence[LayoutTimes], path: Path) -> list[str]:
         told += [f"  {because}: {layout}" for layout, because in each.wrong.items()]
     ranked = ranking(found)
     if not ranked:
-        return [*told, "no layout is right in every problem"]
-    told += ["times over the fastest layout, geometric mean of all problems"]
+        return [*told, "every layout gave wrong results in at least one problem"]
+    told += ["time divided by that of the fastest layout, geometric mean over all problems"]
     told += [f"  {mean:6.3f}  {layout}" for layout, mean in ranked]
-    return [*told, f"to take the first: write   cuda: {{{ranked[0][0]}}}   into {path}, then: pav2gen build {path}"]
+    return [
+        *told,
+        f"to use the first layout, write   cuda: {{{ranked[0][0]}}}   into {path}, then: pav2gen build {path}",
+    ]

@@ -127,13 +127,19 @@ def problems(setup: Setup, options: TuneOptions) -> tuple[list[tuple[Problem, st
                 for seq_len in lengths:
                     problem = Problem(key, rank.num_kv_heads, num_seqs, seq_len, rows[0].modification)
                     if problem.kv_bytes > options.max_gib * GIB:
-                        notes.append(f"left out, over --max-gib {options.max_gib:g}: {problem}")
+                        notes.append(
+                            f"left out, because the KV cache is larger than --max-gib {options.max_gib:g}: {problem}"
+                        )
                     else:
                         found |= {(problem, backend): None for backend in backends}
     if not found and notes:
-        raise UserError(f"every problem is over --max-gib {options.max_gib:g}; give it more, or shorter --seq-len")
+        raise UserError(
+            f"every problem has a KV cache larger than --max-gib {options.max_gib:g}; raise it, or shorten --seq-len"
+        )
     if not found:
-        raise UserError(f"{setup.spec.name} leaves nothing to choose: no key has two partition sizes, or one is fixed")
+        raise UserError(
+            f"{setup.spec.name} has no partition size to choose: each key has only one, or dispatch.partition fixes it"
+        )
     return list(found), list(dict.fromkeys(notes))
 
 
@@ -183,13 +189,13 @@ def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> st
     if any(time <= 0 for runs in times.values() for time in runs):
         return "a time of 0 ms: the clock is too coarse for these calls"
     if min(map(len, times.values())) < LEAST_RUNS:
-        return "one run says nothing about the noise"
+        return "one run does not show how noisy the times are"
     if spread > MOST_SPREAD:
-        return f"noisy: the runs of {best} lie {spread:.0%} apart"
+        return f"noisy: the times of {best} differ by {spread:.0%}"
     for number, of_run in enumerate(zip(*times.values()), start=1):
         lost = times[str(best)][number - 1] / min(of_run) - 1
         if lost > TIE:
-            return f"noisy: {best} is the fastest by the median, and loses run {number} by {lost:.0%}"
+            return f"noisy: {best} has the fastest median, but is {lost:.0%} slower than the fastest in run {number}"
     return ""
 
 

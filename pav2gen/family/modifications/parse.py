@@ -130,7 +130,7 @@ def _parse(text: str, tensors: Mapping[str, str], hidden: tuple[str, ...]) -> Ex
         raise _syntax_error(text, error, start) from None
     count = sum(1 for node in ast.walk(root) if isinstance(node, ast.expr))
     if count > MOST_NODES:
-        raise ExpressionError(f"has {count} operations and operands; it may have {MOST_NODES}", 1)
+        raise ExpressionError(f"has {count} operations and operands; at most {MOST_NODES} are allowed", 1)
     return _Reader(tensors, hidden, start).read(root, 1)
 
 
@@ -138,7 +138,7 @@ def _check_characters(text: str) -> None:
     if not text.strip():
         raise ExpressionError("is empty; write an expression, such as 'q - k < 1024'", 1)
     if len(text) > LONGEST:
-        raise ExpressionError(f"has {len(text)} characters; it may have {LONGEST}", 1)
+        raise ExpressionError(f"has {len(text)} characters; at most {LONGEST} are allowed", 1)
     odd = next((i for i, char in enumerate(text) if not " " <= char <= "~"), None)
     if odd is not None:
         raise ExpressionError(f"the character U+{ord(text[odd]):04X} is not part of the language", odd + 1)

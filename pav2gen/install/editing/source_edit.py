@@ -93,7 +93,7 @@ def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str]
     editor = _Editor(module, insertions, tests)
     edited = MetadataWrapper(module, unsafe_skip_copy=True).visit(editor).code
     if module.code != text or editor.pending:
-        raise UserError("holds something that libcst would change; nothing was edited", where)
+        raise UserError("has text that libcst would change; nothing was edited", where)
     return edited
 
 

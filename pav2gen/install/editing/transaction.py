@@ -16,7 +16,7 @@ from pav2gen.output.transaction import Transaction
 #: The prefix of a temporary file's name while it is written. A kill may leave such a file behind.
 ASIDE = ".pav2gen-"
 
-REMEDY = "not all could be put back as it was; restore it from version control"
+REMEDY = "some files could not be restored; restore them from version control"
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,7 @@ def choose_v1(
     if v1_ignores(v1, kv_cache_dtype, shape["blocksparse"], features) or (preferred and not reason):
         return False  # V2 serves the call, or says why it cannot
     if reason:
-        log_once(
-            logging.WARNING, f"{reason}; vLLM's own choice between V1 and V2 stands", ("choose_v1", *shape.items())
-        )
+        log_once(logging.WARNING, f"{reason}; vLLM itself chooses between V1 and V2", ("choose_v1", *shape.items()))
         return use_v1
     return use_v1 or (v2 == "stub" and max_seq_len <= V1_LIMIT)
 

@@ -37,7 +37,7 @@ def register() -> None:
     error and goes on.
     """
     if find_spec("vllm.attention.ops.pav2") is not None:
-        log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin leaves it alone")
+        log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin changes nothing")
         return
     apply(*map(import_module, ("vllm._custom_ops", "vllm.attention.ops.paged_attn", "vllm.attention.layer")))
     with suppress(ImportError):  # xformers may not be installed
@@ -137,7 +137,7 @@ def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) 
     try:
         return matching(find(*trees), live_one) if live_one else []
     except Unfit as reason:
-        log_once(logging.INFO, f"vLLM {reason}; that part of it is left alone")
+        log_once(logging.INFO, f"vLLM {reason}; that part of vLLM is not changed")
         return []
 
 

@@ -24,7 +24,7 @@ class Repository:
         tops = {self._git(tree.folder, "rev-parse", "--show-toplevel").strip() for tree in trees}
         if len(tops) > 1:
             raise UserError(
-                f"--commit: the trees lie in {len(tops)} repositories; install into each alone", self._shown
+                f"--commit: the trees lie in {len(tops)} repositories; install into one at a time", self._shown
             )
         self._top = Path(tops.pop())
         dirty = self._git(self._top, "status", "--porcelain").splitlines()

@@ -71,7 +71,7 @@ def read_tree_state(tree: VllmTree) -> TreeState:
     """
     disk = Disk(tree.pav2, tree.where(PAV2))
     if tree.pav2.is_symlink():
-        raise UserError("is a symbolic link, and a folder of its own belongs there; remove it", disk.shown)
+        raise UserError("is a symbolic link, but the package needs a folder of this name; remove it", disk.shown)
     files = {}
     for path in disk.walk():
         there = disk.at(path)
@@ -92,7 +92,7 @@ def _sources(tree: VllmTree) -> list[str]:
     for path in (OPS, DECODE):
         if not tree.source(path).is_file():
             raise UserError(
-                "is not there; vLLM 0.4.3 to 0.11 decode by it, and no other can be patched", tree.where(path)
+                "does not exist; only vLLM 0.4.3 to 0.11, which have this file, can be patched", tree.where(path)
             )
     return [OPS, DECODE, *(path for path in (LAYER, BACKEND) if tree.source(path).is_file())]
 
@@ -117,7 +117,7 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
     if HOOKS not in text:  # someone removed the inserted lines by hand, or by a checkout
         return SourceState(now, now, patched=False, edited=True)
     raise UserError(
-        "the lines that pav2gen put there were edited; take them out by hand, then run the command again",
+        "the lines that pav2gen inserted were edited; remove them by hand, then run the command again",
         tree.where(path),
     )
 

@@ -65,7 +65,9 @@ def _check_links(trees: Sequence[VllmTree]) -> None:
         for path in (PAV2.rpartition("/")[0], *EDITED):
             place = tree.source(path)
             if not any(place.is_relative_to(other.folder) for other in trees):
-                raise UserError(f"leads out of the tree, to {place}; name the tree that it leads to", tree.where(path))
+                raise UserError(
+                    f"is a link to {place}, outside of this tree; name the tree of that file instead", tree.where(path)
+                )
 
 
 def _candidates(path: Path) -> Iterator[Path]:

@@ -81,7 +81,8 @@ def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
     if len(groups) > 1:
         raise fields.fail(
             f"block_configs: the query heads for each KV head differ by layer, {one_of(sorted(groups))}; a spec is of "
-            "one model with one number of KV heads: init from a copy that names one of them as num_key_value_heads"
+            "one model with one number of KV heads: write one of them into a copy, as num_key_value_heads, and run "
+            "init again"
         )
     return {heads // group for group in groups}
 
@@ -143,7 +144,7 @@ def _by_kind_of_layer(fields: Fields) -> Iterator[str]:
         elif what in full and fields.get(*full[what]) is not None and fields.get(*names) is not None:
             said.append(f"{what} {_shown(fields.get(*names))}")
     if said:
-        yield f"the spec is of the layers without a window; those with one have other heads ({', '.join(said)})"
+        yield f"the spec is for the layers without a window; layers with a window have other heads ({', '.join(said)})"
 
 
 def _shown(value: object) -> str:

@@ -93,8 +93,8 @@ MISTAKES = [
     ("\uff4b < 3", 1, "U+FF4B"),
     (" k < kk", 6, "the name 'kk' is unknown"),
     ("k < " + "-" * 30 + "q", 28, "nested more than 24 deep"),
-    ("k < 1" + " + 1" * MOST_NODES, 1, "it may have"),
-    ("k < " + "1" * LONGEST, 1, f"it may have {LONGEST}"),
+    ("k < 1" + " + 1" * MOST_NODES, 1, "are allowed"),
+    ("k < " + "1" * LONGEST, 1, f"characters; at most {LONGEST} are allowed"),
 ]
 
 
