@@ -46,7 +46,7 @@ def kv_dtype(name: str, operator: str = DECODE) -> str:
     Raises ValueError for an unknown name.
     """
     if name not in KV_DTYPES:
-        fail(f"kv_cache_dtype {name!r} is none of {', '.join(KV_DTYPES)}", operator)
+        fail(f"kv_cache_dtype {name!r} is not one of {', '.join(KV_DTYPES)}", operator)
     return KV_ALIASES.get(name, name)
 
 
@@ -252,7 +252,7 @@ def check_cache(
     if not blocks:
         fail("key_cache has 0 blocks; a cache needs at least one", operator)
     if not kv_heads or not heads or heads % kv_heads:
-        fail(f"{heads} query heads cannot be shared out among {kv_heads} KV heads", operator)
+        fail(f"{heads} query heads cannot be divided evenly among {kv_heads} KV heads", operator)
     check_pages("key_cache", key_cache, x, operator)
     check_pages("value_cache", value_cache, x, operator)
 
@@ -268,7 +268,7 @@ def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) 
     if any(stride % x for stride in strides):
         fail(f"pages of {name} must start at multiples of 16 bytes, got strides {cache.stride()}", operator)
     if past := cache.data_ptr() % 16:
-        fail(f"{name} must start at a multiple of 16 bytes; its address is {past} bytes past one", operator)
+        fail(f"{name} must start at a multiple of 16 bytes; its address is {past} bytes past such a multiple", operator)
 
 
 def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int) -> None:

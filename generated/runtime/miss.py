@@ -39,12 +39,12 @@ def miss(key: AnyKey, rows: Iterable[Row], files: Mapping[str, str], operator: s
         return _lacks_operator(key, others, every, files, operator)
     if not built:
         remedy = f"; {_first(operator, every)}" if not refused else f". None can be generated: {' and '.join(refused)}"
-        return f"no {kernel} for {key}: the package holds none{remedy}"
+        return f"no {kernel} for {key}: the package has none{remedy}"
     near = nearest(key, built)
     axes = [axis for axis in key._fields if getattr(near, axis) != getattr(key, axis)]
     alike = [other for other in built if other._replace(**{axis: getattr(key, axis) for axis in axes}) == key]
     reasons = "; ".join(f"{axis} {yaml_text(getattr(key, axis))} (built: {_values(axis, alike)})" for axis in axes)
-    against = f"no {kernel} for {key}: against it stands {reasons}. Nearest: {near} of {built[near]}."
+    against = f"no {kernel} for {key}: the nearest kernel differs in {reasons}. Nearest: {near} of {built[near]}."
     if refused:
         return f"{against} None can be generated: {' and '.join(refused)}"
     spec = [row for row in every if row.spec == built[near]]

@@ -89,7 +89,7 @@ class Models:
         cannot be divided among ``tp_size`` ranks, or if the operator does not exist.
         """
         if operator not in self._tables:
-            check.fail(f"operator {operator!r} is none of {', '.join(self._tables)}", NAME)
+            check.fail(f"operator {operator!r} is not one of {', '.join(self._tables)}", NAME)
         heads, kv_heads = shard(num_heads, num_kv_heads, tp_size)
         features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
         key = rank_key(heads, kv_heads, head_size, block_size, dtype, kv_cache_dtype, *features)
@@ -146,7 +146,9 @@ def shard(num_heads: int, num_kv_heads: int, tp_size: int) -> tuple[int, int]:
         check.check_int(name, number, NAME)
     counted = tp_size > 0 and num_kv_heads > 0 and num_heads % tp_size == 0
     if not counted or (num_kv_heads % tp_size and tp_size % num_kv_heads):
-        check.fail(f"{num_heads} query and {num_kv_heads} KV heads cannot be shared out among {tp_size} ranks", NAME)
+        check.fail(
+            f"{num_heads} query and {num_kv_heads} KV heads cannot be divided evenly among {tp_size} ranks", NAME
+        )
     return num_heads // tp_size, max(1, num_kv_heads // tp_size)
 
 
@@ -180,7 +182,7 @@ def rank_key(
         if value is not None:
             check_it(name, value, NAME)
     if num_kv_heads <= 0 or num_heads % num_kv_heads:
-        check.fail(f"{num_heads} query heads cannot be shared out among {num_kv_heads} KV heads", NAME)
+        check.fail(f"{num_heads} query heads cannot be divided evenly among {num_kv_heads} KV heads", NAME)
     return Key(
         head_size=head_size,
         gqa_ratio=num_heads // num_kv_heads,

@@ -144,8 +144,8 @@ class Table:
             rows = [row for row in rows if max_seq_len <= MOST_BLOCKS * row.partition_size]
             if not rows:
                 raise NoKernelError(
-                    f"no CUDA kernel of {key} takes max_seq_len {max_seq_len}: a grid holds {MOST_BLOCKS} "
-                    f"partitions, and the largest built is of {largest} tokens"
+                    f"no CUDA kernel of {key} takes max_seq_len {max_seq_len}: a CUDA grid can have at "
+                    f"most {MOST_BLOCKS} partitions, and the largest partitions that are built have {largest} tokens"
                 )
         for entry in self._tuned.get((key, backend, device, kv_heads), ()):
             if entry.covers(num_seqs, max_seq_len):

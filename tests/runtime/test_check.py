@@ -70,7 +70,7 @@ REFUSED = {
     "a length of 65 bits": ({}, {"max_seq_len": 2**64}, "max_seq_len must be an int of 64 bits"),
     "no cache dtype": ({}, {"kv_cache_dtype": None}, "kv_cache_dtype must be a text, got None"),
     "a cache without blocks": ({"key_cache": k[:0], "value_cache": v[:0]}, {}, "key_cache has 0 blocks"),
-    "an unknown cache dtype": ({}, {"kv_cache_dtype": "int4"}, "none of auto, fp8, fp8_e4m3, fp8_e5m2, int8"),
+    "an unknown cache dtype": ({}, {"kv_cache_dtype": "int4"}, "is not one of auto, fp8, fp8_e4m3, fp8_e5m2, int8"),
     "keys of another head size": ({"key_cache": k[:, :, :16]}, {}, "[blocks, kv heads, 256 / 8, block size, 8]"),
     "keys with another grain": ({"key_cache": k.reshape(*k.shape[:2], 64, 16, 4)}, {}, "256 / 8"),
     "keys in 4 dimensions": ({"key_cache": k.flatten(3)}, {}, "must be [blocks, kv heads, head size / x"),

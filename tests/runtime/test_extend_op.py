@@ -30,7 +30,7 @@ REFUSED = {
     "keys in another dtype": ({"key_cache": k.float()}, "key_cache must be float16"),
     "values of another page": ({"value_cache": v[..., :8]}, "value_cache must be"),
     "half for an fp8 cache": ({"kv_cache_dtype": "fp8"}, "key_cache must be uint8"),
-    "an unknown cache dtype": ({"kv_cache_dtype": "int4"}, "none of auto, fp8, fp8_e4m3, fp8_e5m2, int8"),
+    "an unknown cache dtype": ({"kv_cache_dtype": "int4"}, "is not one of auto, fp8, fp8_e4m3, fp8_e5m2, int8"),
     "another number of KV heads": ({"num_kv_heads": 3}, "num_kv_heads is 3"),
     "another block size": ({"block_size": 32}, "block_size is 32"),
     "keys in 4 dimensions": ({"key_cache": k.flatten(3)}, "must be [blocks, kv heads, head size / x"),

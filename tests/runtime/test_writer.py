@@ -116,7 +116,7 @@ def arguments(**changes):
 
 GOOD = dict(zip(("key", "value", "key_cache", "value_cache", "slot_mapping"), arguments()))
 REFUSED = {
-    "an unknown cache dtype": ({"kv_cache_dtype": "fp4"}, "none of auto, fp8"),
+    "an unknown cache dtype": ({"kv_cache_dtype": "fp4"}, "is not one of auto, fp8"),
     "a key that is none": ({"key": None}, "key must be a tensor, got None"),
     "slots that are none": ({"slot_mapping": None}, "slot_mapping must be a tensor"),
     "a key in 2 dimensions": ({"key": GOOD["key"].flatten(1)}, "key must be [tokens, kv heads, head size]"),

@@ -88,7 +88,9 @@ class ExtendHarness:
         truth = truth or self.truth(call)
         done = self.run(call)
         worst = excess(done.out[truth.owned], truth.out[truth.owned], score_noise(largest))
-        assert worst <= 1, f"out is off by {worst:.3g} times what is allowed{self.worst_row(done, truth, largest)}"
+        assert worst <= 1, (
+            f"the error of out is {worst:.3g} times the allowed error{self.worst_row(done, truth, largest)}"
+        )
         assert torch.equal(done.out[~truth.owned], call.out[~truth.owned]), "a row that no sequence owns was written"
         if done.lse is not None and call.lse is not None:
             assert torch.equal(done.lse[~truth.owned], call.lse[~truth.owned]), "lse of a row that no sequence owns"

@@ -58,8 +58,8 @@ def launch(
     args, partitions = arguments(call), partitions_of(call, row)
     if partitions > MOST_BLOCKS:
         raise RuntimeError(
-            f"paged_attention_extend: max_seq_len is {call.max_seq_len}, and a grid holds {MOST_BLOCKS} partitions of "
-            f"{row.partition_size} tokens; pass a smaller max_seq_len"
+            f"paged_attention_extend: max_seq_len is {call.max_seq_len}, but a CUDA grid can have "
+            f"at most {MOST_BLOCKS} partitions of {row.partition_size} tokens; pass a smaller max_seq_len"
         )
     tiles, args.tiles_per_seq = tiles_of(call, row.tile_tokens)
     args.partitions = partitions

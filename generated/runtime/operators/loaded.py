@@ -108,7 +108,7 @@ class Kernels:
                 raise
             if str(error) not in self._told:
                 self._told.add(str(error))
-                logger.warning("the PyTorch kernels serve, because the CUDA kernels could not be loaded: %s", error)
+                logger.warning("the PyTorch kernels are used, because the CUDA kernels could not be loaded: %s", error)
             return None
         self.libraries[loaded.on_gpu] = loaded
         return str(loaded.path)
@@ -122,7 +122,7 @@ def check_device(library: Library, asked: str | None) -> None:
     """
     record = library.record
     if asked not in (None, record.toolchain) and not (asked == "the GPU" and record.on_gpu):
-        raise LibraryError(f"{library.path} is not for {asked}: it is a library of {record}")
+        raise LibraryError(f"{library.path} was not built for {asked}: it is a library for {record}")
     if not record.on_gpu or not torch.cuda.is_available():
         return
     capability = torch.cuda.get_device_capability()
@@ -133,7 +133,9 @@ def check_device(library: Library, asked: str | None) -> None:
         )
     ours, theirs = cuda_major(record.compiler), (torch.version.cuda or "").partition(".")[0]
     if ours and theirs and ours != theirs:
-        logger.warning("%s was compiled by nvcc of CUDA %s, and torch is of CUDA %s", library.path, ours, theirs)
+        logger.warning(
+            "%s was compiled by nvcc of CUDA %s, but torch was built for CUDA %s", library.path, ours, theirs
+        )
 
 
 def compiled_library(root: Path) -> str | None:

@@ -68,7 +68,8 @@ def own_folder(folder: Path) -> Path:
         )
     if state.st_mode & 0o022:
         raise CacheError(
-            f"{folder}: others can write there, and what lies there is executed; remove it, or make it yours: chmod 700"
+            f"{folder}: its files are executed, but other users can write there; remove it, or make it private: "
+            "chmod 700"
         )
     return folder
 

@@ -30,7 +30,8 @@ class Program:
             raise ValueError(f"{self.path} was not built with the simt runtime") from None
         if found != _FORMAT:
             raise ValueError(
-                f"{self.path} speaks format {found} of the simt runtime, this module {_FORMAT}: rebuild it"
+                f"{self.path} has format {found} of the simt runtime, but this module needs format {_FORMAT}; "
+                "rebuild it"
             )
         self.warp_size: int = library.simt_warp_size()
         self.checked = bool(library.simt_checked())

@@ -96,7 +96,7 @@ class CudaKernel(Harness):
         done = cases.of_heads(done, heads)
         truth = self.truth(done)
         worst = excess(done.out, truth.out)
-        assert worst <= 1, f"out is off by {worst:.3g} times what is allowed"
+        assert worst <= 1, f"the error of out is {worst:.3g} times the allowed error"
         check_scratch(done, truth)
 
 
@@ -182,7 +182,7 @@ class CheckedKernel(CudaKernel):
         assert check.check(call, self.key.kv_cache_dtype) == self.key
         op.launch(self.launch, call, self.partition_size)
         worst = excess(call.out, truth.out)
-        assert worst <= 1, f"out is off by {worst:.3g} times what is allowed"
+        assert worst <= 1, f"the error of out is {worst:.3g} times the allowed error"
         check_scratch(call, truth)
 
     def check_empty_work(self, *, seq_lens: Sequence[int], max_seq_len: int) -> None:

@@ -98,7 +98,7 @@ class Harness:
         truth = truth or self.truth(call)
         done = self.run(call)
         worst = excess(done.out, truth.out, score_noise(largest))
-        assert worst <= 1, f"out is off by {worst:.3g} times what is allowed"
+        assert worst <= 1, f"the error of out is {worst:.3g} times the allowed error"
         check_lse(done, truth, largest)
         check_scratch(done, truth, largest)
         return done
@@ -264,4 +264,4 @@ def check_tmp_out(tmp_out: torch.Tensor, parts: Mapping[tuple[int, int, int], Pa
         sizes = torch.tensor([part.m for part in parts.values()], dtype=torch.float64).abs().clamp_min(largest)
         over = excesses(found, torch.stack([part.o for part in parts.values()]), score_noise(sizes))
         worst = int(over.argmax())
-        assert over[worst] <= 1, f"tmp_out{[*parts][worst]} is off by {over[worst]:.3g} times what is allowed"
+        assert over[worst] <= 1, f"tmp_out{[*parts][worst]} has an error of {over[worst]:.3g} times the allowed error"
