@@ -24,7 +24,8 @@ TOKEN_BYTES = 96
 #: THREADS: the number of threads in a CUDA thread block. SECTOR: the number of bytes in a sector of memory.
 THREADS, SECTOR = 256, 32
 
-#: Unused elements between rows in shared memory. They make lanes that read a column access different banks.
+#: The number of unused elements between two rows in shared memory. With them, lanes that read a column access different
+#: banks.
 PADDING = 4
 
 #: BITS: bytes of a cache element -> the unsigned CUDA type that copies the element. ENCODERS: dtype of the cache -> the
@@ -122,12 +123,12 @@ class CudaCachePlan:
 
     @property
     def threads(self) -> int:
-        """Threads per thread block."""
+        """The number of threads in a thread block."""
         return THREADS
 
     @property
     def padding(self) -> int:
-        """Unused elements between two rows in shared memory."""
+        """The number of unused elements between two rows in shared memory."""
         return PADDING
 
     @property

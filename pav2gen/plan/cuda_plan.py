@@ -17,7 +17,7 @@ from pav2gen.plan.occupancy import Occupancy, accumulators, bytes_needed, estima
 #: The most shared memory of a thread block. The limit of a BI-V100 is not known; 48 KiB is this project's own limit.
 SHARED_LIMIT = 48 << 10
 
-#: Threads that should be resident on a multiprocessor to hide latency: 8 warps of 32 lanes, or 4 of 64.
+#: The number of threads that should be resident on a multiprocessor to hide latency: 8 warps of 32 lanes, or 4 of 64.
 RESIDENT_THREADS = 256
 
 #: The most float32 accumulators of a thread that a compiler can keep in registers. With 142 accumulators, ptxas for
@@ -27,9 +27,9 @@ MOST_ACCUMULATORS = 120
 #: The number of bytes in flight that a multiprocessor is assumed to need, if the target's bandwidth is not known.
 ASSUMED_BYTES = 24 << 10
 
-#: Registers per thread in addition to the accumulators: addresses, loaded words, unpacked floats, loop counters. With
-#: 48 accumulators, ptxas for sm_75 reports 106 such registers. With more accumulators, the compiler reuses some of
-#: them.
+#: The number of registers that a thread needs in addition to its accumulators: for addresses, loaded words, unpacked
+#: floats and loop counters. With 48 accumulators, ptxas for sm_75 reports 106 such registers. With more accumulators,
+#: the compiler reuses some of them.
 OTHER_REGISTERS = 96
 
 #: The most runs of tokens that a warp scores at the same time. The warp issues the loads of all runs before it uses a
@@ -42,7 +42,7 @@ MOST_SCORES = 32
 #: The most floats that a thread unpacks at the same time.
 UNPACKED_FLOATS = 32
 
-#: Bytes of a sector of memory, on every target. A load of values reads whole sectors of each row.
+#: The number of bytes in a sector of memory, on every target. A load of values reads whole sectors of each row.
 SECTOR = 32
 
 #: A warp scores several runs of tokens at the same time only if a step has at least this many tokens for each run of
@@ -64,7 +64,8 @@ CHOICES: Mapping[str, tuple[int, ...]] = {
     "tokens": (1, 2, 4),
 }
 
-#: Registers per multiprocessor of NVIDIA's cards of compute capability 7.0 to 9.0. Tests compare plans with ptxas.
+#: The number of registers of a multiprocessor, on NVIDIA's cards of compute capability 7.0 to 9.0. Tests compare plans
+#: with ptxas.
 REGISTER_FILE = 64 << 10
 
 #: STORED: dtype -> the struct of runtime/cuda/pav2_device.cuh that decodes its elements. SCALARS: dtype -> CUDA type.

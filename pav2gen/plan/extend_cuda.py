@@ -71,7 +71,7 @@ PARTIALS_SHARE = 1 / 10
 #: The possible partition sizes, in keys.
 PARTITIONS = (256, 512, 1024, 2048)
 
-#: Bytes of a sector of memory, on every target.
+#: The number of bytes in a sector of memory, on every target.
 SECTOR = 32
 
 

@@ -20,7 +20,8 @@ BASE_REGISTERS, MOST_OVERLAPPED = 56, 40
 #: The most registers that a compiler assigns to a thread.
 MOST_REGISTERS = 255
 
-#: Registers and threads per multiprocessor if the target's figures are not known. NVIDIA's cards have these figures.
+#: The numbers of registers and of threads of a multiprocessor, if the target's figures are not known. NVIDIA's cards
+#: have these figures.
 ASSUMED_REGISTERS, ASSUMED_THREADS = 64 << 10, 2048
 
 

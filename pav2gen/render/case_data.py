@@ -8,8 +8,9 @@ from pav2gen.family.modifications.tree import INTEGER, walk
 from pav2gen.family.variant import AttentionVariant, ExtendVariant, Variant
 from pav2gen.plan.kernel import AnyKernel, Extender, Kernel
 
-#: The number of partitions in a long test. The reduction merges 64 partitions at a time, so it needs a second round.
-#: (With a head size of at most 32, it merges 128 at a time.)
+#: The number of full partitions in the long sequence of a kernel's tests. The reduction merges 64 partitions at a time,
+#: so it needs a second round. (With a head size of at most 32, it merges 128 at a time, and the sequence has twice as
+#: many partitions.)
 LONG_PARTITIONS = 66
 
 
@@ -90,7 +91,9 @@ def boundary_lengths(variant: Variant) -> list[int]:
 
 
 def long_length(variant: Variant) -> int:
-    """The length in tokens of a sequence with partitions that are reduced in two rounds. The last page is not full."""
+    """The length in tokens of a sequence with enough partitions for a second round of the reduction. The last page is
+    not full.
+    """
     partitions = LONG_PARTITIONS * (2 if variant.head_size <= 32 else 1)
     return partitions * variant.partition_size + variant.block_size + 3
 
