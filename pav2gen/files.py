@@ -1,4 +1,4 @@
-"""Helpers for files: digests, checks of paths, and a test for caches and compiled files."""
+"""Helpers for files: digests, checks of paths, and a function that recognises caches and compiled files."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a spec has no kernel for a query.
+    """Why a spec has no kernel for a query: the values of axes, and perhaps an operator, that the user asks about.
 
     lacking: the axes on which the spec lacks the query's value.
     exclusions: the exclusions that remove the kernels with the query's values.

@@ -42,9 +42,9 @@ class Target:
     block_start_ns: float = 400.0
 
     def with_overrides(self, figures: Mapping[str, object]) -> Target:
-        """A copy of this target in which ``figures`` (new values by names of ``FIGURES``) replace the profile's own
-        figures.
+        """Return a copy of this target with new values for some figures.
 
+        figures: the new values. The keys are names from ``FIGURES``.
         Raises UserError for a figure that does not exist, or a value of a wrong type or range.
         """
         for name, value in figures.items():

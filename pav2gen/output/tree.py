@@ -78,8 +78,8 @@ class Comparison:
 class Tree:
     """A generated package on the disk.
 
-    manifests: the manifest of each owner.
-    broken: the owners with a manifest that cannot be used, and the reason.
+    manifests: for each owner, the manifest that lists its files. An owner is a spec, or the package itself.
+    broken: for each owner with a manifest that cannot be used, the reason.
     journal: the files that an interrupted build wrote, as in ``journal.Entries``.
     incomplete: whether a build was interrupted.
     """

@@ -82,7 +82,7 @@ SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 
 @dataclass(frozen=True)
 class CudaPlan:
-    """The plan of a CUDA decode kernel."""
+    """The plan of a CUDA decode kernel: its layout, and the resources and counters that follow from the layout."""
 
     variant: Variant
     geometry: Geometry

@@ -139,8 +139,8 @@ class Tiling(NamedTuple):
 class Budget(NamedTuple):
     """The bounds of the workspace on one type of device, and the memory that a tile needs. All fields are in bytes.
 
-    chunk: the bound for the buffers of one chunk (keys or values).
-    segment: the bound for the buffers of one tile (scores).
+    chunk: the bound for the buffers that hold the keys, or the values, of one chunk.
+    segment: the bound for the buffers that hold the scores of one tile.
     padding: the amount of padding that takes as long to process as one more tile.
     chunk_page: memory for a page in a chunk's buffers, for each KV head.
     segment_page: memory for a page in a tile's buffers, for each KV head.

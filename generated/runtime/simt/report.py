@@ -117,7 +117,8 @@ class Line:
 class Buffer:
     """The traffic of a registered buffer, a shared array or a global variable.
 
-    `bytes`: the buffer's size in bytes. `loads`, `stores`: the traffic; an atomic operation counts as both.
+    `bytes`: the buffer's size in bytes. `loads`, `stores`: the counters of its loads and stores. An atomic
+    operation counts as a load and a store.
     `load_widths`, `store_widths`: the number of warp-wide accesses for each access width in bytes. `bytes_read`,
     `bytes_written`: the number of bytes of global memory that were accessed. Each byte counts once.
     """
@@ -160,7 +161,8 @@ class Kernel:
 class Totals:
     """Counters over all launches of a session.
 
-    `approximate`: True if some warp-wide counts are only upper bounds, because lanes of a warp diverged for too long.
+    `approximate`: True if some counts of warp-wide accesses are too large. This happens if the lanes of a warp run
+    apart for more accesses than the runtime remembers. It then counts one warp-wide access as several.
     `switches`: the number of switches between simulated threads. `local_bytes`: the traffic of local memory, in bytes.
     """
 

@@ -216,7 +216,7 @@ class _Reader:
         raise Mistake(f"{quoted(node.value)} is not part of the language; {instead}")
 
     def name(self, node: ast.Name, depth: int) -> Expression:
-        """Convert the name of a score, a position or a head. Raises Mistake for all other names."""
+        """Convert the name of a score, position or head to a node of the typed tree. Raises Mistake for other names."""
         if node.id in self.hidden:
             raise Mistake(f"a mask does not see the score {node.id}; it decides by q, k, h, kvh and len")
         if node.id in NAMES:
@@ -242,7 +242,7 @@ class _Reader:
         return tree.element(tensor)
 
     def unary(self, node: ast.UnaryOp, depth: int) -> Expression:
-        """Convert ``-x`` or ``not x``."""
+        """Convert ``-x`` or ``not x`` to a node of the typed tree."""
         op = self.operator(node, node.op, {ast.USub: "-", ast.Not: "not"})
         x = self.read(node.operand, depth)
         return tree.negate(x) if op == "-" else tree.opposite(x)
@@ -253,7 +253,7 @@ class _Reader:
         return tree.arithmetic(op, self.read(node.left, depth), self.read(node.right, depth))
 
     def logic(self, node: ast.BoolOp, depth: int) -> Expression:
-        """Convert ``and`` or ``or`` with two or more conditions."""
+        """Convert ``and`` or ``or``, with two or more conditions, to nodes of the typed tree."""
         op = "and" if isinstance(node.op, ast.And) else "or"
         result, *rest = (self.read(value, depth) for value in node.values)
         for x in (result, *rest):
@@ -272,7 +272,7 @@ class _Reader:
         return result
 
     def choose(self, node: ast.IfExp, depth: int) -> Expression:
-        """Convert ``a if test else b``."""
+        """Convert ``a if test else b`` to a node of the typed tree."""
         return tree.choose(self.read(node.test, depth), self.read(node.body, depth), self.read(node.orelse, depth))
 
     def call(self, node: ast.Call, depth: int) -> Expression:

@@ -55,7 +55,7 @@ def foreign_codes(kv_cache_dtype: str) -> bool:
 
 
 def stored(cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Return a view of ``cache`` in the dtype of its codes. In vLLM, every compressed cache is a uint8 tensor."""
+    """Return ``cache`` in the dtype that kernels take. vLLM stores int8 caches as uint8; kernels take them as int8."""
     return cache.view(torch.int8) if foreign_codes(kv_cache_dtype) and cache.dtype == torch.uint8 else cache
 
 

@@ -238,7 +238,7 @@ def to(call: Call, device: torch.device) -> Call:
 
 
 def of_heads(call: Call, heads: Sequence[int]) -> Call:
-    """The part of a call that computes the query heads ``heads``. The call must have only one KV head."""
+    """Reduce ``call`` to the query heads ``heads``: a call with views of these heads. It must have only one KV head."""
     assert call.scratch is not None and call.key_cache.shape[1] == 1
     return call._replace(
         out=call.out[:, heads],

@@ -1,4 +1,4 @@
-"""Launches a CUDA cache writer through its C interface."""
+"""Launches a CUDA kernel that writes new keys and values into the KV cache, through the kernel's C interface."""
 
 from __future__ import annotations
 
