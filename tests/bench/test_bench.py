@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from pav2gen.bench import commands
+from pav2gen.bench.extending import extend_bench
 from pav2gen.bench.measuring import bench as benching
 from pav2gen.bench.measuring import contestants, live, machine, table
 from pav2gen.bench.measuring import measurement_file as documents
@@ -21,7 +22,7 @@ from pav2gen.reading.selection import load
 from pav2gen.runtime.dispatch_row import Row
 from pav2gen.runtime.key import Key
 
-from .conftest import options
+from .conftest import SPEC, options
 
 FLOAT16 = Key(64, 2, 16, "float16", "auto", False, False)._asdict()
 
@@ -230,23 +231,28 @@ def test_the_time_to_come_grows_with_the_bytes(selection):
     assert benching.estimate(sizes, 3, 10.0) == 0
 
 
-def test_what_was_measured_before_an_interrupt_is_kept(spec_path, points, monkeypatch):
-    def measure(setup, problem, given):
+@pytest.mark.parametrize("operator", ["decode", "extend"])
+def test_what_was_measured_before_an_interrupt_is_kept(spec_path, points, monkeypatch, operator):
+    real = points if operator == "decode" else extend_bench.measure
+
+    def measure(setup, *given):
+        problem = getattr(given[-2], "decode", given[-2])  # of an extend problem, its decode problem
         if (problem.key.dtype, problem.seq_len) == ("float32", 300):
             raise KeyboardInterrupt
-        return points(setup, problem, given)
+        return real(setup, *given)
 
-    monkeypatch.setattr(benching, "measure", measure)
+    monkeypatch.setattr(benching if operator == "decode" else extend_bench, "measure", measure)
     words = [str(spec_path), "--seq-len", "100,300", "--num-seqs", "2", "--json", "out.json"]
+    if operator == "extend":
+        spec_path.write_text(SPEC.replace("backends:", "operators: [decode, extend]\nbackends:"))
+        words += ["--operator", "extend", "--query-lens", "4", "--rounds", "3"]
     result = CliRunner().invoke(commands.bench, words)
     assert result.exit_code == 130
-    found = documents.read(Path("out.json"))
+    found = documents.read(Path("out.json")) if operator == "decode" else json.loads(Path("out.json").read_text())
     assert [(p["key"]["dtype"], p["seq_len"]) for p in found["points"]] == [
         ("float16", 100), ("float16", 300), ("float32", 100),
     ]  # fmt: skip
-    assert found["notes"][-1].startswith(
-        "interrupted: 1 of 4 problems were not measured; the first is S=2 L=300 4/2 heads"
-    )
+    assert found["notes"][-1].startswith(f"interrupted: 1 of 4 problems were not measured; the first is {first}")
     assert result.output.count("contestant ") == 2, "both tables are printed"
     assert "note: interrupted" in result.output
 
@@ -397,3 +403,14 @@ def test_launches_of_cuda_kernels(selection):
     assert contestants.cuda_launches(row, call) == 1, "one partition needs no reduction"
     assert contestants.cuda_launches(row, call._replace(max_seq_len=65)) == 2
     assert contestants.cuda_launches(row, call._replace(max_seq_len=64 * 500)) == 2 * 3 // 1
+    windowed = call._replace(max_seq_len=64 * 500, sliding_window=64)
+    assert contestants.cuda_launches(row, windowed) == 2, "two partitions of each sequence: one launch holds all three"
+
+
+def test_the_table_says_which_baseline_was_sampled_once(document):
+    entry = {**entries(document["points"][0])["seed"], "samples_ms": [700.0]}
+    points = [{**document["points"][0], "seq_len": length, "contestants": [entry]} for length in (100, 300)]
+    assert list(table.sampled_once(points)) == ["seed: sampled only once, because it is slow: S=2 L=100, S=2 L=300"]
+    assert list(table.sampled_once(document["points"])) == []
+    (shown,) = table.tables({"points": points})
+    assert list(shown.columns[4].cells) == ["once", "once"] and "sampled only once" in str(shown.caption)

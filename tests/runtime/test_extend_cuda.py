@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from pav2gen.bench.extending.extend_bench import cuda_launches
 from pav2gen.commands.build import BuildOptions, build
 from pav2gen.runtime.dispatch_row import MIB, Row
 from pav2gen.runtime.extend.cases import ExtendCase, make
@@ -114,6 +115,14 @@ def test_several_launches_give_the_same_result(tiny, monkeypatch):
     monkeypatch.setattr(tiny, "row", tiny.row._replace(workspace_mib=0))
     tiny.check(case)
     assert torch.equal(tiny.run(tiny_make(tiny, case)).out, whole.out)
+
+
+@pytest.mark.parametrize(("contexts", "room"), [([30, 4], 16), ([1030, 4], 16), ([1030, 4], 0)])
+def test_bench_counts_the_launches_that_a_kernel_makes(tiny, monkeypatch, contexts, room):
+    monkeypatch.setattr(tiny, "row", tiny.row._replace(workspace_mib=room))
+    call = tiny_make(tiny, tiny.case([3, 2], contexts, seed=1, kv_heads=1))
+    tiny.run(call)
+    assert cuda_launches(tiny.row, call) == tiny.report.totals.launches
 
 
 def tiny_make(kernel, case):

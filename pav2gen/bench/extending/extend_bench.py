@@ -24,6 +24,7 @@ from pav2gen.runtime.call import Call
 from pav2gen.runtime.dispatch_row import Row
 from pav2gen.runtime.extend import op as extend_op
 from pav2gen.runtime.extend.call import ExtendCall
+from pav2gen.runtime.extend.launch import launch as launch_cuda
 from pav2gen.runtime.lengths import may_read
 from pav2gen.runtime.testing import probe
 from pav2gen.runtime.testing.oracle import excess
@@ -312,7 +313,7 @@ def entry(
 ) -> dict[str, Any]:
     """Return the entry of one kernel or baseline in the document. The times are added to it later.
 
-    If the results are right, the entry has the error, the number of ATen calls, and the workspace in bytes. Otherwise,
+    If the results are right, the entry has the error, the number of launches, and the workspace in bytes. Otherwise,
     ``because`` has the reason why the kernel or baseline is not timed.
     """
     found: dict[str, Any] = {"name": contestant.name, "because": ""}
@@ -327,6 +328,17 @@ def entry(
         step()
     if not error <= 1:
         return found | {"because": f"wrong: its error is {error:.3g} times the allowed error"}
-    calls = sum(probe.count_calls(lambda: contestant.bare(given)).values())
-    found |= {"error": round(error, 4), "aten_calls": calls}
+    found |= {"error": round(error, 4), "launches": launches(contestant, given)}
     return found | {"workspace_bytes": machine.peak_bytes(lambda: contestant.bare(given), device)}
+
+
+def launches(contestant: Contestant, given: Pair) -> int:
+    """Return the number of launches of an extend call: its ATen calls without views, plus its CUDA launches."""
+    counted = sum(probe.count_calls(lambda: contestant.bare(given)).values())
+    row = contestant.row if contestant.backend == "cuda" else None
+    return counted + (cuda_launches(row, given.extend) if row else 0)
+
+
+def cuda_launches(row: Row, call: ExtendCall) -> int:
+    """Return how many kernels a call of the CUDA extend kernel of ``row`` launches. Nothing is launched."""
+    return contestants.count_launches(lambda entry: launch_cuda(entry, call, row, str, contestants.no_workspace))

@@ -11,7 +11,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from pav2gen.bench.measuring.table import milliseconds
+from pav2gen.bench.measuring.table import milliseconds, sampled_once, spread
 from pav2gen.runtime.dispatch_row import MIB
 from pav2gen.runtime.key import Key
 
@@ -35,20 +35,20 @@ def _table(title: str, points: Sequence[Mapping[str, Any]]) -> Table:
         for number, entry in enumerate(timed):
             head = [str(point[name]) if not number else "" for name in ("num_seqs", "seq_len", "query_len")]
             table.add_row(*head, *_cells(entry, others), end_section=entry is timed[-1])
-    table.caption = "\n".join(dict.fromkeys(_absences(points)))
+    table.caption = "\n".join(dict.fromkeys([*_absences(points), *sampled_once(points)]))
     table.caption_justify = "left"
     return table
 
 
 def _cells(entry: Mapping[str, Any], others: Sequence[str]) -> tuple[str, ...]:
-    """Return the cells of a kernel or baseline: its name, time, spread, ratios, ATen calls and workspace."""
+    """Return the cells of a kernel or baseline: its name, time, spread, ratios, launches and workspace."""
     ratios = entry["ratios"]
     return (
         entry["name"],
         milliseconds(entry["median_ms"]),
-        f"{entry['spread']:.0%}",
+        spread(entry),
         *(f"{ratios[other]:.2f}" if other in ratios else "" for other in others),
-        str(entry.get("aten_calls", "")),
+        str(entry.get("launches", "")),
         f"{entry['workspace_bytes'] / MIB:.1f}" if "workspace_bytes" in entry else "",
     )
 
@@ -70,7 +70,7 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"S: sequences; L: their tokens, with the new ones; Q: new tokens of each; ms: the median of "
         f"{document['settings']['rounds']} interleaved rounds; +-: the range of their middle half; /: times as long; "
-        f"calls: ATen calls that are not views; MiB: workspace"
+        f"calls: ATen calls that are not views, and CUDA launches; MiB: workspace"
     )
 
 

@@ -5,9 +5,10 @@ results.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from pav2gen.bench.measuring.problem import Inputs, Problem
 from pav2gen.runtime import op
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.dispatch_row import MIB, Row
-from pav2gen.runtime.launch import tiles
+from pav2gen.runtime.launch import launch
 from pav2gen.runtime.testing import probe
 from pav2gen.runtime.testing.oracle import excess
 
@@ -155,13 +156,31 @@ def launches(contestant: Contestant, call: Call) -> int | None:
 
 
 def cuda_launches(row: Row, call: Call) -> int:
-    """Return how many kernels a call of the CUDA backend launches.
+    """Return how many kernels a call of the CUDA decode kernel of ``row`` launches. Nothing is launched."""
+    size, room = row.partition_size, row.workspace_mib * MIB
+    return count_launches(lambda entry: launch(entry, call, size, room, str, no_workspace))
 
-    A call is cut into tiles, so that each tile fits into the workspace. Each tile launches a kernel for its partitions.
-    If a sequence can have several partitions, the tile also launches a kernel that reduces them.
+
+def count_launches(prepare: Callable[[Callable[..., int]], object]) -> int:
+    """Return how many kernels the entry function of a CUDA kernel would launch in one call.
+
+    prepare: a function that divides a call among launches, and calls the given entry function for each of them. The
+    given function counts, and launches nothing. A real entry function launches a kernel for the partitions. If there
+    are several partitions, it also launches a kernel that merges their results.
     """
-    partitions = -(-call.max_seq_len // row.partition_size)
-    return sum(1 + (partitions > 1) for _ in tiles(call, partitions, row.workspace_mib * MIB))
+    counts: list[int] = []
+
+    def entry(args: Any, stream: object) -> int:
+        counts.append(1 + (args._obj.partitions > 1))
+        return 0
+
+    prepare(entry)
+    return sum(counts)
+
+
+def no_workspace(count: int, device: torch.device, stream: int | None) -> torch.Tensor:
+    """Return an empty workspace, for ``count_launches``."""
+    return torch.empty(0)
 
 
 def workspace_bytes(contestant: Contestant, call: Call, device: torch.device) -> int:

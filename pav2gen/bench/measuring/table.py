@@ -38,7 +38,7 @@ def _table(title: str, points: Sequence[Mapping[str, Any]]) -> Table:
         for number, entry in enumerate(timed):
             head = (str(point["num_seqs"]), str(point["seq_len"])) if not number else ("", "")
             table.add_row(*head, *_cells(entry, point, peers), end_section=entry is timed[-1])
-    table.caption = "\n".join(dict.fromkeys(_absences(points)))
+    table.caption = "\n".join(dict.fromkeys([*_absences(points), *sampled_once(points)]))
     table.caption_justify = "left"
     return table
 
@@ -56,6 +56,29 @@ def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield f"{entry['name']}{at}: {entry['because']}"
 
 
+def sampled_once(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each baseline that was sampled only once because it is slow. The line names its problems."""
+    found: dict[str, list[str]] = {}
+    for point in points:
+        at = f"S={point['num_seqs']} L={point['seq_len']}" + (
+            f" Q={point['query_len']}" if "query_len" in point else ""
+        )
+        for entry in point["contestants"]:
+            if is_single(entry):
+                found.setdefault(entry["name"], []).append(at)
+    yield from (f"{name}: sampled only once, because it is slow: {', '.join(at)}" for name, at in found.items())
+
+
+def is_single(entry: Mapping[str, Any]) -> bool:
+    """Whether the time in ``entry`` is a single sample, and not the median of several rounds."""
+    return len(entry.get("samples_ms", ())) == 1
+
+
+def spread(entry: Mapping[str, Any]) -> str:
+    """Return the spread of the samples in percent as text, or "once" if there is a single sample."""
+    return "once" if is_single(entry) else f"{entry['spread']:.0%}"
+
+
 def is_chosen(entry: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
     """Whether the dispatch table chooses the kernel of ``entry`` for the problem of ``point``."""
     return "symbol" in entry and point["chosen"].get(entry["backend"]) == entry["symbol"]
@@ -70,7 +93,7 @@ def _cells(entry: Mapping[str, Any], point: Mapping[str, Any], peers: Sequence[s
     return (
         entry["name"] + " *" * is_chosen(entry, point),
         milliseconds(entry["median_ms"]),
-        f"{entry['spread']:.0%}",
+        spread(entry),
         *(_ratio(entry, point, name) for name in peers),
         f"{entry['gbps']:.1f}",
         f"{entry['share_of_copy']:.0%}",
