@@ -246,6 +246,7 @@ def test_what_was_measured_before_an_interrupt_is_kept(spec_path, points, monkey
     if operator == "extend":
         spec_path.write_text(SPEC.replace("backends:", "operators: [decode, extend]\nbackends:"))
         words += ["--operator", "extend", "--query-lens", "4", "--rounds", "3"]
+    first = "Q=4 S=2 L=300 4/2 heads" if operator == "extend" else "S=2 L=300 4/2 heads"
     result = CliRunner().invoke(commands.bench, words)
     assert result.exit_code == 130
     found = documents.read(Path("out.json")) if operator == "decode" else json.loads(Path("out.json").read_text())

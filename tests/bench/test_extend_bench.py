@@ -57,7 +57,7 @@ def test_ratios_are_of_the_medians_and_costs_are_counted(extending):
     ids=["fp8", "int8", "window"],
 )
 def test_keys_with_a_small_cache_or_a_window_are_measured(extending, axes, features):
-    """The scales of the cache and the window reach the kernels and the float64 reference: the error is within bounds."""
+    """The scales of the cache, or the window, reach the kernels: their errors are within bounds."""
     text = EXTENDING.replace("axes:\n", f"axes:\n{axes}").replace("backends:", f"{features}backends:")
     extending.write_text(text)
     found = extend_bench.measure_all(load([extending], ["dtype=float32"])[0], options())

@@ -60,9 +60,8 @@ def sampled_once(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each baseline that was sampled only once because it is slow. The line names its problems."""
     found: dict[str, list[str]] = {}
     for point in points:
-        at = f"S={point['num_seqs']} L={point['seq_len']}" + (
-            f" Q={point['query_len']}" if "query_len" in point else ""
-        )
+        query = f" Q={point['query_len']}" if "query_len" in point else ""
+        at = f"S={point['num_seqs']} L={point['seq_len']}{query}"
         for entry in point["contestants"]:
             if is_single(entry):
                 found.setdefault(entry["name"], []).append(at)
