@@ -354,11 +354,11 @@ def check_features(call: Call) -> None:
 def check_limits(softcap: float | None, sliding_window: int | None, operator: str = DECODE) -> None:
     """Raise ValueError unless softcap is None or positive, and sliding_window is None or at least 1 token."""
     if softcap is not None and not softcap > 0:
-        fail(f"softcap must be a positive number, or None for none, got {softcap}", operator)
+        fail(f"softcap must be a positive number or None, got {softcap}", operator)
     if sliding_window is not None and sliding_window < 1:
         fail(
-            f"sliding_window must be 1 or more tokens, the current one included, or None for none; got "
-            f"{sliding_window} (FlashAttention's window_left is one less)",
+            f"sliding_window must be 1 or more tokens, the current one included, or None; got {sliding_window} "
+            "(FlashAttention's window_left is one less)",
             operator,
         )
 

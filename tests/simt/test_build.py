@@ -254,12 +254,12 @@ def test_memory_of_the_program_outlives_a_session(checked):
 
 
 def test_policies(checked):
-    with pytest.raises(ValueError, match="lane_order is one of ascending, descending, random"):
+    with pytest.raises(ValueError, match="lane_order must be one of ascending, descending, random"):
         simt.Policy(lane_order="sideways")
     for seconds in (-1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="time_limit is a number of seconds, or 0 for none"):
+        with pytest.raises(ValueError, match="time_limit must be a number of seconds, or 0 for no limit"):
             simt.Policy(time_limit=seconds)
-    with pytest.raises(ValueError, match="stack_bytes is at least 4096, not 4095"):
+    with pytest.raises(ValueError, match="stack_bytes must be at least 4096, not 4095"):
         simt.Policy(stack_bytes=4095)
     with pytest.raises(TypeError), checked.session(unknown=1):
         pass
@@ -369,5 +369,8 @@ def test_exit_codes(program):
     assert done.returncode == 128 + 11 and "SIGSEGV, in its host code" in done.stderr
     assert program("-D", "main=").returncode == 2
     done = program("--time-limit", "-1")
-    assert (done.returncode, done.stderr) == (2, "error: time_limit is a number of seconds, or 0 for none, not -1.0\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: time_limit must be a number of seconds, or 0 for no limit, not -1.0\n",
+    )
     assert "usage" in program("--help").stdout

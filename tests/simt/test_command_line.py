@@ -100,9 +100,9 @@ def test_a_kernel_that_exits_has_not_succeeded(cache, folder):
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--time-limit", "1e300"], "time_limit is a number of seconds, or 0 for none"),
-        (["--stack-bytes", "99999999999999"], "stack_bytes is at most"),
-        (["--seed", "99999999999999999999"], "seed is a number of 64 bits"),
+        (["--time-limit", "1e300"], "time_limit must be a number of seconds, or 0 for no limit"),
+        (["--stack-bytes", "99999999999999"], "stack_bytes must be at most"),
+        (["--seed", "99999999999999999999"], "seed must be an integer of 64 bits"),
         (["--cache-dir", "/dev/null/cache"], "the cache can't be made there"),
         (["missing.cu"], "missing.cu: No such file or directory"),
     ],

@@ -60,15 +60,15 @@ class Policy:
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
         if not 0 <= self.time_limit <= MOST_SECONDS:
-            raise ValueError(f"time_limit is a number of seconds, or 0 for none, not {self.time_limit}")
+            raise ValueError(f"time_limit must be a number of seconds, or 0 for no limit, not {self.time_limit}")
         if self.stack_bytes < LEAST_STACK_BYTES:
-            raise ValueError(f"stack_bytes is at least {LEAST_STACK_BYTES}, not {self.stack_bytes}")
+            raise ValueError(f"stack_bytes must be at least {LEAST_STACK_BYTES}, not {self.stack_bytes}")
         if self.stack_bytes > MOST_STACK_BYTES:
-            raise ValueError(f"stack_bytes is at most {MOST_STACK_BYTES}, not {self.stack_bytes}")
+            raise ValueError(f"stack_bytes must be at most {MOST_STACK_BYTES}, not {self.stack_bytes}")
         if not -(1 << 63) <= self.seed < 1 << 63:
-            raise ValueError(f"seed is a number of 64 bits, not {self.seed}")
+            raise ValueError(f"seed must be an integer of 64 bits, not {self.seed}")
 
     def settings(self) -> Iterator[tuple[str, int]]:
         """Each setting as (name, integer value), in the form that the runtime's C interface takes."""

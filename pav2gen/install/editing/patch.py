@@ -266,8 +266,8 @@ def _notes(decodes: Decodes) -> Iterator[str]:
     for decode in decodes.choices:
         for test in (*decode.others, *decode.detours):
             yield (
-                f"{DECODE} line {test.lineno}: where `{ast.unparse(test.test)}` decides for a kernel of the tree's "
-                "own, that kernel decodes"
+                f"{DECODE} line {test.lineno}: if `{ast.unparse(test.test)}` chooses another kernel of vLLM, that "
+                "kernel decodes, and the generated ones do not"
             )
     for method in decodes.foreign:
         yield foreign_note(method, DECODE)

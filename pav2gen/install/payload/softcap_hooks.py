@@ -42,8 +42,8 @@ def take_softcap(impl: Any, softcap: float | None) -> float | None:
     if not any(row.operator == "extend" for row in kernels.rows):
         log_once(
             logging.WARNING,
-            f"softcap={softcap}: the decode kernels have it, but prompts need the extend kernels, and the package has "
-            "none; vLLM's own refusal stands",
+            f"softcap={softcap}: the package has decode kernels with it, but prompts need extend kernels, and the "
+            "package has none. So vLLM refuses the model",
         )
         return softcap
     setattr(impl, TAKEN, softcap)

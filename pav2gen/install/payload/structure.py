@@ -260,7 +260,7 @@ def _decode(function: ast.FunctionDef) -> Decode:
     if len(found) != 1:
         raise Unfit(
             f"line {function.lineno}: forward_decode has {len(found) or 'no'} if statement{'s'[: len(found)]} with "
-            f"{V1} in the body and {V2} in the else branch, and needs exactly one"
+            f"{V1} in the body and {V2} in the else branch; it must have exactly one"
         )
     first, choice = found[0]
     arguments = named(function, [names for names in ALIASES if names[0] in CHOICE], "forward_decode")
