@@ -67,7 +67,8 @@ def test_keys_with_a_small_cache_or_a_window_are_measured(extending, axes, featu
         assert [each["name"] for each in (kernel, decode, sdpa)] == ["torch", "torch decode", "sdpa"]
         assert kernel["because"] == "" and 0 < kernel["error"] <= 1
         assert kernel["ratios"] == {"torch decode": kernel["median_ms"] / decode["median_ms"]}
-        assert sdpa == {"name": "sdpa", "because": "plain attention: no fp8 cache, and no features"}
+        because = "this baseline computes plain attention: no cache of 8 bits, and no features"
+        assert sdpa == {"name": "sdpa", "because": because}
 
 
 def test_a_kernel_with_one_wrong_row_is_not_timed(extending, monkeypatch):

@@ -39,7 +39,7 @@ def baseline(name: str, key: Key) -> Callable[[Call], None]:
     if name == "vllm":
         return functools.partial(vllm_operator(), kv_cache_dtype=key.kv_cache_dtype)
     if key.kv_cache_dtype != "auto" or not key.is_plain:
-        raise NotApplicable("plain attention: no fp8 cache, and no features")
+        raise NotApplicable("this baseline computes plain attention: no cache of 8 bits, and no features")
     if name == "flex":
         _compiled_flex_attention()
     return BASELINES[name]
