@@ -70,7 +70,7 @@ def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
 
     Raises UserError and writes nothing for a bad spec, a filter that selects no kernel, and a package that cannot be
     read or written. Without ``options.force``, also raises UserError if the build would replace files that were edited
-    by hand.
+    by hand, or if the folder has files and is not a generated package.
     """
     _check_name(options.out)
     selections = load(paths, options.filters)
@@ -142,7 +142,7 @@ def _carry_out(
     package = render_package(selections, others, options.templates or Templates())
     files = {removed: FileSet(), **package.files} if removed else package.files
     comparison = found.compare(files)
-    refusal = comparison.refusal(found.disk.shown, options.force)
+    refusal = comparison.refusal(found.disk.shown, options.force) or found.refusal(options.force)
     if refusal and not options.dry_run:
         raise refusal
     unsettled = sorted(owner for owner in found.journal.keys() - files.keys() if found.unsettled(owner))

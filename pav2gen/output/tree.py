@@ -95,6 +95,23 @@ class Tree:
         """The names of the specs that were built here, sorted. Specs with a broken manifest are included."""
         return sorted({*self.manifests, *self.broken} - {SHARED})
 
+    def refusal(self, force: bool) -> UserError | None:
+        """Return the error for a folder that has files but no generated package. None if there is no error.
+
+        Hidden files and ``__pycache__`` do not count. force: whether the user asked to build there nevertheless.
+        """
+        if force or self.manifests or self.broken or self.journal or self.incomplete or not self.disk.root.is_dir():
+            return None
+        others = sorted(name for name in os.listdir(self.disk.root) if name[0] != "." and name != "__pycache__")
+        if not others:
+            return None
+        names = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        return UserError(
+            f"is not a generated package, and has other files: {names}. Name a new or an empty folder with --out; to "
+            "build there nevertheless, add --force",
+            self.disk.shown,
+        )
+
     def sound_manifests(self, except_for: Collection[str] = ()) -> list[Manifest]:
         """The manifests of the specs in this tree, except those in ``except_for``, which are rebuilt or removed.
 

@@ -166,6 +166,28 @@ class TestOwnership:
         make(write_spec(), force=True)
         assert KERNEL.read_text() != "mine"
 
+    @pytest.mark.parametrize("dry_run", [False, True])
+    def test_a_folder_with_other_files_is_refused(self, make: Make, write_spec: Write, dry_run: bool) -> None:
+        (OUT / "runtime").mkdir(parents=True)
+        (OUT / "notes.txt").write_text("mine")
+        before = snapshot(OUT)
+        message = "generated: is not a generated package, and has other files: notes.txt, runtime. Name a new"
+        if dry_run:
+            assert message in str(make(write_spec(), dry_run=True).refusal)
+        else:
+            with pytest.raises(UserError, match=message):
+                make(write_spec())
+        assert snapshot(OUT) == before
+        make(write_spec(), force=True)
+        make(write_spec(partition_size=256))  # a package now, which needs no force
+        assert (OUT / "notes.txt").read_text() == "mine"
+
+    def test_hidden_files_do_not_hinder_a_build(self, make: Make, write_spec: Write) -> None:
+        OUT.mkdir()
+        (OUT / ".gitkeep").touch()
+        (OUT / "__pycache__").mkdir()
+        assert make(write_spec()).refusal is None
+
     def test_an_edited_leftover_needs_force(self, make: Make, write_spec: Write) -> None:
         make(write_spec())
         KERNEL.write_text("mine")
