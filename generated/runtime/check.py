@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +19,9 @@ NEEDED = ("out", "query", "key_cache", "value_cache", "block_tables", "seq_lens"
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8")
 
 DECODE = "paged_attention_v2"
+
+#: The smallest positive number of float32, in which kernels compute, and the largest one.
+SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-149, (2 - 2.0**-23) * 2.0**127
 
 #: An operator remembers up to this many layouts of calls that passed the checks. Then it forgets all of them.
 MOST_LAYOUTS = 1024
@@ -103,7 +105,7 @@ def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
             *[_optional(scale) if isinstance(scale, torch.Tensor) else True for scale in (call.k_scale, call.v_scale)],
             (call.key_cache.data_ptr() | call.value_cache.data_ptr()) % 16,
             *(call.max_seq_len < 0, call.sparse, call.softcap, call.sliding_window, call.modification, kv_cache_dtype),
-            math.isfinite(call.scale),
+            -LARGEST_FLOAT32 <= call.scale <= LARGEST_FLOAT32,
         )
     except AttributeError:
         return None
@@ -177,6 +179,12 @@ def check_text(name: str, value: object, operator: str = DECODE) -> None:
     """Raise ValueError unless ``value`` is a string."""
     if not isinstance(value, str):
         fail(f"{name} must be a text, got {described(value)}", operator)
+
+
+def check_bool(name: str, value: object, operator: str = DECODE) -> None:
+    """Raise ValueError unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        fail(f"{name} must be True or False, got {described(value)}", operator)
 
 
 def described(value: object) -> str:
@@ -364,9 +372,9 @@ def check_limits(softcap: float | None, sliding_window: int | None, operator: st
 
 
 def check_factor(scale: float, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``scale``, the factor of the attention scores, is finite."""
-    if not math.isfinite(scale):
-        fail(f"scale must be finite, got {scale}", operator)
+    """Raise ValueError unless ``scale``, the factor of the attention scores, is finite in float32."""
+    if not -LARGEST_FLOAT32 <= scale <= LARGEST_FLOAT32:
+        fail(f"scale must be finite in float32, got {scale}", operator)
 
 
 def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...], operator: str = DECODE) -> None:

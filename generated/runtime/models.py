@@ -88,6 +88,7 @@ class Models:
         ``operator`` has no kernel for the attention layers of a tensor-parallel rank. Raises ValueError if the heads
         cannot be divided among ``tp_size`` ranks, or if the operator does not exist.
         """
+        check.check_text("operator", operator, NAME)
         if operator not in self._tables:
             check.fail(f"operator {operator!r} is not one of {', '.join(self._tables)}", NAME)
         heads, kv_heads = shard(num_heads, num_kv_heads, tp_size)
@@ -144,7 +145,7 @@ def shard(num_heads: int, num_kv_heads: int, tp_size: int) -> tuple[int, int]:
     """
     for name, number in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("tp_size", tp_size)):
         check.check_int(name, number, NAME)
-    counted = tp_size > 0 and num_kv_heads > 0 and num_heads % tp_size == 0
+    counted = tp_size > 0 and num_kv_heads > 0 and num_heads > 0 and num_heads % tp_size == 0
     if not counted or (num_kv_heads % tp_size and tp_size % num_kv_heads):
         check.fail(
             f"{num_heads} query and {num_kv_heads} KV heads cannot be divided evenly among {tp_size} ranks", NAME
@@ -174,6 +175,8 @@ def rank_key(
     sizes = (num_heads, num_kv_heads, head_size, block_size)
     for name, size in zip(("num_heads", "num_kv_heads", "head_size", "block_size"), sizes):
         check.check_int(name, size, NAME)
+    for name, flag in (("alibi", alibi), ("blocksparse", blocksparse), ("sinks", sinks)):
+        check.check_bool(name, flag, NAME)
     for check_it, name, value in (
         (check.check_number, "softcap", softcap),
         (check.check_int, "sliding_window", sliding_window),
@@ -181,7 +184,7 @@ def rank_key(
     ):
         if value is not None:
             check_it(name, value, NAME)
-    if num_kv_heads <= 0 or num_heads % num_kv_heads:
+    if num_kv_heads <= 0 or num_heads <= 0 or num_heads % num_kv_heads:
         check.fail(f"{num_heads} query heads cannot be divided evenly among {num_kv_heads} KV heads", NAME)
     return Key(
         head_size=head_size,

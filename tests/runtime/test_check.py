@@ -64,7 +64,8 @@ REFUSED = {
     "values in another dtype": ({"value_cache": v.bfloat16()}, {}, "value_cache must be float16"),
     "codes for an auto cache": ({"key_cache": torch.zeros(9, 2, 16, 16, 16, dtype=torch.uint8)}, {}, "must be float16"),
     "half for an fp8 cache": ({}, {"kv_cache_dtype": "fp8"}, "key_cache must be uint8"),
-    "a scale that is not finite": ({"scale": float("nan")}, {}, "scale must be finite, got nan"),
+    "a scale that is not finite": ({"scale": float("nan")}, {}, "scale must be finite in float32, got nan"),
+    "a scale beyond float32": ({"scale": -1e39}, {}, "scale must be finite in float32, got -1e+39"),
     "a scale in words": ({"scale": "x"}, {}, "scale must be a number, got the str 'x'"),
     "a length with a point": ({}, {"max_seq_len": 5.0}, "max_seq_len must be an int, got the float 5.0"),
     "a length of 65 bits": ({}, {"max_seq_len": 2**64}, "max_seq_len must be an int of 64 bits"),
@@ -111,8 +112,8 @@ REFUSED = {
     "a scale as a text": ({}, {"k_scale": "1.0"}, "k_scale must be a number or a float32 tensor, got str"),
     "scales as a list": ({}, {"v_scale": [1.0, 1.0]}, "v_scale must be a number or a float32 tensor, got list"),
     **{
-        f"a scale of {scale}": ({}, {"v_scale": scale}, f"v_scale must be positive and finite, got {scale}")
-        for scale in (0.0, -1.0, float("nan"), float("inf"))
+        f"a scale of {scale}": ({}, {"v_scale": scale}, f"v_scale must be positive and finite in float32, got {scale}")
+        for scale in (0.0, -1.0, float("nan"), float("inf"), 1e39, 1e-60, 2**1100)
     },
     "tensors for no modification": (
         {},

@@ -49,8 +49,9 @@ REFUSED = {
     "sinks in half": ({"sinks": torch.ones(6).half()}, "sinks must be float32"),
     "lse of sequences": ({"lse": torch.ones(2, 6)}, "lse must be contiguous float32 [4, 6]"),
     "a softcap of 0": ({"softcap": 0.0}, "softcap must be a positive number"),
-    "a scale that is not finite": ({"scale": float("nan")}, "scale must be finite, got nan"),
-    "an infinite scale": ({"scale": float("inf")}, "scale must be finite, got inf"),
+    "a scale that is not finite": ({"scale": float("nan")}, "scale must be finite in float32, got nan"),
+    "an infinite scale": ({"scale": float("inf")}, "scale must be finite in float32, got inf"),
+    "a scale beyond float32": ({"scale": 1e39}, "scale must be finite in float32, got 1e+39"),
     "a scale in words": ({"scale": "x"}, "scale must be a number, got the str 'x'"),
     "no scale": ({"scale": None}, "scale must be a number, got None"),
     "a query length with a point": ({"max_query_len": 5.0}, "max_query_len must be an int, got the float 5.0"),
@@ -155,6 +156,11 @@ def test_supports_and_check_model_know_the_operator(extending):
         ({"softcap": "30"}, "softcap must be a number, got the str '30'"),
         ({"sliding_window": "30"}, "sliding_window must be an int, got the str '30'"),
         ({"modification": 3}, "modification must be a text, got the int 3"),
+        ({"sinks": torch.zeros(8)}, "sinks must be True or False, got a Tensor"),
+        ({"sinks": None}, "sinks must be True or False, got None"),
+        ({"alibi": "x"}, "alibi must be True or False, got the str 'x'"),
+        ({"blocksparse": 1}, "blocksparse must be True or False, got the int 1"),
+        ({"operator": ["decode"]}, "operator must be a text, got a list"),
     ],
 )
 def test_check_model_names_an_argument_of_a_wrong_type(extending, change, words):

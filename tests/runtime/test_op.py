@@ -193,6 +193,8 @@ def test_check_model_refuses_at_load(package):
         package.check_model(24, 1, 256, 16, torch.float16, "auto", 1)
     with pytest.raises(ValueError, match=r"24 query and 4 KV heads cannot be divided evenly among 5 ranks"):
         package.check_model(24, 4, 256, 16, torch.float16, "auto", 5)
+    with pytest.raises(ValueError, match=r"-24 query and 4 KV heads cannot be divided evenly among 1 ranks"):
+        package.check_model(-24, 4, 256, 16, torch.float16, "auto", 1)
     with pytest.raises(ValueError, match=r"24 query and 0 KV heads cannot be divided evenly among 1 ranks"):
         package.check_model(24, 0, 256, 16, torch.float16, "auto", 1)
 

@@ -127,7 +127,7 @@ REFUSED = {
     "a value cache of other blocks": ({"value_cache": GOOD["value_cache"][:3]}, "value_cache must be [5, 4, 256, 16]"),
     "a page with gaps": ({"value_cache": torch.zeros(5, 4, 256, 32).byte()[..., :16]}, "page of a head"),
     "slots in a list": ({"slot_mapping": [0, 1, 2]}, "slot_mapping must be a tensor, got list"),
-    "a scale of 0": ({"k_scale": 0.0}, "k_scale must be positive and finite, got 0.0"),
+    "a scale of 0": ({"k_scale": 0.0}, "k_scale must be positive and finite in float32, got 0.0"),
     "a scale as a text": ({"v_scale": "1"}, "v_scale must be a number or a float32 tensor, got str"),
     "slots in 16 bits": ({"slot_mapping": torch.zeros(3).short()}, "must be contiguous int64 or int32 [3]"),
     "fewer slots than tokens": ({"slot_mapping": torch.zeros(2).long()}, "int64 or int32 [3], got int64 [2]"),
@@ -229,7 +229,9 @@ def test_scales_of_each_head_map_its_peak_to_the_largest_code():
     [
         (torch.ones(2, 1, 4), "auto", "of kv_cache_dtype auto has no scales"),
         (torch.ones(2, 4), "int8", "key must be [tokens, kv heads, head size] of floating-point numbers"),
-        (torch.ones(0, 1, 4), "int8", "key must be"),
+        (torch.ones(0, 1, 4), "int8", "key must have at least one token, KV head and element, got float32 [0, 1, 4]"),
+        ([1], "int8", "key must be a tensor, got a list"),
+        (torch.ones(2, 2, 4), "int8", "key has 2 KV heads and value has 1"),
         (torch.tensor([[[float("nan")]]]), "fp8", "key has values that are not finite"),
     ],
 )

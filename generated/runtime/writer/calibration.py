@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..check import fail, kv_dtype, shape_of
+from ..check import described, fail, kv_dtype, shape_of
 from .encoding import E4M3_LARGEST, E5M2_LARGEST, INT8_LARGEST
 
 #: The largest number of each format.
@@ -28,13 +28,20 @@ def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tu
     name = kv_dtype(kv_cache_dtype, NAME)
     if name not in LARGEST:
         fail(f"a cache of kv_cache_dtype {name} has no scales", NAME)
-    return _head_scales("key", key, LARGEST[name]), _head_scales("value", value, LARGEST[name])
+    scales = _head_scales("key", key, LARGEST[name]), _head_scales("value", value, LARGEST[name])
+    if key.shape[1] != value.shape[1]:
+        fail(f"key has {key.shape[1]} KV heads and value has {value.shape[1]}; they must have equally many", NAME)
+    return scales
 
 
 def _head_scales(what: str, rows: torch.Tensor, largest: float) -> torch.Tensor:
     """The scale of each head, float32 [kv_heads], for samples ``rows`` [tokens, kv_heads, head size]."""
-    if rows.dim() != 3 or not rows.numel() or not rows.is_floating_point():
+    if not isinstance(rows, torch.Tensor):
+        fail(f"{what} must be a tensor, got {described(rows)}", NAME)
+    if rows.dim() != 3 or not rows.is_floating_point():
         fail(f"{what} must be [tokens, kv heads, head size] of floating-point numbers, got {shape_of(rows)}", NAME)
+    if not rows.numel():
+        fail(f"{what} must have at least one token, KV head and element, got {shape_of(rows)}", NAME)
     peak = rows.detach().abs().amax((0, 2)).float()
     if not bool(peak.isfinite().all()):
         fail(f"{what} has values that are not finite", NAME)

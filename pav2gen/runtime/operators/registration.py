@@ -83,8 +83,8 @@ def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[
         return 1.0, scale
     if not hasattr(scale, "__float__"):
         check.fail(f"{name} must be a number or a float32 tensor, got {type(scale).__name__}", operator)
-    if not 0 < scale < float("inf"):
-        check.fail(f"{name} must be positive and finite, got {scale}", operator)
+    if not check.SMALLEST_FLOAT32 <= scale <= check.LARGEST_FLOAT32:
+        check.fail(f"{name} must be positive and finite in float32, got {scale}", operator)
     return float(scale), None
 
 
