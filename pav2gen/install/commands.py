@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -189,9 +189,18 @@ def _print_planned(planned: PlannedInstall, outcome: Outcome, options: InstallOp
         click.echo(f"  {'would edit' if dry_run else 'edited'} {edited}")
     else:
         click.echo(f"  the calls in {edited} stay as they are")
-    click.echo(f"  V2 serves decodes above {' or '.join(map(str, outcome.contents.thresholds()))} tokens")
+    click.echo(f"  {_served_lengths(outcome.contents.thresholds())}")
     for sentence in served(planned.fork, outcome.contents.operators(), options.writer):
         click.echo(f"  {sentence}")
+
+
+def _served_lengths(thresholds: Sequence[int]) -> str:
+    """Return a sentence on the lengths of sequences that V2 serves.
+
+    thresholds: the different values of ``min_seq_len`` of the installed specs, in tokens.
+    """
+    each = ", because each spec has its own min_seq_len" if len(thresholds) > 1 else ""
+    return f"V2 serves decodes above {' or '.join(map(str, thresholds))} tokens{each}"
 
 
 def _print_status(found: Status, out: Path) -> None:

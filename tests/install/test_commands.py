@@ -86,6 +86,13 @@ def test_a_life(vllm: Vllm, run: Run) -> None:
     assert checksums(tree) == before
 
 
+def test_different_thresholds_are_explained() -> None:
+    assert commands._served_lengths([8192]) == "V2 serves decodes above 8192 tokens"
+    assert commands._served_lengths([0, 8192]) == (
+        "V2 serves decodes above 0 or 8192 tokens, because each spec has its own min_seq_len"
+    )
+
+
 def test_the_options_of_a_choice(vllm: Vllm, run: Run) -> None:
     tree = vllm()
     said = lines(run("install", tree, "--spec", "alpha", "--min-seq-len", 512, "--with-tests", "--python", ""), tree)
