@@ -181,6 +181,8 @@ def init(config: Path, out: Path | None, force: bool, schema: str | None) -> Non
 
     draft = init(config, out, force, schema)
     click.echo(f"{draft.path}: written; read its comments before you build it")
+    for note in draft.notes:
+        click.echo(f"note: {note}")
     for feature in draft.uncovered:
         click.echo(f"not covered by any kernel: {feature}")
     click.echo(f"next: pav2gen build {shlex.quote(str(draft.path))}")

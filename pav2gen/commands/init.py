@@ -18,9 +18,12 @@ SPECS = Path("specs")
 
 @dataclass(frozen=True)
 class Draft:
-    """The path of the spec that was written, and the features of the model's attention that no kernel covers."""
+    """The path of the spec that was written, remarks on it, and the features of the model's attention that no kernel
+    covers.
+    """
 
     path: Path
+    notes: tuple[str, ...]
     uncovered: tuple[str, ...]
 
 
@@ -45,7 +48,8 @@ def init(config: Path, out: Path | None = None, force: bool = False, schema: str
         path.write_bytes(text)
     except OSError as error:
         raise UserError(f"cannot be written ({error.strerror})", str(path)) from error
-    return Draft(path, read_attention(config).uncovered)
+    attention = read_attention(config)
+    return Draft(path, attention.notes, attention.uncovered)
 
 
 def _schema_line(schema: str | None, folder: Path) -> str:

@@ -9,16 +9,17 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pav2gen.errors import UserError
 from pav2gen.reading.model import scores
+from pav2gen.reading.model.assumptions import assumption_notes
 from pav2gen.reading.model.fields import Fields
 from pav2gen.reading.model.heads import head_notes, head_size, num_heads, num_kv_heads, value_size
 from pav2gen.reading.model.layers import layer_notes, uncovered_layers, window_sentences, windows
-from pav2gen.reading.model.length import max_seq_len
+from pav2gen.reading.model.length import length_notes, max_seq_len
 from pav2gen.reading.yaml_file import printable, read_file
 
 MAX_BYTES = 4 << 20
@@ -64,24 +65,25 @@ def read_attention(path: str | os.PathLike[str]) -> Attention:
     heads = num_heads(fields)
     kv_heads = num_kv_heads(fields, heads)
     length, size = max_seq_len(fields), head_size(fields, heads)
-    return Attention(
+    attention = Attention(
         title=_title(fields, Path(path)),
         model_type=_words(fields.model_type) or "unknown",
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=size,
         max_seq_len=length,
-        dtype=_words(fields.get("torch_dtype", "dtype")).removeprefix("torch."),
+        dtype=_words(fields.text("torch_dtype", "dtype")).removeprefix("torch."),
         alibi=scores.uses_alibi(fields),
-        blocksparse=fields.get("blocksparse_block_size") is not None,
+        blocksparse=fields.count_or_none("blocksparse_block_size") is not None,
         softcap=scores.softcap(fields),
         windows=windows(fields, length),
         sinks=scores.sinks(fields),
         scale=scores.scale(fields, size),
         features=tuple(_features(fields, length)),
         uncovered=tuple(_uncovered(fields, length, size)),
-        notes=tuple((*layer_notes(fields), *head_notes(fields, heads), *_scale_note(fields, size))),
+        notes=tuple((*layer_notes(fields), *head_notes(fields, heads), *_scale_note(fields, size), *length_notes(fields))),
     )
+    return replace(attention, notes=(*attention.notes, *assumption_notes(fields)))
 
 
 def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -103,12 +105,10 @@ def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
     """A sentence for each feature of the model's attention that no kernel supports."""
     yield from uncovered_layers(fields, length)
-    if fields.get("is_encoder_decoder") or fields.get("cross_attention_layers"):
+    if fields.flag("is_encoder_decoder") or fields.listed("cross_attention_layers"):
         yield "cross attention to an encoder's output: kernels serve only the decoder's self-attention"
-    if fields.model_type in ENCODERS and not fields.get("is_decoder"):
+    if fields.model_type in ENCODERS and not fields.flag("is_decoder"):
         yield "attention of an encoder, to tokens on both sides: kernels serve only decoding"
-    if fields.get("attn_logit_softcapping", "max_attn_value") is not None and not scores.softcap(fields):
-        yield "a softcap on the logits"
     if value_size(fields, size) != size:
         yield f"heads of V of size {value_size(fields, size)}, unlike those of Q and K"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Iterator
 
 from pav2gen.errors import UserError
@@ -16,6 +17,7 @@ from pav2gen.reading.model_config import Attention, read_attention
 from pav2gen.reading.spec_file import DEFAULTS, LONGEST_NAME, RESERVED_NAMES, parse
 from pav2gen.reading.yaml_file import printable
 from pav2gen.runtime.dispatch_row import MIB
+from pav2gen.runtime.key import whole_groups
 from pav2gen.wording import flow_list, flow_map
 
 RANKS = (1, 2, 4, 8)
@@ -62,7 +64,7 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
     yield f"  partition_size: {flow_list(_partitions(attention))}  # chosen for each call by its lengths and its batch"
     yield "  block_size: [16]  # vLLM's default"
     yield f"  dtype: {_dtypes(attention)}"
-    yield "  kv_cache_dtype: [auto]  # add fp8_e4m3 for vLLM's --kv-cache-dtype fp8"
+    yield f"  kv_cache_dtype: {_kv_cache_dtypes(attention)}"
     yield f"features: {flow_map(_features(attention))}"
     yield f"operators: {_operators(attention)}"
     yield "backends: [torch]"
@@ -99,7 +101,8 @@ def _features(attention: Attention) -> Iterator[tuple[str, object]]:
 def _head(attention: Attention) -> Iterator[str]:
     """The comments at the top of the spec file."""
     yield f"# {attention.title}: written by pav2gen init from its config.json, model type {attention.model_type}."
-    yield from (f"# {note[0].upper()}{note[1:]}." for note in attention.notes)
+    for note in attention.notes:
+        yield from textwrap.wrap(f"{note[0].upper()}{note[1:]}.", 120, initial_indent="# ", subsequent_indent="# ")
     if attention.features:
         yield "# Built as features, which calls name by keyword (docs/modifications.md):"
         yield from (f"#   {feature}" for feature in attention.features)
@@ -129,6 +132,13 @@ def _dtypes(attention: Attention) -> str:
     if attention.dtype in DTYPE_TAGS and attention.dtype not in ("float16", "float32"):
         return f"[float16, {attention.dtype}]  # the model's own is {attention.dtype}"
     return "[float16]"
+
+
+def _kv_cache_dtypes(attention: Attention) -> str:
+    """The list of cache dtypes in the spec, and a comment about the compressed ones if kernels can have them."""
+    fp8 = "fp8_e4m3"
+    comment = f"  # add {fp8} for vLLM's --kv-cache-dtype fp8" if whole_groups(attention.head_size, fp8) else ""
+    return f"[auto]{comment}"
 
 
 def _partitions(attention: Attention) -> tuple[int, ...]:

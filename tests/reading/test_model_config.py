@@ -377,11 +377,11 @@ def test_the_text_is_the_same_each_time(write: Write) -> None:
 
 def test_what_a_config_says_cannot_break_out_of_its_comment(write: Write) -> None:
     config = CONFIGS["phi-2"] | {"_name_or_path": 'x/"a: b\n#* {', "model_type": "phi\nname: evil"}
-    config |= {"attn_logit_softcapping": "1\nname: evil", "torch_dtype": "bfloat16\n"}
+    config |= {"torch_dtype": "bfloat16\n", "window\nname: evil": 1, "\u2028sinks": 1}
     text, spec = drafted(write(config))
     assert spec.name == "a_b"
-    assert "a softcap on the logits" in text
-    assert "\nname: evil" not in text
+    assert "evil" in text and "\nname: evil" not in text
+    assert all(line.isprintable() for line in text.split("\n"))
 
 
 def test_a_spec_never_replaces_its_config(write: Write) -> None:
@@ -453,6 +453,50 @@ def test_features_go_into_the_spec(write: Write) -> None:
     assert (spec.axes["softcap"], spec.axes["sliding_window"], spec.axes["sinks"]) == ((50.0,), (None, 512), (False,))
 
 
+#: In the style of Gemma 4: the layers with a window have more KV heads, and smaller ones.
+OTHER_HEADS: dict[str, Any] = {
+    "model_type": "gemma4_text", "hidden_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "num_global_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512,
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 6, "max_position_embeddings": 131072,
+}  # fmt: skip
+
+
+def test_a_spec_leaves_out_layers_with_other_heads(write: Write) -> None:
+    text, spec = drafted(write(OTHER_HEADS))
+    assert (spec.axes["head_size"], spec.model.num_kv_heads, spec.axes["sliding_window"]) == ((512,), 1, (None,))
+    heads = "they have other heads (KV heads 4, head size 256)"
+    said = f"a sliding window of 512 tokens, in 24 of 30 layers: {heads}"
+    found = read_attention(write(OTHER_HEADS))
+    assert (found.features, found.uncovered) == ((), (said,))
+    assert f"# NOT COVERED by any kernel, so do not route these layers to them:\n#   {said}\n" in text
+    assert "Built as features" not in text
+
+
+def test_other_heads_matter_for_any_window(write: Write) -> None:
+    """A window as long as the context limits nothing, but its layers still have their own heads."""
+    assert read_attention(write(OTHER_HEADS | {"sliding_window": 131072})).uncovered != ()
+    assert read_attention(write(OTHER_HEADS | {"sliding_window": None})).uncovered != ()
+    same = OTHER_HEADS | {"num_global_key_value_heads": 4, "global_head_dim": 256}
+    found = read_attention(write(same))
+    assert (found.windows, found.uncovered, found.notes) == ((None, 512), (), ())
+    without = OTHER_HEADS | {"sliding_window": None, "layer_types": ["full_attention"] * 30}
+    assert read_attention(write(without)).uncovered == ()
+
+
+def test_sinks_of_layers_with_other_heads_are_not_built(write: Write) -> None:
+    sinks = {"add_swa_attention_sink_bias": True}
+    assert not read_attention(write(OTHER_HEADS | sinks)).sinks
+    assert read_attention(write(OTHER_HEADS | {"add_full_attention_sink_bias": True})).sinks
+    assert read_attention(write(CONFIGS["Mistral-7B-v0.1"] | sinks)).sinks
+
+
+def test_compressed_caches_are_advised_where_a_build_takes_them(write: Write) -> None:
+    for size, advised in ((72, False), (128, True), (120, False), (80, True)):
+        text, spec = drafted(write(CONFIGS["Qwen3-14B"] | {"head_dim": size}))
+        assert ("add fp8_e4m3" in text) == advised
+        assert spec.axes["kv_cache_dtype"] == ("auto",)
+
+
 BAD = {
     "nothing": ("", r"config.json:1: is not JSON: Expecting value"),
     "cut short": ('{\n"a": 1,\n', r"config.json:3: is not JSON: "),
@@ -461,15 +505,55 @@ BAD = {
     "a number without end": ('{"a": ' + "9" * 5000 + "}", r"config.json: is not a model's config.json"),
     "another file": ({"bos_token": "<s>"}, r"config.json: lacks num_attention_heads; is it the config.json of a lang"),
     "no size": ({"num_attention_heads": 32}, r"config.json: lacks hidden_size"),
-    "text for heads": ({"num_attention_heads": "32"}, r"num_attention_heads must be a positive whole number, not '32'"),
+    "text for heads": ({"num_attention_heads": "32"}, r"num_attention_heads must be a positive whole number, not the text '32'"),
     "true for heads": (
         {"num_attention_heads": True},
-        r"num_attention_heads must be a positive whole number, not 'True'",
+        r"num_attention_heads must be a positive whole number, not true",
     ),
-    "no heads": ({"num_attention_heads": 0}, r"num_attention_heads must be a positive whole number, not '0'"),
+    "no heads": ({"num_attention_heads": 0}, r"num_attention_heads must be a positive whole number, not 0$"),
     "text for KV heads": (
         {"num_attention_heads": 8, "attn_config": {"kv_n_heads": "x"}},
-        r"config.json: kv_n_heads must be a positive whole number, not 'x'",
+        r"config.json: kv_n_heads must be a positive whole number, not the text 'x'",
+    ),
+    "true for a window": (
+        {"model_type": "mistral", "sliding_window": True},
+        r"config.json: sliding_window must be a positive whole number, not true$",
+    ),
+    "true in a list of windows": (
+        {"model_type": "llama", "sliding_window": [None, True]},
+        r"config.json: sliding_window must hold positive whole numbers or null, not true$",
+    ),
+    "text for layers": (
+        {"model_type": "gpt_oss", "layer_types": "full"},
+        r"config.json: layer_types must be a list, not the text 'full'$",
+    ),
+    "text for a softcap": (
+        {"model_type": "gemma2", "attn_logit_softcapping": "1\nname: evil"},
+        r"config.json: attn_logit_softcapping must be a positive finite number, not the text '1\\nname: evil'$",
+    ),
+    "a softcap without end": (
+        '{"model_type": "gemma2", "attn_logit_softcapping": Infinity}',
+        r"config.json: attn_logit_softcapping must be a positive finite number, not inf$",
+    ),
+    "text for a flag": (
+        {"model_type": "qwen2", "use_sliding_window": "false"},
+        r"config.json: use_sliding_window must be true or false, not the text 'false'$",
+    ),
+    "text for a factor": (
+        {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": "4"}},
+        r"config.json: factor must be a positive finite number, not the text '4'$",
+    ),
+    "text for a mapping": (
+        {"model_type": "llama", "rope_scaling": "linear"},
+        r"config.json: rope_scaling must be a mapping of keys to values, not the text 'linear'$",
+    ),
+    "a number for a dtype": (
+        {"model_type": "llama", "torch_dtype": 16},
+        r"config.json: torch_dtype must be a text, not 16$",
+    ),
+    "text for the heads of layers with a window": (
+        {"model_type": "llama", "swa_num_key_value_heads": "4"},
+        r"config.json: swa_num_key_value_heads must be a positive whole number, not the text '4'$",
     ),
     "heads that do not divide": (
         {"num_attention_heads": 7, "hidden_size": 512},

@@ -139,7 +139,7 @@ MODELS: dict[str, tuple[dict[str, Any], Shape]] = {
             "num_global_key_value_heads": 4, "global_head_dim": 512, "hidden_size": 5376, "sliding_window": 1024,
             "layer_types": ["sliding_attention"] * 5 + ["full_attention"], "max_position_embeddings": 131072,
         },
-        Shape(32, 4, 512, 131072, (None, 1024)),
+        Shape(32, 4, 512, 131072),
     ),
     "c4ai-command-r-v01": (
         {
@@ -194,8 +194,9 @@ LLAMA = {
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}, 8192),
         ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0},
                               "sliding_attention": {"rope_type": "default"}}}, 8192),
-        ({"rope_scaling": {"type": "linear", "factor": "4"}}, 4096),
-        ({"rope_scaling": {"type": "linear", "factor": 1e30}}, 4096),
+        ({"rope_scaling": {"type": "linear", "factor": 1e30}}, 2**31 - 1),
+        ({"max_position_embeddings": 10**400}, 2**31 - 1),
+        ({"rope_scaling": {"type": "linear", "factor": None}}, 4096),
         ({"rope_scaling": {"type": "linear", "factor": 1e17}}, 2**31 - 1),
         ({"seq_length": 2048}, 2048),
         ({"model_max_length": 1024}, 1024),
@@ -234,6 +235,61 @@ def test_the_length_is_what_vllm_derives(read: Read, fields: dict[str, Any], len
 )
 def test_what_there_is_to_know_is_a_note(read: Read, fields: dict[str, Any], note: str) -> None:
     assert [found.startswith(note) for found in read(LLAMA | fields).notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("config", "notes"),
+    [
+        (
+            {**LLAMA, "model_type": "zork", "attn_softcap": 30, "local_window": 512},
+            [
+                "model type 'zork' is not known: only keys with common names were read (not attn_softcap, "
+                "local_window); compare the spec with the model's code"
+            ],
+        ),
+        (
+            {**LLAMA, "model_type": "zork", "sliding_window": 512},
+            [
+                "model type 'zork' is not known: only keys with common names were read; compare the spec with the "
+                "model's code"
+            ],
+        ),
+        (
+            {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"},
+            [
+                "the config leaves out some values, so the defaults of model type 'llama' are taken: "
+                "max_position_embeddings 2048"
+            ],
+        ),
+        (
+            {"model_type": "gemma2"},
+            [
+                "the config leaves out some values, so the defaults of model type 'gemma2' are taken: "
+                "num_attention_heads 8, num_key_value_heads 4, head_dim 256, max_position_embeddings 8192, "
+                "sliding_window 4096, attn_logit_softcapping 50.0"
+            ],
+        ),
+        (
+            {"model_type": "bloom", "n_head": 32, "n_embed": 4096},
+            [
+                "the config gives no context length: max_seq_len 2048 is assumed, as in vLLM; correct it if the model "
+                "has another"
+            ],
+        ),
+        (
+            LLAMA | {"max_position_embeddings": 10**20},
+            ["the model's context length is over the largest int32: max_seq_len is limited to 2147483647"],
+        ),
+    ],
+)
+def test_what_was_assumed_is_a_note(read: Read, config: dict[str, Any], notes: list[str]) -> None:
+    assert list(read(config).notes) == notes
+
+
+@pytest.mark.parametrize("value", [0, -1, False, None])
+def test_a_value_may_turn_a_feature_off(read: Read, value: object) -> None:
+    config = {"model_type": "gemma2", "sliding_window": value, "attn_logit_softcapping": value}
+    assert (read(config).windows, read(config).softcap) == ((None,), None)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,16 @@ TEXT_TYPES: Mapping[str, str] = {
     "vipllava": "llama",
 }
 
+#: Model types that pav2gen reads without a table of defaults, because their configs state every value.
+READ_WITHOUT_DEFAULTS = frozenset(
+    {
+        "albert", "aquila", "baichuan", "bert", "bloom", "chatglm", "dbrx", "deberta", "deci", "electra", "exaone",
+        "gemma4_text", "gpt_bigcode", "internlm", "internlm2", "internlm3", "kimi_linear", "mimo", "mimo_v2_flash",
+        "minicpm", "minicpm3", "minimax_m2", "mpt", "nemotron_h", "nemotron-nas", "phi3small", "qwen", "qwen3_5",
+        "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "roberta", "step3_text", "xlm-roberta", "xverse", "zamba2",
+    }
+)  # fmt: skip
+
 
 def defaults_of(model_type: object) -> dict[str, Any]:
     """The default values of the configuration class for ``model_type``, by key. Empty for an unknown model type."""

@@ -7,11 +7,14 @@ from typing import Any
 
 from pav2gen.errors import UserError
 from pav2gen.reading.model.defaults import TEXT_TYPES, defaults_of
-from pav2gen.wording import quoted
+from pav2gen.wording import LONGEST_QUOTE, quoted, spelled
 
 #: Keys that hold the config of the language model, in the config of a model of several parts. An outer key comes before
 #: a key nested in it.
 PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
+
+#: A number must be less than this, which is far beyond the values of any model.
+LARGEST_NUMBER = 1e300
 
 
 class Fields:
@@ -19,6 +22,9 @@ class Fields:
 
     A key is looked up in this order: in the language model's own config, in the defaults of its configuration class, in
     the configs around it.
+
+    ``looked_up`` has the keys that were looked up. ``defaulted`` has the values that were taken from the defaults, by
+    key.
     """
 
     def __init__(self, config: Mapping[str, Any], file: str) -> None:
@@ -26,9 +32,13 @@ class Fields:
         self.file = file
         self.own = own
         self.outer = outer
-        kind = own.get("model_type") or TEXT_TYPES.get(str(outer.get("model_type")), outer.get("model_type"))
-        self.model_type = str(kind) if kind else ""
-        self.defaults = defaults_of(kind)
+        self.defaults: dict[str, Any] = {}
+        self.looked_up: set[str] = set()
+        self.defaulted: dict[str, Any] = {}
+        own_type = self.text("model_type") if own.get("model_type") else ""
+        outer_type = str(outer.get("model_type") or "")
+        self.model_type = own_type or TEXT_TYPES.get(outer_type, outer_type)
+        self.defaults = defaults_of(self.model_type)
 
     def get(self, *keys: str) -> Any:
         """The value of the first of ``keys`` that has a value other than null. None if no key has such a value.
@@ -36,10 +46,13 @@ class Fields:
         The keys are looked up in the order that the class describes. The defaults of the configuration class are
         skipped if the language model's own config has null for one of ``keys``.
         """
+        self.looked_up.update(keys)
         nulls = any(key in self.own for key in keys)
         for source in (self.own, *([] if nulls else [self.defaults]), self.outer):
             for key in keys:
                 if source.get(key) is not None:
+                    if source is self.defaults:
+                        self.defaulted[key] = source[key]
                     return source[key]
         return None
 
@@ -53,23 +66,68 @@ class Fields:
         if value is None:
             raise self.fail(f"lacks {keys[0]}; {self._hint()}")
         if not is_count(value):
-            key = next((key for key in keys if self.get(key) is not None), keys[0])
-            raise self.fail(f"{key} must be a positive whole number, not {quoted(value)}")
+            raise self._wrong(keys, "a positive whole number", value)
         return int(value)
 
-    def part(self, key: str) -> dict[str, Any]:
-        """The mapping at ``key``. Empty if the value is missing or not a mapping."""
+    def count_or_none(self, *keys: str) -> int | None:
+        """The value of ``count``, or None if no key has a value. 0, -1 and false count as no value: in configs they
+        turn a feature off.
+        """
+        value = self.get(*keys)
+        return None if value is None or is_off(value) else self.count(*keys)
+
+    def number_or_none(self, *keys: str) -> float | None:
+        """The value of ``get(*keys)`` as a float. None if no key has a value, or if the value is 0, -1 or false.
+
+        Raises UserError unless the value is a positive finite number.
+        """
+        value = self.get(*keys)
+        if value is None or is_off(value):
+            return None
+        if not is_positive(value):
+            raise self._wrong(keys, "a positive finite number", value)
+        return float(value)
+
+    def flag(self, key: str) -> bool | None:
+        """The boolean at ``key``. None if the value is missing. Raises UserError unless the value is a boolean."""
         value = self.get(key)
-        return value if isinstance(value, dict) else {}
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong((key,), "true or false", value)
+        return value
+
+    def text(self, *keys: str) -> str:
+        """The text that ``get(*keys)`` returns, or "". Raises UserError unless the value is a text."""
+        value = self.get(*keys)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(keys, "a text", value)
+        return value or ""
+
+    def part(self, key: str) -> dict[str, Any]:
+        """The mapping at ``key``. Empty if the value is missing. Raises UserError unless the value is a mapping."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self._wrong((key,), "a mapping of keys to values", value)
+        return value or {}
+
+    def nested(self, key: str) -> Fields:
+        """The mapping at ``key`` as ``Fields``. Empty if the value is missing."""
+        return Fields(self.part(key), self.file)
 
     def listed(self, key: str) -> list[Any]:
-        """The list at ``key``. Empty if the value is missing or not a list."""
+        """The list at ``key``. Empty if the value is missing. Raises UserError unless the value is a list."""
         value = self.get(key)
-        return value if isinstance(value, list) else []
+        if value is not None and not isinstance(value, list):
+            raise self._wrong((key,), "a list", value)
+        return value or []
 
     def fail(self, message: str) -> UserError:
         """Make a UserError that names the config file."""
         return UserError(message, self.file)
+
+    def _wrong(self, keys: tuple[str, ...], wanted: str, value: object) -> UserError:
+        """Make the UserError for a value of a wrong type or range."""
+        key = next((key for key in keys if self.get(key) is not None), keys[0])
+        return self.fail(f"{key} must be {wanted}, not {described(value)}")
 
     def _hint(self) -> str:
         """Advice for the error message about a missing key."""
@@ -89,6 +147,27 @@ def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         outer |= {name: value for name, value in own.items() if name != key}
         own = dict(own[key])
     return outer, own
+
+
+def described(value: object) -> str:
+    """A value of a config.json in words, for a message that says which type was expected."""
+    if isinstance(value, str):
+        return f"the text {quoted(value)}"
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "a mapping"
+    text = spelled(value)
+    return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE - 3]}..."
+
+
+def is_off(value: object) -> bool:
+    """Whether ``value`` is 0, -1 or false. Configs use these values to turn a feature off."""
+    return isinstance(value, (bool, int, float)) and value is not True and value in (0, -1)
+
+
+def is_positive(value: object) -> bool:
+    """Whether ``value`` is a positive finite number."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 < value < LARGEST_NUMBER  # type: ignore[operator]
 
 
 def is_count(value: object, most: int | None = None) -> bool:

@@ -25,6 +25,13 @@ KV_HEADS = (
     "num_query_groups",
 )
 HEAD_SIZES = ("global_head_dim", "head_dim", "kv_channels", "attention_head_dim")
+#: What may differ between the layers with a window and those without one: the keys for both kinds of layers, for the
+#: layers without a window, and for the layers with a window.
+_BY_KIND_OF_LAYER = (
+    ("query heads", QUERY_HEADS, (), ("swa_num_attention_heads",)),
+    ("KV heads", KV_HEADS[1:], KV_HEADS[:1], ("swa_num_key_value_heads",)),
+    ("head size", HEAD_SIZES[1:], HEAD_SIZES[:1], ("swa_head_dim",)),
+)
 HIDDEN_SIZES = ("hidden_size", "n_embd", "n_embed", "d_model")
 
 #: Matches an unknown key that may give the number of KV heads.
@@ -45,12 +52,12 @@ def num_kv_heads(fields: Fields, heads: int) -> int:
         return heads
     if each := kv_heads_by_layer(fields, heads):
         return max(each)
-    if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
+    if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):
         return 1  # Falcon-7B, StarCoder
     if "kv_n_heads" in fields.part("attn_config"):
-        return Fields(fields.part("attn_config"), fields.file).count("kv_n_heads")  # MPT, DBRX
+        return fields.nested("attn_config").count("kv_n_heads")  # MPT, DBRX
     names = [*KV_HEADS]
-    if fields.get("multi_query_attention") is not False:
+    if fields.flag("multi_query_attention") is not False:
         names.insert(0, "multi_query_group_num")  # ChatGLM
     return fields.count(*names) if fields.get(*names) is not None else heads
 
@@ -72,8 +79,7 @@ def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
 
     Raises UserError if layers differ and vLLM does not repeat KV heads to make the numbers equal.
     """
-    listed = fields.get("num_key_value_heads_per_layer")
-    if isinstance(listed, list):  # DeciLM: vLLM repeats KV heads until all layers have the most
+    if listed := fields.listed("num_key_value_heads_per_layer"):  # DeciLM: vLLM repeats KV heads until all layers have the most
         return {count for count in listed if is_count(count, heads)}
     parts = [block.get("attention") for block in fields.listed("block_configs") if isinstance(block, dict)]
     found: list[Any] = [part.get("n_heads_in_group") for part in parts if isinstance(part, dict)]
@@ -112,7 +118,8 @@ def head_notes(fields: Fields, heads: int) -> Iterator[str]:
         return
     if len(kv_heads_by_layer(fields, heads)) > 1:
         yield "layers differ in their KV heads: vLLM 0.6 repeats them until all have the most, as here"
-    yield from _by_kind_of_layer(fields)
+    if windowed := windowed_heads(fields):
+        yield f"the spec is for the layers without a window; layers with a window have other heads ({windowed})"
     if num_kv_heads(fields, heads) == heads:
         for key, value in _unknown_kv_heads(fields, heads):
             yield (
@@ -125,30 +132,23 @@ def value_size(fields: Fields, size: int) -> int:
     """The size of a head of V. ``size`` is the size of a head of K, which is returned if the config states no other
     size.
     """
-    value = fields.get("v_head_dim")
-    return int(value) if is_count(value) and not is_latent(fields) else size
+    value = fields.count_or_none("v_head_dim")
+    return size if value is None or is_latent(fields) else value
 
 
-def _by_kind_of_layer(fields: Fields) -> Iterator[str]:
-    """A sentence for ``head_notes`` if the layers with a sliding window have other heads than those without one."""
-    own = {
-        "query heads": (QUERY_HEADS, ("swa_num_attention_heads",)),
-        "KV heads": (KV_HEADS[1:], ("swa_num_key_value_heads",)),
-        "head size": (HEAD_SIZES[1:], ("swa_head_dim",)),
-    }
-    full = {"KV heads": ("num_global_key_value_heads",), "head size": ("global_head_dim",)}
+def windowed_heads(fields: Fields) -> str:
+    """The heads of the layers with a sliding window, such as ``KV heads 4, head size 256``, where they differ from those
+    of the layers without one. Empty if the heads are the same.
+
+    Raises UserError if one of these values is not a positive integer.
+    """
     said = []
-    for what, (names, windowed) in own.items():
-        if fields.get(*windowed) is not None:
-            said.append(f"{what} {_shown(fields.get(*windowed))}")
-        elif what in full and fields.get(*full[what]) is not None and fields.get(*names) is not None:
-            said.append(f"{what} {_shown(fields.get(*names))}")
-    if said:
-        yield f"the spec is for the layers without a window; layers with a window have other heads ({', '.join(said)})"
-
-
-def _shown(value: object) -> str:
-    return str(value) if is_count(value, 1 << 31) else quoted(value)
+    for what, shared, full, windowed in _BY_KIND_OF_LAYER:
+        others = fields.count(*full, *shared) if fields.get(*full, *shared) is not None else None
+        own = windowed if fields.get(*windowed) is not None else shared
+        if fields.get(*own) is not None and fields.count(*own) != others:
+            said.append(f"{what} {fields.count(*own)}")
+    return ", ".join(said)
 
 
 def _unknown_kv_heads(fields: Fields, heads: int) -> Iterator[tuple[str, int]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pav2gen.reading.model.fields import Fields, is_count
+from pav2gen.reading.model.fields import Fields, described, is_count, is_off
+from pav2gen.reading.model.heads import windowed_heads
 
 #: The kinds of layers: attention to everything, to a window, within a chunk; linear attention; no attention.
 FULL, WINDOW, CHUNK, LINEAR, OTHER = "full", "window", "chunk", "linear", "other"
@@ -35,7 +36,7 @@ def layer_kinds(fields: Fields) -> tuple[str, ...]:
     """The kind of each layer (``FULL``, ``WINDOW``, ...). Empty if neither the config nor the model type determines the
     kinds.
     """
-    number = fields.get("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    number = fields.count_or_none("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     layers = number if is_count(number, MOST_LAYERS) else 0
     for found in (_listed(fields, layers), _hybrid(fields, layers), _patterned(fields, layers)):
         if found:
@@ -44,19 +45,21 @@ def layer_kinds(fields: Fields) -> tuple[str, ...]:
 
 
 def windows(fields: Fields, max_seq_len: int) -> tuple[int | None, ...]:
-    """The distinct window sizes, in tokens, of the layers with a paged KV cache. None means attention to all tokens.
+    """The distinct window sizes, in tokens, of the layers that the spec serves. None means attention to all tokens.
 
-    A window of ``max_seq_len`` tokens or more also counts as None. None comes first, then the windows in ascending
-    order.
+    The spec serves the layers with a paged KV cache. If the layers with a window have other heads than the layers
+    without one, the spec serves only the latter. A window of ``max_seq_len`` tokens or more also counts as None. None
+    comes first, then the windows in ascending order.
     """
+    if windowed_heads(fields):
+        return (None,)
     sizes = {size if size is not None and size < max_seq_len else None for size in _sizes(fields)}
     return tuple(sorted(sizes, key=lambda size: size or 0))
 
 
 def _sizes(fields: Fields) -> set[int | None]:
-    listed = fields.listed("sliding_window")
-    if listed:
-        return {size if is_count(size) else None for size in listed}
+    if listed := _listed_windows(fields):
+        return set(listed)
     window, kinds = _window(fields), layer_kinds(fields)
     if window is None:
         return {None}
@@ -68,10 +71,20 @@ def _sizes(fields: Fields) -> set[int | None]:
 
 def _window(fields: Fields) -> int | None:
     """The window size of the layers with a sliding window, in tokens. None if the model has no sliding window."""
-    window = fields.get(*WINDOWS)
-    if fields.get("use_sliding_window") is False:
+    if fields.flag("use_sliding_window") is False or isinstance(fields.get(*WINDOWS), list):
         return None
-    return int(window) if is_count(window) else None
+    return fields.count_or_none(*WINDOWS)
+
+
+def _listed_windows(fields: Fields) -> tuple[int | None, ...]:
+    """The window of each layer, in tokens. Empty if the config does not list a window for each layer."""
+    if not isinstance(fields.get("sliding_window"), list):
+        return ()
+    listed = fields.listed("sliding_window")
+    for size in listed:
+        if size is not None and not is_off(size) and not is_count(size):
+            raise fields.fail(f"sliding_window must hold positive whole numbers or null, not {described(size)}")
+    return tuple(None if size is None or is_off(size) else size for size in listed)
 
 
 def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
@@ -91,13 +104,26 @@ def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
 def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
     """A sentence for each kind of limited attention that no kernel supports, such as chunked attention."""
     kinds = layer_kinds(fields)
-    chunk = fields.get("attention_chunk_size")
-    if is_count(chunk) and chunk < max_seq_len and (CHUNK in kinds or not kinds):
+    yield from _windowed_layers(fields, kinds)
+    chunk = fields.count_or_none("attention_chunk_size")
+    if chunk is not None and chunk < max_seq_len and (CHUNK in kinds or not kinds):
         where = f"{kinds.count(CHUNK)} of {len(kinds)} layers" if kinds else "some or all layers"
         yield f"attention within chunks of {chunk} tokens, in {where}: right only up to that context"
-    local = fields.get("window_size")
-    if is_count(local) and "local" in str(fields.get("attention_types", "attention_layers")):
+    has_local = "local" in str(fields.get("attention_types", "attention_layers"))
+    if has_local and (local := fields.count_or_none("window_size")) is not None:
         yield f"local attention of {local} tokens, in some layers: right only up to that context"  # GPT-Neo
+
+
+def _windowed_layers(fields: Fields, kinds: tuple[str, ...]) -> Iterator[str]:
+    """A sentence about the layers with a window, if the spec does not serve them because they have other heads."""
+    heads = windowed_heads(fields)
+    listed = [size for size in _listed_windows(fields) if size is not None]
+    sizes = sorted({*listed, *([] if (window := _window(fields)) is None else [window])})
+    number = len(listed) or kinds.count(WINDOW)
+    if heads and (sizes or number) and (number or not kinds):
+        where = f"{number} of {len(_listed_windows(fields) or kinds)} layers" if number else "some layers"
+        window_words = f"a sliding window of {' and '.join(map(str, sizes))} tokens" if sizes else "a sliding window"
+        yield f"{window_words}, in {where}: they have other heads ({heads})"
 
 
 def layer_notes(fields: Fields) -> Iterator[str]:
@@ -123,8 +149,7 @@ def _listed(fields: Fields, layers: int) -> tuple[str, ...]:
         return tuple(FULL if item == 1 else LINEAR for item in listed)
     if listed := fields.listed("hybrid_layer_pattern"):  # MiMo-V2
         return tuple(WINDOW if item == 1 else FULL for item in listed)
-    pattern = fields.get("hybrid_override_pattern")  # Nemotron-H: M is Mamba, * attention, - only an MLP
-    if isinstance(pattern, str) and pattern:
+    if pattern := fields.text("hybrid_override_pattern"):  # Nemotron-H: M is Mamba, * attention, - only an MLP
         return tuple(FULL if letter == "*" else OTHER for letter in pattern)
     if listed := fields.listed("block_types"):  # RecurrentGemma: repeated over the layers
         kinds = tuple(map(_kind, listed))
@@ -140,8 +165,9 @@ def _kind(name: object) -> str:
 
 def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
     """The kind of each layer, or an empty tuple if the config does not state which layers have attention."""
-    period, offset = fields.get("attn_layer_period"), fields.get("attn_layer_offset")
-    if is_count(period) and isinstance(offset, int):  # Jamba
+    period = fields.count_or_none("attn_layer_period")
+    if period is not None and fields.get("attn_layer_offset") is not None:  # Jamba
+        offset = fields.count_or_none("attn_layer_offset") or 0
         return tuple(FULL if index % period == offset else OTHER for index in range(layers))
     for key, rest in (("attn_layer_indices", OTHER), ("full_attn_idxs", OTHER), ("hybrid_layer_ids", OTHER)):
         if listed := fields.listed(key):  # Bamba, LFM2, Zamba2
@@ -149,8 +175,7 @@ def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
     linear = fields.part("linear_attn_config")  # Kimi Linear: layers are counted from 1
     if isinstance(full := linear.get("full_attn_layers"), list):
         return tuple(FULL if index + 1 in full else LINEAR for index in range(layers))
-    interval = fields.get("full_attention_interval")  # Qwen3-Next
-    if is_count(interval):
+    if (interval := fields.count_or_none("full_attention_interval")) is not None:  # Qwen3-Next
         return tuple(FULL if (index + 1) % interval == 0 else LINEAR for index in range(layers))
     return ()
 
@@ -163,14 +188,14 @@ def _patterned(fields: Fields, layers: int) -> tuple[str, ...]:
         with_rope: list[Any] = fields.listed("no_rope_layers")
         chunked = with_rope or [(index + 1) % 4 for index in range(layers)]
         return tuple(CHUNK if item else FULL for item in chunked)
-    first = fields.get("max_window_layers")
-    if isinstance(first, int) and not isinstance(first, bool) and fields.get("use_sliding_window") is True:  # Qwen2
+    if fields.flag("use_sliding_window") and fields.get("max_window_layers") is not None:  # Qwen2
+        first = fields.count_or_none("max_window_layers") or 0
         return tuple(WINDOW if index >= first else FULL for index in range(layers))
     pattern = fields.get("sliding_window_pattern", "_sliding_window_pattern")
     if _window(fields) is None:
         return ()
     if isinstance(pattern, str) and pattern and set(pattern) <= set("LG"):  # EXAONE: L is local, G global
         return tuple(FULL if pattern[index % len(pattern)] == "G" else WINDOW for index in range(layers))
-    if is_count(pattern):
+    if (pattern := fields.count_or_none("sliding_window_pattern", "_sliding_window_pattern")) is not None:
         return tuple(FULL if (index + 1) % pattern == 0 else WINDOW for index in range(layers))
     return ()

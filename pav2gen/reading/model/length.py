@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from pav2gen.reading.model.fields import Fields
 
@@ -25,40 +24,56 @@ DEFAULT_LENGTH = 2048
 SCALED_ALREADY = ("su", "longrope", "llama3")
 
 LARGEST_INT32 = 2**31 - 1
+#: Longer contexts are not told apart.
+BEYOND = 10**18
 
 
 def max_seq_len(fields: Fields) -> int:
-    """The longest context in tokens, from 1 to the largest int32. Raises UserError if a stated length is not a
-    number.
+    """The longest context in tokens, from 1 to the largest int32. Raises UserError if a stated length or a scaling
+    factor is not a number.
     """
-    length = float(min((fields.count(key) for key in LENGTHS if fields.get(key) is not None), default=DEFAULT_LENGTH))
+    return max(1, min(_unlimited(fields), LARGEST_INT32))
+
+
+def length_notes(fields: Fields) -> Iterator[str]:
+    """Sentences about a context length that was assumed or limited."""
+    if all(fields.get(key) is None for key in LENGTHS):
+        yield (
+            f"the config gives no context length: max_seq_len {DEFAULT_LENGTH} is assumed, as in vLLM; correct it if "
+            "the model has another"
+        )
+    if _unlimited(fields) > LARGEST_INT32:
+        yield f"the model's context length is over the largest int32: max_seq_len is limited to {LARGEST_INT32}"
+
+
+def _unlimited(fields: Fields) -> int:
+    """The longest context in tokens, at most ``BEYOND``."""
+    length = float(min((_count(fields, key) for key in LENGTHS if fields.get(key) is not None), default=DEFAULT_LENGTH))
     if fields.get("model_max_length") is not None:  # Command R: it overrides max_position_embeddings
-        length = float(fields.count("model_max_length"))
+        length = float(_count(fields, "model_max_length"))
     if "gemma3" not in fields.model_type:  # its length already includes the scaling
         for rope in _ropes(fields):
             length = _scaled(length, rope)
-    return max(1, min(int(length), LARGEST_INT32)) if length < 1e18 else LARGEST_INT32
+    return int(min(length, BEYOND))
 
 
-def _ropes(fields: Fields) -> Iterator[Mapping[str, Any]]:
+def _count(fields: Fields, key: str) -> int:
+    return min(fields.count(key), BEYOND)
+
+
+def _ropes(fields: Fields) -> Iterator[Fields]:
     """The parameter sets of the rotary embedding. There are several sets if kinds of layers have different
     parameters.
     """
     parameters = fields.part("rope_scaling") or fields.part("rope_parameters")
     nested = [value for value in parameters.values() if isinstance(value, dict)]
-    yield from nested or [parameters]
+    yield from (Fields(rope, fields.file) for rope in nested or [parameters])
 
 
-def _scaled(length: float, rope: Mapping[str, Any]) -> float:
+def _scaled(length: float, rope: Fields) -> float:
     """The context length after the scaling of the rotary embedding, in tokens."""
-    kind = rope.get("rope_type", rope.get("type"))
+    kind = rope.text("rope_type", "type")
     if kind in SCALED_ALREADY:
         return length
-    original = _number(rope.get("original_max_position_embeddings"))
-    return (original if kind == "yarn" and original else length) * (_number(rope.get("factor")) or 1.0)
-
-
-def _number(value: object) -> float | None:
-    """``value`` if it is a number above 0, else None."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if number and 0 < value < 1e18 else None  # type: ignore[arg-type, operator]
+    original = rope.number_or_none("original_max_position_embeddings")
+    return (original if kind == "yarn" and original else length) * (rope.number_or_none("factor") or 1.0)
