@@ -31,3 +31,16 @@ def test_the_session_of_the_readme_is_what_the_commands_print(tmp_path, monkeypa
     for command, shown in blocks:
         printed = CliRunner().invoke(main, command.split()).output
         assert printed == re.sub(r"^    ", "", shown, flags=re.M), command
+
+
+def test_the_commands_find_the_spec_of_the_page_on_modifications(tmp_path, monkeypatch):
+    """The spec of the page, at the path that the page names, is one that check, list and explain find by themselves."""
+    page = (DOCS / "modifications.md").read_text("utf-8")
+    path, text = re.search(r"^Write `(.+)`:\n\n((?:    .*\n)+)", page, re.M).groups()
+    monkeypatch.chdir(tmp_path)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(re.sub(r"^    ", "", text, flags=re.M), "utf-8")
+    assert f"$ pav2gen build {path}\n" in page
+    for command in (f"build {path}", "check", "list", "explain modification=near_and_first"):
+        result = CliRunner().invoke(main, command.split())
+        assert (result.exit_code, "no kernel serves it" in result.output) == (0, False), result.output

@@ -8,6 +8,7 @@ This module is pure Python, because the generator uses it too.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -45,10 +46,22 @@ def miss(key: AnyKey, rows: Iterable[Row], files: Mapping[str, str], operator: s
     alike = [other for other in built if other._replace(**{axis: getattr(key, axis) for axis in axes}) == key]
     reasons = "; ".join(f"{axis} {yaml_text(getattr(key, axis))} (built: {_values(axis, alike)})" for axis in axes)
     against = f"no {kernel} for {key}: the nearest kernel differs in {reasons}. Nearest: {near} of {built[near]}."
+    against += _similar(key, every)
     if refused:
         return f"{against} None can be generated: {' and '.join(refused)}"
     spec = [row for row in every if row.spec == built[near]]
     return f"{against} {_remedy(key, axes, spec, files, operator)}"
+
+
+def _similar(key: AnyKey, rows: Iterable[Row]) -> str:
+    """A question that names the modification in ``rows`` that is most similar to that of ``key``.
+
+    Empty if ``key`` has none, if a row has the same modification, or if none is similar.
+    """
+    own = getattr(key, "modification", None)
+    defined = {str(row.key.modification) for row in rows if getattr(row.key, "modification", None)}
+    near = difflib.get_close_matches(own, sorted(defined), 1) if own and own not in defined else []
+    return f" Did you mean the modification {near[0]}?" if near else ""
 
 
 def _first(operator: str, rows: Sequence[Row]) -> str:

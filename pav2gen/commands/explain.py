@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from pav2gen.family.variant import OPERATORS, Point, expand
 from pav2gen.reading.rule import AxisRule, Rule
 from pav2gen.reading.rules import RULES, check
 from pav2gen.reading.selection import read_operator
-from pav2gen.runtime.key import KEYS, NEVER_BUILT
+from pav2gen.runtime.key import KEYS, NAME_WORDS, NEVER_BUILT, name_allowed
 from pav2gen.runtime.miss import distance, relative_difference
 from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
 
@@ -165,8 +166,25 @@ class Explanation:
             yield f"and run  {self.command}"
         elif self.command:
             yield f"to add it, exclude less and run  {self.command}"
+        elif undefined := self._undefined():
+            yield undefined
         elif self.obstacles and not self.refusals:
             yield "no spec here can be extended to serve it; write one for its model: pav2gen init --from config.json"
+
+    def _undefined(self) -> str:
+        """Return advice about the query's modification, if specs were searched and none of them defines it.
+
+        Without such a modification, return an empty text.
+        """
+        name, specs = self.query.get("modification"), [obstacle.spec for obstacle in self.obstacles]
+        defined = sorted({each for spec in specs for each in spec.modifications})
+        if not name or not specs or name in defined:
+            return ""
+        near = get_close_matches(str(name), defined, n=1)
+        hint = f"did you mean {near[0]}? If not, " if near else ""
+        place = f"under modifications in {_file(specs[0])} and add it to the features (docs/modifications.md)"
+        works = f"define it {place}" if name_allowed(str(name)) else f"write {NAME_WORDS}"
+        return f"no spec here defines the modification {quoted(name)}; {hint}{works}"
 
 
 def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:

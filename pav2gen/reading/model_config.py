@@ -81,7 +81,9 @@ def read_attention(path: str | os.PathLike[str]) -> Attention:
         scale=scores.scale(fields, size),
         features=tuple(_features(fields, length)),
         uncovered=tuple(_uncovered(fields, length, size)),
-        notes=tuple((*layer_notes(fields), *head_notes(fields, heads), *_scale_note(fields, size), *length_notes(fields))),
+        notes=tuple(
+            (*layer_notes(fields), *head_notes(fields, heads), *_scale_note(fields, size), *length_notes(fields))
+        ),
     )
     return replace(attention, notes=(*attention.notes, *assumption_notes(fields)))
 

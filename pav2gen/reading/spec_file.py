@@ -202,9 +202,11 @@ def _model(fields: _Fields) -> Model:
 
 def _name(node: Node) -> str:
     """Read the name of the spec, which becomes a folder, a Python package and a part of C symbols."""
+    written = node.value.strip() if isinstance(node.value, str) else ""
+    if written and not NAME_FORM.fullmatch(written):  # first, because quotes would not help a number or a date
+        rule = "must be lower-case words, digits and single '_', and start with a letter, such as llama3_8b"
+        raise node.fail(f"name {quoted(written)} {rule}")
     name = node.text()
-    if not NAME_FORM.fullmatch(name):
-        raise node.fail(f"name {quoted(name)} must be lower-case words, digits and single '_', such as llama3_8b")
     if len(name) > LONGEST_NAME:
         raise node.fail(f"name {quoted(name)} has {len(name)} characters; at most {LONGEST_NAME} are allowed")
     if name in RESERVED_NAMES or keyword.iskeyword(name):

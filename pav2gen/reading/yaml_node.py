@@ -6,15 +6,17 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import yaml
 
 from pav2gen.errors import UserError
-from pav2gen.wording import did_you_mean, one_line, quoted, spelled
+from pav2gen.wording import LONGEST_QUOTE, did_you_mean, one_line, quoted, spelled
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?")
+_NOT_FINITE = re.compile(r"[-+]?\.?(inf|infinity|nan)", re.I)
 _RESOLVER: Any = yaml.resolver.Resolver()
 _TYPES = {"bool": "a boolean", "int": "a whole number", "float": "a float", "null": "null", "timestamp": "a date"}
 
@@ -111,16 +113,19 @@ class Node:
     def integer(self, low: int = -(10**18), high: int = 10**18) -> int:
         """A whole number from ``low`` to ``high``, in plain decimal digits. Raises UserError for anything else."""
         if not (isinstance(self.value, str) and self.plain and _INTEGER.fullmatch(self.value)):
-            raise self.fail(f"{self.title} must be a whole number, not {self._seen()}")
+            raise self.fail(f"{self.title} must be a whole number, not {self._seen(_INTEGER)}")
         if not low <= int(self.value) <= high:
             raise self.fail(f"{self.title} must be from {low} to {high}, not {self.value}")
         return int(self.value)
 
     def number(self) -> float:
-        """A number in plain decimal notation. Raises UserError for anything else."""
-        if not (isinstance(self.value, str) and self.plain and _DECIMAL.fullmatch(self.value)):
-            raise self.fail(f"{self.title} must be a number, not {self._seen()}")
-        return float(self.value)
+        """A finite number in plain decimal notation. Raises UserError for anything else."""
+        if isinstance(self.value, str) and self.plain:
+            if _DECIMAL.fullmatch(self.value):
+                return float(self.value)
+            if _NOT_FINITE.fullmatch(self.value):
+                raise self.fail(f"{self.title} must be a finite number, not {quoted(self.value)}")
+        raise self.fail(f"{self.title} must be a number, not {self._seen(_DECIMAL)}")
 
     def boolean(self) -> bool:
         """``true`` or ``false``, spelled exactly so. Raises UserError for anything else."""
@@ -154,13 +159,33 @@ class Node:
         """Whether the value is null or empty."""
         return self.yaml_type == "null"
 
-    def _seen(self) -> str:
-        """The value in words, for a message that says which type was expected."""
+    def _seen(self, number: re.Pattern[str] | None = None) -> str:
+        """The value in words, for a message that says which type was expected.
+
+        If the value is a number in another notation than ``number`` allows, the words say how to write it.
+        """
         if not isinstance(self.value, str):
             return "a mapping" if isinstance(self.value, dict) else "a list"
         if not self.plain:
             return f"a text in quotes, {quoted(self.value)}"
+        if number and (digits := _plain_digits(self.value, self.yaml_type)) and number.fullmatch(digits):
+            reads = ", which YAML 1.1 reads as a text" if self.yaml_type == "str" else ""
+            return f"{quoted(self.value)}{reads}: write {digits}"
         return f"{quoted(self.value)}{_surprise(self.value, self.yaml_type)}" if self.value else "nothing"
+
+
+def _plain_digits(text: str, yaml_type: str) -> str:
+    """The number ``text`` in decimal digits without an exponent, such as 100 for ``1e2``.
+
+    Empty if ``text`` is not a number, and for a whole number that YAML reads as one: ``_surprise`` explains those.
+    """
+    if yaml_type not in ("str", "float") or text.isdigit() or len(text) > LONGEST_QUOTE:
+        return ""
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        return ""
+    return f"{value:f}" if value.is_finite() and abs(value.adjusted()) < LONGEST_QUOTE else ""
 
 
 def _surprise(text: str, yaml_type: str) -> str:

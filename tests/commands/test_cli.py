@@ -376,6 +376,24 @@ class TestInit:
         assert result.stdout.splitlines()[-1] == "next: pav2gen build specs/mine.yaml"
         assert run("build", "specs/mine.yaml").exit_code == 0
 
+    def test_it_says_what_it_assumed_and_left_out(self, run: Run) -> None:
+        config = {"model_type": "zork", "num_attention_heads": 8, "head_dim": 128, "attention_chunk_size": 512}
+        Path("config.json").write_text(json.dumps(config | {"attn_softcap": 30, "max_position_embeddings": 10**20}))
+        lines = run("init", "--from", "config.json", "--out", "specs/zork.yaml").stdout.splitlines()
+        notes = [line.removeprefix("note: ") for line in lines if line.startswith("note: ")]
+        assert [note.split()[0:3] for note in notes] == [["the", "model's", "context"], ["model", "type", "'zork'"]]
+        assert "(not attn_softcap)" in notes[1]
+        assert any(line.startswith("not covered by any kernel: attention within chunks of 512") for line in lines)
+        text = Path("specs/zork.yaml").read_text()
+        comments = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("# "))
+        assert all(f"{note[0].upper()}{note[1:]}." in comments for note in notes)
+
+    def test_a_wrong_type_in_the_config_writes_nothing(self, run: Run) -> None:
+        Path("config.json").write_text(json.dumps(CONFIG | {"sliding_window": True}))
+        result = run("init", "--from", "config.json", "--out", "specs/mine.yaml")
+        wrong = "error: config.json: sliding_window must be a positive whole number, not true\n"
+        assert (result.exit_code, result.stderr, Path("specs/mine.yaml").exists()) == (2, wrong, False)
+
     def test_its_name_is_the_models(self, run: Run) -> None:
         Path("Qwen2.5-7B").mkdir()
         Path("Qwen2.5-7B/config.json").write_text(json.dumps(CONFIG))

@@ -274,6 +274,31 @@ def test_no_spec_can_take_it_or_there_is_none(specs: list[Spec]) -> None:
     assert explain({"head_size": 80}, []).lines() == ("head_size=80: no kernel serves it",)
 
 
+OWN = PHI.replace("alibi: false", "modification: foo") + 'modifications:\n  foo: {mask: "q - k < 8"}\n'
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        (
+            "fo",
+            "did you mean foo? If not, define it under modifications in specs/own.yaml and add it to the features "
+            "(docs/modifications.md)",
+        ),
+        (
+            "unlike",
+            "define it under modifications in specs/own.yaml and add it to the features (docs/modifications.md)",
+        ),
+        ("Foo", "did you mean foo? If not, write lower-case words, digits and single '_', at most 24 characters"),
+    ],
+)
+def test_a_modification_that_no_spec_defines(asked: str, advice: str) -> None:
+    own = [parse(OWN.encode(), "specs/own.yaml")]
+    lines = ask(own, "head_size=80", f"modification={asked}").lines()
+    assert lines[-1] == f"no spec here defines the modification '{asked}'; {advice}"
+    assert "serves it" in ask(own, "head_size=80", "modification=foo").lines()[0]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -152,6 +152,9 @@ CASES = {
     "unknown partition": bad("partition: auto", "partition: aut", 24, "cannot be 'aut'; did you mean auto?"),
     # Names and texts.
     "name of a folder above": bad("llama3_8b", "../llama3", 2, "must be lower-case words, digits and single '_'"),
+    "number as a name": bad("llama3_8b", "7", 2, "name '7' must be lower-case words, digits and single '_', and start"),
+    "number in quotes as a name": bad("llama3_8b", '"7"', 2, "and start with a letter, such as llama3_8b"),
+    "date as a name": bad("llama3_8b", "2024-01-01", 2, "name '2024-01-01' must be lower-case words"),
     "absolute name": bad("llama3_8b", "/tmp/x", 2, "must be lower-case words"),
     "name with an extension": bad("llama3_8b", "llama3.py", 2, "must be lower-case words"),
     "upper-case name": bad("llama3_8b", "Llama", 2, "must be lower-case words"),
@@ -226,6 +229,20 @@ CASES = {
         11,
         "or exclude: - {when: {head_size: 72, kv_cache_dtype: fp8_e4m3}, because: ...} (rule whole-groups)",
     ),
+    "a softcap with an exponent": bad(
+        "alibi: false,", "softcap: 1e2,", 19, "must be a number, not '1e2', which YAML 1.1 reads as a text: write 100"
+    ),
+    "a softcap with a signed exponent": bad(
+        "alibi: false,", "softcap: 1.5e+1,", 19, "must be a number, not '1.5e+1': write 15"
+    ),
+    "a softcap without end": bad("alibi: false,", "softcap: .inf,", 19, "must be a finite number, not '.inf'"),
+    "a softcap that is no number": bad("alibi: false,", "softcap: .NaN,", 19, "must be a finite number, not '.NaN'"),
+    "a softcap in words": bad("alibi: false,", "softcap: wide,", 19, "softcap must be a number, not 'wide'"),
+    "a length with an exponent": bad(
+        "131072", "1e5", 8, "must be a whole number, not '1e5', which YAML 1.1 reads as a text: write 100000"
+    ),
+    "a fraction as a length": bad("131072", "1.5", 8, "must be a whole number, not '1.5' (a float)"),
+    "a huge exponent": bad("131072", "1e999999999", 8, "must be a whole number, not '1e999999999'"),
     "a softcap of nothing": bad("alibi: false,", "softcap: 0.0,", 19, "from 0.001 to 1000000, or null"),
     "a window of nothing": bad("alibi: false,", "sliding_window: 0,", 19, "the current one included, or null"),
     "a modification that is nowhere": bad(

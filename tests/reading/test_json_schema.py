@@ -26,7 +26,8 @@ ONLY_BUILD = {
     "anchor", "long anchor", "UTF-16", "byte-order mark", "text that runs backwards", "partition of half a block",
     "half a group", "a softcap of nothing", "a window of nothing", "a modification that is nowhere",
     "a mistake in a mask", "a mistake in a plain mask", "a mistake behind an escape", "a tensor without a use",
-    "a tensor called s",
+    "a tensor called s", "a softcap that is no number", "a softcap without end",
+    "a softcap with a signed exponent",
     "a modification that is not built", "heads without a ratio", "ranks that split no heads",
     "ranks that are not served", "fixed partition", "workspace",
 }  # fmt: skip

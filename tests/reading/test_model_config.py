@@ -505,7 +505,10 @@ BAD = {
     "a number without end": ('{"a": ' + "9" * 5000 + "}", r"config.json: is not a model's config.json"),
     "another file": ({"bos_token": "<s>"}, r"config.json: lacks num_attention_heads; is it the config.json of a lang"),
     "no size": ({"num_attention_heads": 32}, r"config.json: lacks hidden_size"),
-    "text for heads": ({"num_attention_heads": "32"}, r"num_attention_heads must be a positive whole number, not the text '32'"),
+    "text for heads": (
+        {"num_attention_heads": "32"},
+        r"num_attention_heads must be a positive whole number, not the text '32'",
+    ),
     "true for heads": (
         {"num_attention_heads": True},
         r"num_attention_heads must be a positive whole number, not true",

@@ -52,6 +52,15 @@ def test_the_line_of_a_miss_puts_features_where_a_spec_has_them():
     assert "write features: {modification: [null, mine]}, then" in none
 
 
+def test_a_miss_suggests_the_modification_that_was_meant():
+    rows = [row(QWEN._replace(modification="near_and_first")), row(QWEN._replace(modification="far"), "b")]
+    question = " Did you mean the modification near_and_first? To add it: "
+    assert question in miss(QWEN._replace(modification="near_and_fist"), rows, {})
+    unlike = (miss(QWEN._replace(modification="unlike"), rows, {}), miss(QWEN._replace(head_size=64), rows, {}))
+    elsewhere = miss(QWEN._replace(modification="far", head_size=64), rows, {})
+    assert not any("Did you mean" in text for text in (*unlike, elsewhere))
+
+
 def test_a_miss_names_the_file_of_the_spec():
     text = miss(QWEN._replace(gqa_ratio=11), [row()], {"a": "specs/first.yaml"})
     assert text.endswith("in specs/first.yaml write gqa_ratio: [6, 11], then: pav2gen build specs/first.yaml")

@@ -1,4 +1,4 @@
-"""Remarks on what the reading of a config.json assumed: an unknown model type, and values that the config leaves out."""
+"""Remarks on what was assumed for a config.json: about an unknown model type, and about values that are left out."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ def _unread(fields: Fields) -> Iterator[str]:
     found = (
         key
         for key, value in fields.own.items()
-        if _LIKE_A_FEATURE.search(key) and key.isidentifier() and len(key) < 64 and key not in fields.looked_up and value
+        if _LIKE_A_FEATURE.search(key)
+        and key.isidentifier()
+        and len(key) < 64
+        and key not in fields.looked_up
+        and value
     )
     yield from sorted(found)[:MOST_KEYS]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pav2gen.reading.model.fields import Fields, is_count
-from pav2gen.wording import one_of, quoted
+from pav2gen.wording import one_of
 
 #: The head size in the cache for DeepSeek models: vLLM 0.6 pads their heads of 192 elements to it (deepseek_v2.py).
 PADDED_LATENT = 256
@@ -79,7 +79,9 @@ def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
 
     Raises UserError if layers differ and vLLM does not repeat KV heads to make the numbers equal.
     """
-    if listed := fields.listed("num_key_value_heads_per_layer"):  # DeciLM: vLLM repeats KV heads until all layers have the most
+    if listed := fields.listed(
+        "num_key_value_heads_per_layer"
+    ):  # DeciLM: vLLM repeats KV heads until all layers have the most
         return {count for count in listed if is_count(count, heads)}
     parts = [block.get("attention") for block in fields.listed("block_configs") if isinstance(block, dict)]
     found: list[Any] = [part.get("n_heads_in_group") for part in parts if isinstance(part, dict)]
@@ -137,8 +139,9 @@ def value_size(fields: Fields, size: int) -> int:
 
 
 def windowed_heads(fields: Fields) -> str:
-    """The heads of the layers with a sliding window, such as ``KV heads 4, head size 256``, where they differ from those
-    of the layers without one. Empty if the heads are the same.
+    """How the heads of the layers with a sliding window differ from those of the other layers.
+
+    The result has the form ``KV heads 4, head size 256``. Empty if the heads are the same.
 
     Raises UserError if one of these values is not a positive integer.
     """

@@ -37,7 +37,7 @@ def layer_kinds(fields: Fields) -> tuple[str, ...]:
     kinds.
     """
     number = fields.count_or_none("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    layers = number if is_count(number, MOST_LAYERS) else 0
+    layers = number if number is not None and number <= MOST_LAYERS else 0
     for found in (_listed(fields, layers), _hybrid(fields, layers), _patterned(fields, layers)):
         if found:
             return found[:MOST_LAYERS]
