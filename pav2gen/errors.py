@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """A user's mistake. The message says in one line what is wrong, and what would work.
+    """A user's mistake. The message says in one line what is wrong, and what the user can do.
 
-    The command line prints the place and the message, and exits with 2.
+    The command line prints the place of the mistake and the message, and exits with code 2.
 
     where: the place of the mistake, as ``file:line`` or ``file``. ``where`` is empty if the mistake is not in a file.
     """

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from pav2gen.errors import UserError
 
-#: Names of files and folders that Python, editors and compilers leave in a folder of sources.
+#: What Python, test tools and compilers leave in a folder of sources: folders by name, and files by suffix.
 LEFTOVER_FOLDERS = frozenset({"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"})
 LEFTOVER_SUFFIXES = frozenset({".pyc", ".pyo", ".so", ".o"})
 
@@ -29,16 +29,16 @@ def checked_path(path: str) -> str:
 
 
 def is_leftover(path: str) -> bool:
-    """Whether ``path`` is a cache or a compiled file. Python, test tools and compilers leave such files behind."""
+    """Whether ``path`` is a compiled file, a cache folder such as ``__pycache__``, or anything in such a folder."""
     pure = PurePosixPath(path)
     return pure.suffix in LEFTOVER_SUFFIXES or not LEFTOVER_FOLDERS.isdisjoint(pure.parts)
 
 
 def check_replaceable(path: Path, begins: bytes, what: str) -> None:
-    """Raise UserError if ``path`` is a file with unexpected content. A command must not replace such a file.
+    """Raise UserError if ``path`` is a file that a command must not replace, because it has unexpected content.
 
-    begins: the bytes with which the expected content begins. An empty file may be replaced too.
-    what: the kind of content that is expected, for the message.
+    begins: a file may be replaced if its content begins with these bytes, or if it is empty.
+    what: what the error message calls the expected kind of file, such as ``a page of HTML``.
     """
     if not path.is_file():
         return

@@ -1,8 +1,8 @@
 """Reads JSON that someone may have edited: parses it, then checks each field.
 
 A reader is a function that checks a value and returns it. If the value has the wrong form, the reader raises
-ValueError. Readers of objects and lists are made from the readers of their items. The messages of such readers begin
-with the place, as in ``rows[3].test: '5' is not one line of text``.
+ValueError. A reader of an object or a list is made from readers of its items. The message of its error begins with the
+place of the wrong item, as in ``rows[3].test: '5' is not one line of text``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pav2gen.wording import quoted
 
 Reader = Callable[[Any], Any]
 
-#: Upper bounds of numbers and of text lengths. Real files of pav2gen stay far below them.
+#: Upper bounds: of the absolute value of a number, and of the characters in one line and in a text of many lines.
+#: The numbers and texts in real files of pav2gen stay far below these bounds.
 LARGEST, LONGEST_TEXT, LONGEST_PROSE = 10**18, 4096, 1 << 20
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -41,19 +42,19 @@ def _no_number(name: str) -> None:
 
 
 def seen(value: Any) -> str:
-    """Return ``value`` in quotes, for messages. For a list or an object, return "a list" or "an object"."""
+    """Return what an error message calls ``value``: "a list", "an object", or any other value in quotes."""
     return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else quoted(value)
 
 
 def text(value: Any) -> str:
-    """Read one line of printable text."""
+    """Return ``value`` if it is one line of printable text, of at most ``LONGEST_TEXT`` characters."""
     if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST_TEXT:
         raise ValueError(f"{seen(value)} is not one line of text")
     return value
 
 
 def prose(value: Any) -> str:
-    """Read a text of any number of lines that UTF-8 can encode."""
+    """Return ``value`` if it is a text that UTF-8 can encode. The text may have many lines."""
     if (
         not isinstance(value, str)
         or len(value) > LONGEST_PROSE
@@ -64,78 +65,78 @@ def prose(value: Any) -> str:
 
 
 def word(value: Any) -> str:
-    """Read a name or a path of ASCII letters, digits and ``_ . / -``. The text may be empty."""
+    """Return ``value`` if it is empty, or a name or path of ASCII letters, digits and ``_ . / -``."""
     if not isinstance(value, str) or not _WORD.fullmatch(value):
         raise ValueError(f"{seen(value)} is not a name")
     return value
 
 
 def digest(value: Any) -> str:
-    """Read a SHA-256 digest in hexadecimal."""
+    """Return ``value`` if it is a SHA-256 digest in hexadecimal."""
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         raise ValueError(f"{seen(value)} is not a sha256")
     return value
 
 
 def path(value: Any) -> str:
-    """Read a relative path, on one line, that does not lead out of its folder."""
+    """Return ``value`` if it is a relative path, on one line, without ``..``."""
     return checked_path(text(value))
 
 
 def boolean(value: Any) -> bool:
-    """Read ``true`` or ``false``."""
+    """Return ``value`` if it is ``true`` or ``false``."""
     if not isinstance(value, bool):
         raise ValueError(f"{seen(value)} is not true or false")
     return value
 
 
 def whole(value: Any) -> int:
-    """Read a whole number of at least 0."""
+    """Return ``value`` if it is a whole number of at least 0."""
     if type(value) is not int or not 0 <= value <= LARGEST:
         raise ValueError(f"{seen(value)} is not a whole number")
     return value
 
 
 def number(value: Any) -> float:
-    """Read a finite number."""
+    """Return ``value`` if it is a finite number."""
     if type(value) not in (int, float) or abs(value) > LARGEST or not math.isfinite(value):
         raise ValueError(f"{seen(value)} is not a number")
     return value  # type: ignore[no-any-return]
 
 
 def positive(value: Any) -> float:
-    """Read a finite number of at least 1e-9."""
+    """Return ``value`` if it is a finite number of at least 1e-9."""
     if number(value) < 1e-9:
         raise ValueError(f"{seen(value)} is not a number above 0")
     return value  # type: ignore[no-any-return]
 
 
 def not_negative(value: Any) -> float:
-    """Read a finite number of at least 0."""
+    """Return ``value`` if it is a finite number of at least 0."""
     if number(value) < 0:
         raise ValueError(f"{seen(value)} is below 0")
     return value  # type: ignore[no-any-return]
 
 
 def positive_whole(value: Any) -> int:
-    """Read a whole number of at least 1."""
+    """Return ``value`` if it is a whole number of at least 1."""
     return whole(positive(value))
 
 
 def anything(value: Any) -> Any:
-    """Read a value of any form. Fields that pav2gen ignores have this reader."""
+    """Return ``value``, whatever it is. This is the reader for fields that pav2gen ignores."""
     return value
 
 
 def scalar(value: Any) -> object:
-    """Read a text, a number, true, false or null."""
+    """Return ``value`` if it is one line of text, a number, true, false or null."""
     return (
         value if value is None or isinstance(value, bool) else text(value) if isinstance(value, str) else number(value)
     )
 
 
 def optional(read: Reader) -> Reader:
-    """Make a reader of null, or of a value that ``read`` accepts."""
+    """Make a reader that accepts null, and the values that ``read`` accepts."""
     return lambda value: None if value is None else read(value)
 
 
@@ -151,7 +152,7 @@ def constant(expected: object) -> Reader:
 
 
 def items(read: Reader) -> Reader:
-    """Make a reader of a list, with the reader ``read`` for each item. The reader returns a tuple."""
+    """Make a reader of lists that calls ``read`` for each item, and returns a tuple of the results."""
 
     def read_all(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -162,7 +163,7 @@ def items(read: Reader) -> Reader:
 
 
 def pair(first: Reader, second: Reader) -> Reader:
-    """Make a reader of a list of two items. The reader returns a tuple."""
+    """Make a reader of lists of two items: ``first`` reads item 0, ``second`` reads item 1. It returns a tuple."""
 
     def read(value: Any) -> tuple[Any, Any]:
         if not isinstance(value, list) or len(value) != 2:
@@ -173,9 +174,10 @@ def pair(first: Reader, second: Reader) -> Reader:
 
 
 def mapping(key: Reader, read: Reader) -> Reader:
-    """Make a reader of an object with any number of fields.
+    """Make a reader of JSON objects with fields of any name. It returns a dict.
 
-    ``key`` reads the names of the fields, and ``read`` reads the values.
+    key: the reader of the names of the fields.
+    read: the reader of the values of the fields.
     """
 
     def read_all(value: Any) -> dict[Any, Any]:
@@ -186,9 +188,10 @@ def mapping(key: Reader, read: Reader) -> Reader:
 
 
 def fields(readers: Mapping[str, Reader], extra: Reader | None = None) -> Reader:
-    """Make a reader of an object that has all fields of ``readers``, which maps names to readers.
+    """Make a reader of JSON objects that have certain fields. It returns a dict.
 
-    extra: the reader of all other fields. None means that the object must not have other fields.
+    readers: maps the name of each field that an object must have to the reader of its value.
+    extra: the reader of the values of all other fields. None means that an object must not have other fields.
     """
 
     def read_all(value: Any) -> dict[str, Any]:
@@ -209,7 +212,7 @@ def _check_object(value: Any) -> None:
 
 
 def _placed(place: str, read: Reader | None, value: Any) -> Any:
-    """Call ``read`` with ``value``. If ``read`` raises ValueError, put ``place`` in front of the message."""
+    """Return what ``read`` returns for ``value``. If it raises ValueError, put ``place`` in front of the message."""
     assert read is not None
     try:
         return read(value)
@@ -220,7 +223,11 @@ def _placed(place: str, read: Reader | None, value: Any) -> Any:
 
 
 class _Placed(ValueError):
-    """An error message, and its place relative to the value that was read."""
+    """Raised by the reader of a list or an object that contains a wrong value.
+
+    place: the path from the list or the object to the wrong value, such as ``[3].test``.
+    reason: what is wrong with the value.
+    """
 
     def __init__(self, place: str, reason: str) -> None:
         self.place, self.reason = place, reason

@@ -17,8 +17,8 @@ from .tiling import Tile
 class BlockSparse(NamedTuple):
     """The parameters of vLLM's block-sparse pattern, which divides a sequence into sparse blocks of tokens.
 
-    Each head attends to the last ``local_blocks`` sparse blocks and to every ``vert_stride``-th sparse block.
-    ``sparse.skipped_pages`` gives the exact rule.
+    Each head attends to the last ``local_blocks`` sparse blocks, and to every ``vert_stride``-th sparse block (the
+    strided blocks). ``sparse.skipped_pages`` gives the exact rule.
 
     block_size: the number of tokens in a sparse block.
     head_sliding_step: by how many sparse blocks the strided blocks shift from one head to the next.
@@ -35,7 +35,9 @@ class BlockSparse(NamedTuple):
 class Scratch(NamedTuple):
     """The caller's scratch tensors, which receive the softmax state of each partition. P is the number of partitions.
 
-    exp_sums, max_logits: [seqs, heads, P] float32. tmp_out: [seqs, heads, P, head size] in the dtype of ``out``.
+    exp_sums: the sums z (see ``state``), [seqs, heads, P] float32.
+    max_logits: the maxima m, [seqs, heads, P] float32.
+    tmp_out: the outputs o / z, [seqs, heads, P, head size] in the dtype of ``out``.
     """
 
     exp_sums: torch.Tensor
@@ -44,9 +46,9 @@ class Scratch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The arguments of a decode call. The docstring of ``paged_attention_v2`` gives the shapes.
+    """The arguments of a decode call. The docstring of the generated package's ``paged_attention_v2`` gives the shapes.
 
-    tensors: the parameter tensors of the attention modification.
+    tensors: the parameter tensors of the attention modification, in the order in which its definition lists them.
     read_lengths: whether the host may read ``seq_lens`` (see ``lengths.host_lengths``). If the host does not read the
     lengths, a call takes as long as if every sequence had ``max_seq_len`` tokens.
     """
@@ -74,7 +76,8 @@ class Call(NamedTuple):
 
 
 def by_head(scale: float | torch.Tensor, dims: int) -> float | torch.Tensor:
-    """Reshape a scale so that it broadcasts to a tensor that has ``dims`` dimensions after the KV head dimension.
+    """Reshape a scale of the KV cache so that it broadcasts to a tensor with ``dims`` dimensions after that of the KV
+    heads.
 
     scale: a float, or a float32 tensor with one element or of shape [kv heads]. A scale that is a float is returned
     unchanged.
@@ -86,9 +89,9 @@ class Segment(NamedTuple):
     """The token positions of one tile, and the numbers of the cache blocks that the tile reads.
 
     A page is the part of a sequence that one cache block stores. An item is one partition of one sequence. The items of
-    a sequence are consecutive.
+    a sequence follow one another in ``pages``.
 
-    rows: the tile's sequences, as a slice in the order of ``Rows``.
+    rows: the tile's sequences, as a slice of the call's sequences in the order of ``rows.Rows``.
     seq_lens: [rows] int32, the length of each sequence in tokens, or None if the kernel does not need lengths.
     positions: int32, each token's position in its sequence, or None if the kernel does not need positions. The shape is
     [1, tokens], or [rows, tokens] with a sliding window.
@@ -106,7 +109,7 @@ class Segment(NamedTuple):
 
 
 def longest_length(call: Call, page: int) -> int:
-    """The upper bound of the sequence lengths, in tokens.
+    """Return the upper bound of the sequence lengths of a call, in tokens.
 
     This is the smaller of ``max_seq_len`` and the number of tokens that a row of the block table can address.
     """
@@ -114,14 +117,16 @@ def longest_length(call: Call, page: int) -> int:
 
 
 def clamped_seq_lens(call: Call, page: int) -> torch.Tensor:
-    """The sequence lengths, [seqs] int32, clamped on the device to the range from 0 to ``longest_length``."""
+    """Return the sequence lengths of a call, [seqs] int32, clamped on the device to the range from 0 to
+    ``longest_length``.
+    """
     return call.seq_lens.clamp(0, longest_length(call, page))
 
 
 def segment(
     call: Call, rows: Rows, first: int, tile: Tile, partition: int, page: int, positions: bool = False
 ) -> Segment:
-    """The token positions and block numbers of ``tile``. The tile's first sequence is number ``first`` of ``rows``.
+    """Make the ``Segment`` of ``tile``. The tile's first sequence is number ``first`` of ``rows``.
 
     Block table entries past a sequence's last page are replaced by block 0.
 

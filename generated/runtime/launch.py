@@ -1,6 +1,7 @@
 """Launches a CUDA decode kernel through its C interface.
 
-This module fills the struct of arguments, provides the workspace, passes the current stream, and reports errors.
+This module fills the C struct of arguments, provides memory for partial results (the workspace), passes the current
+CUDA stream, and raises an exception if the launch fails.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ VERSION = 2
 #: The most parameter tensors that a modification may have.
 MOST_TENSORS = 4
 
-#: Messages for the negative error codes of an entry function (runtime/cuda/pav2_args.h). Positive codes are CUDA's.
+#: Messages for the negative error codes of an entry function (runtime/cuda/pav2_args.h). Positive codes are error codes
+#: of CUDA.
 CODES = {-1: "the library was built from other sources than this package; compile it again"}
 
 
@@ -50,15 +52,15 @@ class Args(ctypes.Structure):
     )
 
 
-#: This module caches a prepared C struct for each layout of a call. When the cache has this many structs, it is
-#: emptied.
+#: This module caches a prepared C struct for each layout of a call (see ``check.layout_of``). When the cache has this
+#: many structs, it is emptied.
 MOST_LAYOUTS = 1024
 
 _shapes: dict[Hashable, Args] = {}  # the structs without addresses, by layout of the call
 
 
 class _Held(threading.local):
-    """The workspaces of one thread: one tensor for each device and stream."""
+    """The memory that one thread keeps for partial results: one tensor for each device and stream."""
 
     def __init__(self) -> None:
         self.by_stream: dict[tuple[torch.device, int | None], torch.Tensor] = {}
@@ -68,12 +70,13 @@ _held = _Held()
 
 
 def workspace(count: int, device: torch.device, stream: int | None) -> torch.Tensor:
-    """A workspace for one launch: an uninitialised float32 tensor of at least ``count`` elements.
+    """Return the memory for the partial results of one launch: an uninitialised float32 tensor of at least ``count``
+    elements.
 
-    No other launch uses the memory until this launch is done. A thread has one workspace for all its launches on a
-    stream, because these run one after the other. Threads do not share workspaces, because their launches can overlap.
-    While a CUDA graph is captured, each launch gets a new workspace, which the graph keeps. A shared workspace could be
-    replaced by a larger one, and freed, before the graph is replayed.
+    No other launch uses this memory (the workspace) until this launch is done. A thread has one workspace for all its
+    launches on a stream, because these run one after the other. Threads do not share workspaces, because their launches
+    can overlap. While a CUDA graph is captured, each launch gets a new workspace, which the graph keeps. A shared
+    workspace could be replaced by a larger one, and freed, before the graph is replayed.
     """
     if stream is not None and torch.cuda.is_current_stream_capturing():
         return torch.empty(count, dtype=torch.float32, device=device)
@@ -93,13 +96,13 @@ def launch(
     workspace: Callable[[int, torch.device, int | None], torch.Tensor] = workspace,
     layout: Hashable | None = None,
 ) -> None:
-    """Run a kernel's entry function on a checked call, on the current stream of the call's device.
+    """Call a kernel's entry function (``function``) for a checked call, on the current stream of the call's device.
 
-    The partial results are the softmax states of the partitions. If they need more than ``workspace_bytes`` bytes for
-    all sequences together, the call is split into several launches. Raises RuntimeError if a launch fails.
+    The partial results are the softmax states of the partitions. If those of all sequences together need more than
+    ``workspace_bytes`` bytes, the call is split into several launches. Raises RuntimeError if a launch fails.
 
-    explain: a function that turns an error code into a sentence.
-    workspace: a function that allocates float32 memory (see ``workspace`` in this module).
+    explain: a function that turns an error code that is not in ``CODES`` into a sentence for the exception.
+    workspace: a function that provides the memory for partial results (see ``workspace`` in this module).
     layout: an object that identifies the call's layout (see ``check.Layouts``). Calls with the same layout share a
     prepared C struct.
     """
@@ -119,9 +122,10 @@ def launch(
 
 
 def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
-    """Split a call into calls of consecutive sequences. The partial results of each fit in ``workspace_bytes`` bytes.
+    """Split a call into smaller calls, so that the partial results of each fit in ``workspace_bytes`` bytes.
 
-    Each of the calls has at least one sequence, even if that sequence alone needs more than ``workspace_bytes``.
+    Each smaller call has consecutive sequences of the call. It has at least one sequence, even if that sequence alone
+    needs more than ``workspace_bytes``.
     """
     seqs, heads, head_size = call.query.shape
     each = 4 * heads * partitions * (head_size + 2) if partitions > 1 else 1
@@ -142,9 +146,10 @@ def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
 
 
 def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
-    """The C struct of a call's arguments, with all sizes and strides set. ``set_addresses`` sets the other fields.
+    """Make the C struct of a call's arguments, and set its sizes and strides. ``set_addresses`` sets the other fields.
 
-    layout: identifies the call's layout. If a struct was made for this layout before, the result is a copy of it.
+    layout: an object that identifies the call's layout. If a struct was made for this layout before, the result is a
+    copy of that struct.
     """
     shape = None if layout is None else (layout, call.scratch is None)  # a scratch that is too small is None here
     if shape is not None and (made := _shapes.get(shape)) is not None:

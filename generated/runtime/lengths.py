@@ -4,7 +4,8 @@ Lengths on the CPU are read at each call, which costs nothing. Lengths on a GPU 
 
 * no CUDA graph is being captured,
 * the policy is ``auto`` (a spec's ``dispatch: {host_lengths: auto}``, or PAV2_HOST_LENGTHS),
-* processing all sequences as if they were as long as the longest one could cost more than the read,
+* the read may save more time than it takes, because without lengths all sequences are processed as if they were as
+  long as the longest one,
 * and torch keeps a version counter for the tensor. The version shows whether cached values are still valid. All layers
   of a decode step pass the same tensor, so the lengths are read once in a step.
 """
@@ -34,7 +35,7 @@ _last: dict[tuple[torch.device, str], _Reading] = {}
 
 
 def may_read(device: torch.device, policy: str) -> bool:
-    """Whether the host may read sequence lengths from ``device``.
+    """Whether the host may read sequence lengths that are stored on ``device``.
 
     policy: ``auto`` or ``never``. The environment variable PAV2_HOST_LENGTHS overrides this argument. Raises ValueError
     for any other value.
@@ -56,7 +57,8 @@ def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens
     """The values of ``seq_lens``, or None if the host does not read them.
 
     worthwhile: whether knowing the lengths can save more time than a read of device memory costs.
-    name: the name of the operator's argument. The function caches the last values for each name and device.
+    name: the name of the argument ``seq_lens`` in the operator's call. The last values are cached for each name and
+    device.
     """
     if seq_lens.device.type == "cpu":
         return tuple(seq_lens.tolist())
@@ -71,9 +73,10 @@ def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens
 
 
 def cut(call: Call, budget: Budget, partition: int, page: int) -> Tiling:
-    """The tiling of a call, computed from the sequence lengths if the host may read them, else from ``max_seq_len``.
+    """Return the tiling of a call, computed from the sequence lengths if the host reads them, else from
+    ``max_seq_len``.
 
-    The module ``tiling`` explains tilings. budget: the bounds of the workspace.
+    The module ``tiling`` explains tilings. budget: the bounds of the workspace, the memory for intermediate results.
     partition, page: the number of tokens in a partition and in a page.
     """
     longest, kv_heads, seqs = longest_length(call, page), call.key_cache.shape[1], call.query.shape[0]

@@ -1,4 +1,4 @@
-"""Compiles the CUDA kernels of a package into a library, loads a library with ctypes, and launches its kernels.
+"""Compiles the CUDA kernels of a package into a shared library, loads it with ctypes, and launches its kernels.
 
 As a script, this module compiles the package that contains it, and needs no torch:
 
@@ -45,9 +45,10 @@ class LibraryError(RuntimeError):
 class Library:
     """A loaded library of kernels, with methods that launch them.
 
-    kernels: the package's CUDA sources. A library that was compiled from other sources is refused. Before any code of
-    the library runs, its build record is read, and its bytes are compared with the checksum that was stored when it was
-    compiled. Raises LibraryError.
+    kernels: the package's CUDA sources. A library that was compiled from other sources is refused. If ``kernels`` is
+    None, any sources are accepted. Before any code of the library runs, its build record is read, and its bytes are
+    compared with the checksum that was stored when it was compiled. The constructor raises LibraryError if the library
+    is refused or can't be loaded.
     """
 
     def __init__(self, path: Path, kernels: Kernels | None = None) -> None:
@@ -85,7 +86,7 @@ class Library:
         return function
 
     def explain(self, code: int) -> str:
-        """A sentence that explains the error code of a launch."""
+        """Return a sentence that explains ``code``, the error code that a launch returned."""
         if self.program is not None:
             return self.program.message or f"error {code} on the CPU"
         text = getattr(self.handle, "cudaGetErrorString", None)
@@ -120,11 +121,11 @@ def kernels_of(rows: Iterable[Row], root: Path = ROOT) -> Kernels:
 
 
 def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
-    """The GPU toolchain called ``name``. If ``name`` is None, it is CoreX if CoreX is installed, else nvcc.
+    """Return the GPU toolchain called ``name``. If ``name`` is None, return CoreX if it is installed, else nvcc.
 
     arch: the GPU architecture. The default is ivcore10 (BI-V100) for CoreX, and the current device's architecture for
-    nvcc. Raises CompilerMissingError if the compiler is missing. Raises LibraryError if the architecture or ``name`` is
-    unknown.
+    nvcc. Raises CompilerMissingError if the toolchain's compiler is missing. Raises LibraryError if there is no
+    toolchain ``name``, or if the default architecture is needed and there is no CUDA device.
     """
     if name in (None, "corex"):
         try:
@@ -162,15 +163,16 @@ def build(
 ) -> Path:
     """Compile ``kernels`` into a library, unless the cache has that library already. Return the library's path.
 
-    Raises LibraryError with the compiler's messages. ``warp_size``, ``checked`` and ``quick`` have an effect only if
-    the toolchain is ``host``.
+    Raises LibraryError if the build fails; its message contains those of the compiler. ``warp_size``, ``checked`` and
+    ``quick`` have an effect only if the toolchain is ``host``.
 
     toolchain: ``corex``, ``nvcc``, or ``host`` for the CPU. If ``toolchain`` is None, the build uses CoreX if CoreX is
     installed, else nvcc.
     arch: the GPU architecture (see ``find_toolchain``).
     jobs: the number of compilers that run in parallel.
-    checked: whether the kernels check each memory access.
-    quick: whether to compile in about half the time, for tests. The kernels then run more slowly.
+    checked: whether the compiled kernels check each of their memory accesses.
+    quick: whether to compile with fewer optimisations, for tests. This takes about half the time, and the kernels run
+    more slowly.
     verbose: whether to report progress on stderr.
     again: whether to repeat a build that failed before, although nothing has changed since.
     """
@@ -198,14 +200,16 @@ def build(
 
 
 def build_for_tests(kernels: Kernels, warp_size: int, checked: bool) -> Path:
-    """Compile the CPU library that the package's tests use, and return its path. Raises LibraryError."""
+    """Compile the CPU library that the package's tests use, and return its path. Raises LibraryError if the build
+    fails.
+    """
     return build(kernels, "host", warp_size=warp_size, checked=checked, quick=True)
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Compile the package at ``root`` and print the library's path.
+    """Compile the CUDA kernels of the package at ``root``, and print the path of the resulting library.
 
-    Returns the exit status: 0, or 2 after an error message on stderr.
+    arguments: the command line. Returns the exit status: 0, or 2 after an error message on stderr.
     """
     parser = argparse.ArgumentParser(description="Compile the CUDA kernels of this package into one library.")
     parser.add_argument("--toolchain", choices=TOOLCHAINS, help="default: corex if it is found, else nvcc")

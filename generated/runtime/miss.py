@@ -1,9 +1,11 @@
-"""Makes the message for a call that no kernel serves: what differs from the nearest kernel, and how to add a kernel.
+"""Makes the message for a call that no kernel serves: how the call differs from the nearest kernel, and how to add a
+kernel for it.
 
 An axis is a field of a kernel key, such as the head size. The advice respects the limits on the values of axes. Only
-the build can check rules that need more than the dispatch table, such as the limit on the number of kernels. Rules on
-partition sizes are another example: the table has no partition sizes for a spec without decode kernels.
-This module is pure Python, because the generator uses it too.
+``pav2gen build`` can check rules that need more than the dispatch table, such as the limit on the number of kernels.
+Rules on partition sizes are another example: the table has no partition sizes for a spec without decode kernels.
+
+This module does not import torch, because the generator, which runs without torch, uses it too.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ class NoKernelError(LookupError):
 
 
 def miss(key: AnyKey, rows: Iterable[Row], files: Mapping[str, str], operator: str = "decode") -> str:
-    """The message that no kernel of ``operator`` has the kernel key ``key``.
+    """Return the message that no kernel of ``operator`` has the kernel key ``key``.
 
     The message names the nearest key that has a kernel, the values that differ from it, and how to add ``key``.
 
-    rows: the dispatch rows of all operators of the package. files: the path of each spec file, by the spec's name.
+    rows: the dispatch rows of all operators of the package. files: maps the name of each spec to the path of its file.
     """
     every = sorted(rows, key=lambda row: row.spec)
     built = {row.key: row.spec for row in reversed(every) if row.operator == operator}
@@ -65,7 +67,9 @@ def _similar(key: AnyKey, rows: Iterable[Row]) -> str:
 
 
 def _first(operator: str, rows: Sequence[Row]) -> str:
-    """Advice on how to build the first kernel of an operator. rows: the dispatch rows of the other operators."""
+    """Return advice on how to build the package's first kernel of ``operator``. rows: the dispatch rows of the other
+    operators.
+    """
     if operator == "decode" and not rows:
         return "pav2gen build specs/NAME.yaml makes some"
     operators = ", ".join(dict.fromkeys(("decode", operator)))
@@ -81,9 +85,9 @@ def _elsewhere(key: AnyKey, rows: Iterable[Row], operator: str) -> list[Row]:
 def _lacks_operator(
     key: AnyKey, others: Sequence[Row], rows: Sequence[Row], files: Mapping[str, str], operator: str
 ) -> str:
-    """The message for a key that has kernels of another operator only.
+    """Return the message for a key that only kernels of other operators serve.
 
-    others: the dispatch rows of these kernels. rows: all dispatch rows of the package.
+    others: the dispatch rows of those kernels. rows: all dispatch rows of the package.
     """
     barred = {row.spec for row in rows if any(_has(row.key, axis) for axis in NEVER_BUILT.get(operator, ()))}
     row = next((row for row in others if row.spec not in barred), others[0])
@@ -97,7 +101,7 @@ def _lacks_operator(
 
 
 def _remedy(key: AnyKey, axes: Sequence[str], rows: Sequence[Row], files: Mapping[str, str], operator: str) -> str:
-    """Advice on how to add ``key`` to the spec from which ``rows`` were built.
+    """Return advice on how to add ``key`` to the spec that ``rows`` were built from.
 
     axes: the axes on which ``key`` differs from the nearest key.
     """
@@ -119,9 +123,10 @@ def _remedy(key: AnyKey, axes: Sequence[str], rows: Sequence[Row], files: Mappin
 
 
 def _clashes(key: AnyKey, lacking: Collection[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The pairs of values that a spec must exclude after the values of ``key`` are added to the axes ``lacking``.
+    """Return the pairs of values that a spec must exclude once it has the values of ``key`` on the axes ``lacking``.
 
-    No kernel can have both values of a pair. rows: the dispatch rows that were built from the spec.
+    A pair is a dict from two axes to their values. No kernel can have both values. rows: the dispatch rows that were
+    built from the spec.
     """
     values = {axis: {getattr(row.key, axis) for row in rows if hasattr(row.key, axis)} for axis in key._fields}
     for axis in lacking:
@@ -141,10 +146,11 @@ def _clashes(key: AnyKey, lacking: Collection[str], rows: Sequence[Row]) -> list
 def _barred(
     key: AnyKey, lacking: Collection[str], rows: Sequence[Row], clashes: Sequence[Mapping[str, object]]
 ) -> bool:
-    """Whether the spec from which ``rows`` were built can't build ``key``, even if it excludes the pairs ``clashes``.
+    """Whether it is impossible to add ``key`` to the spec that ``rows`` were built from, even if it excludes
+    ``clashes``.
 
-    There are two possible reasons. The spec may build an operator that can't have a feature of ``key``. The spec may
-    also lack a partition size that is possible with ``key``.
+    There are two possible reasons: the spec also builds an operator that can't have a feature of ``key``, or no
+    partition size of the spec is possible with ``key``.
     """
     never = {axis for row in rows for axis in NEVER_BUILT.get(row.operator, ())}
     lost = {clash.get("partition_size") for clash in clashes if clash.get("block_size") == key.block_size} - {None}
@@ -169,7 +175,9 @@ def _own_spec(key: AnyKey, operator: str) -> str:
 
 
 def _lines(axes: Sequence[str], keys: Sequence[AnyKey]) -> str:
-    """The entries of a spec that give ``axes`` all the values that ``keys`` have. The last key is the key to add."""
+    """Return the lines of a spec that list, for each of ``axes``, all values in ``keys``. The last key is the key to
+    add.
+    """
     lines = ", ".join(f"{axis}: [{_values(axis, keys)}]" for axis in axes if axis not in FEATURES)
     features = ", ".join(f"{axis}: [{_values(axis, keys)}]" for axis in axes if axis in FEATURES)
     defined = _defined(keys[-1]) if "modification" in axes else ""
@@ -177,7 +185,7 @@ def _lines(axes: Sequence[str], keys: Sequence[AnyKey]) -> str:
 
 
 def _defined(key: AnyKey) -> str:
-    """A note that the spec must define the modification of ``key``, or an empty string without a modification."""
+    """Return a note that the spec must define the modification of ``key``, or an empty string if it has none."""
     own = getattr(key, "modification", None)
     return f" (define {own} under modifications)" if own else ""
 
@@ -188,12 +196,12 @@ def _has(key: AnyKey, feature: str) -> bool:
 
 
 def _file(spec: str, files: Mapping[str, str]) -> str:
-    """The path of a spec's file. spec: the name of the spec."""
+    """Return the path of the file of the spec called ``spec``."""
     return files.get(spec, f"specs/{spec}.yaml")
 
 
 def _values(axis: str, keys: Iterable[AnyKey]) -> str:
-    """The sorted values that ``keys`` have on an axis, as YAML text."""
+    """Return the values that ``keys`` have on ``axis``, sorted, as YAML text."""
     return ", ".join(map(yaml_text, sorted({getattr(key, axis) for key in keys}, key=in_order)))
 
 

@@ -1,4 +1,6 @@
-"""Writes the caller's scratch tensors, and the output of sequences that have a single partition."""
+"""Writes the softmax state of partitions to the caller's scratch tensors, and the output of sequences with one
+partition.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from .rows import Rows
 
 
 def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Views of max_logits and exp_sums for the rows and partitions of a segment, each [rows, partitions, heads].
+    """Return the parts of max_logits and exp_sums that belong to a segment, as views [rows, partitions, heads].
 
     A kernel can write its maxima and sums directly into these views. Both results are None if the call has no scratch.
     The results are also None if the rows are sorted, because the sequences of a segment are then not adjacent in the
@@ -55,9 +57,10 @@ def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tenso
 
 
 def clear_slots(pages: torch.Tensor, tail: int) -> None:
-    """Set the values in the last ``tail`` token slots of a sequence's consecutive pages to 0.
+    """Set the values (V) in the last ``tail`` token slots of a sequence to 0.
 
-    pages: [pages, kv_heads, head size, slots]. The unused slots may hold NaN, and even a weight of 0 times NaN is NaN.
+    pages: the values in the sequence's consecutive pages, [pages, kv_heads, head size, slots]. The unused slots may
+    hold NaN, and even a weight of 0 times NaN is NaN.
     """
     blank, partial = divmod(tail, pages.shape[3])
     if blank:

@@ -13,7 +13,8 @@ import torch
 from .call import Call
 from .rows import Rows
 
-#: Stands in for a maximum of -inf where it is subtracted: exp(-inf - LOWEST) is 0, while exp(-inf - -inf) is NaN.
+#: Replaces a maximum of -inf before it is subtracted from scores: exp(-inf - LOWEST) is 0, while exp(-inf - -inf) is
+#: NaN.
 LOWEST = -3.4028234663852886e38
 
 #: e^x is 2^(x * LOG2_E), and torch computes 2^x several times as fast as e^x on a CPU.
@@ -32,9 +33,11 @@ class State(NamedTuple):
 
 
 def exponentials(scores: torch.Tensor, m: torch.Tensor, hidden: bool) -> torch.Tensor:
-    """Replace each score by e^(score - m), in place. scores: [..., tokens]; m, their maximum: [...].
+    """Replace each score by e^(score - m), in place, and return the tensor.
 
-    hidden: whether a maximum in ``m`` may be -inf, because all its scores are -inf. Their exponentials are then 0.
+    scores: [..., tokens]. m: the maximum of the scores over the tokens, [...].
+
+    hidden: whether a maximum in ``m`` may be -inf, because all its scores are -inf; e^(score - m) is then 0.
     """
     shift = torch.mul(m, -LOG2_E)
     if hidden:
@@ -76,10 +79,10 @@ def merge(a: State | None, b: State) -> State:
 
 
 def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
-    """Write the attention outputs o / z of the rows ``taken``, or zeros for a row that attends to no token.
+    """Write the attention outputs o / z of the rows ``taken`` to ``out``, or zeros for a row that attends to no token.
 
-    If the call has an ``lse`` tensor, its rows are written too. If the call has sinks, each head's sink is added to the
-    softmax denominator z here and nowhere else. ``state`` is overwritten.
+    If the call has an ``lse`` tensor, the same rows of it are written too. If the call has sinks, each head's sink is
+    added to the softmax denominator z here; the state of a partition never includes it. ``state`` is overwritten.
     """
     z, lse = with_sink(state, call.sinks, call.lse is not None)
     if call.lse is not None and lse is not None:
@@ -88,13 +91,14 @@ def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
 
 
 def with_sink(state: State, sinks: torch.Tensor | None, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Add the attention sinks to the softmax denominator. Return (the divisor of o, the log-sum-exp or None).
+    """Add the attention sinks to the softmax denominator. Return the number to divide o by, and the log-sum-exp or
+    None.
 
     A sink is an extra logit of a head that takes part in the softmax and has no value. With sinks, state.o is rescaled
     in place.
 
     sinks: float32 logits that broadcast to the shape of m, or None.
-    lse: whether to compute the log-sum-exp: the natural logarithm of the denominator with the sink.
+    lse: whether to compute the log-sum-exp: the natural logarithm of the sum of e^score over all tokens and the sink.
     """
     if sinks is None and not lse:
         return state.z, None

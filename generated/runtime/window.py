@@ -1,4 +1,4 @@
-"""Tiles a call that has a sliding window, so that each sequence is processed from its window's first partition on.
+"""Divides a call with a sliding window into tiles that process each sequence from its window's first partition on.
 
 A window of W tokens includes the current token: the query at position q attends to the key at position k if q - k < W.
 A window of W tokens touches at most ceil((W - 1) / partition) + 1 partitions, and the kernel processes this number of
@@ -30,7 +30,7 @@ class WindowRows(Rows):
 
 
 def window_rows(call: Call, budget: Budget, partition: int, page: int, window: int) -> tuple[Tiling, WindowRows]:
-    """The tiling of a call that has a sliding window, and the call's sequences with their windows.
+    """Return the tiling of a call that has a sliding window, and the call's sequences with the places of their windows.
 
     partition, page, window: the number of tokens in a partition, in a page and in the window.
     """
@@ -43,7 +43,7 @@ def window_rows(call: Call, budget: Budget, partition: int, page: int, window: i
 
 
 def window_segment(call: Call, rows: WindowRows, first: int, tile: Tile, partition: int, page: int) -> Segment:
-    """The token positions and block numbers of ``tile``. The tile's first sequence is number ``first`` of the call.
+    """Make the ``Segment`` of ``tile`` (token positions and block numbers), whose first sequence is number ``first``.
 
     ``call.segment`` does the same for calls without a window. In a call with a window, partition 0 of a tile is the
     first partition that is processed for each sequence. Block table entries before the window and past the end of the

@@ -1,1 +1,1 @@
-"""Measures the speed of kernels, finds the fastest partition sizes on a device, and writes reports."""
+"""Measures the times of kernels, finds the fastest partition sizes on a device, and writes HTML pages about kernels."""

@@ -24,12 +24,14 @@ from pav2gen.files import check_output, check_replaceable
 if TYPE_CHECKING:
     from pav2gen.reading.selection import Selection
 
-#: The default options of each command: numbers of tokens in a sequence (LENGTHS), numbers of sequences in a batch
-#: (BATCHES), and numbers of new tokens in a sequence (QUERIES).
+#: The default values of the options of ``bench`` and ``tune``. Constants with LENGTHS in the name are for
+#: ``--seq-len``, the numbers of tokens in a sequence. Those with BATCHES are for ``--num-seqs``, the numbers of
+#: sequences in a batch. BENCH_QUERIES is for ``--query-lens``, the numbers of new tokens in a sequence.
 BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
 BENCH_QUERIES = (4, 8, 512)
 TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
-#: The options of ``bench --quick``. Each problem takes about a second. After ``seconds`` seconds, no problem begins.
+#: The option values that ``bench --quick`` sets. A problem (a call to measure) takes about a second. When ``seconds``
+#: seconds have passed, ``bench`` begins no further problem.
 QUICK: Mapping[str, Any] = {"seq_lens": (4096,), "num_seqs": (1,), "rounds": 3, "against": ("sdpa",), "seconds": 45.0}
 
 
@@ -88,16 +90,17 @@ def bench(
     """Measure the kernels of SPEC beside torch's attention, a simple PyTorch algorithm and vLLM's operator.
 
     First, the results of each kernel and baseline are compared with a float64 reference. Kernels and baselines with
-    wrong results are not timed. If a generated kernel has wrong results, the command exits with 1.
+    wrong results are not timed. If a generated kernel fails or has wrong results, the exit status is 1.
 
-    Kernels and baselines with right results are timed in rounds. Each round runs every kernel and baseline once, in a
-    random order. Successive calls use different inputs. Together, these inputs are larger than the processor's cache.
+    Kernels and baselines with right results are timed in rounds. Each round times every kernel and baseline once, in a
+    random order. Successive calls read different inputs. Together, these inputs are larger than the cache of the CPU or
+    GPU.
 
-    A table is printed as soon as all of its rows are measured. Ctrl-C ends the measurement. The figures measured until
-    then are printed, and kept in the file of --json.
+    A table is printed as soon as all of its lines are measured. Ctrl-C ends the measurement. The times measured until
+    then are printed, and kept in the file that --json names.
 
     With --operator extend, the extend kernels are measured beside torch's attention and decode kernels. An extend
-    kernel takes several new tokens of each sequence. The lengths of --seq-len include the new tokens.
+    kernel computes attention for several new tokens of each sequence. The lengths in --seq-len include the new tokens.
 
     \b
     Example:
@@ -139,7 +142,7 @@ def bench(
 
 
 def quick_options(ctx: click.Context) -> dict[str, Any]:
-    """Return the option values that ``--quick`` sets. Options that the user gave on the command line are left out."""
+    """Return the option values that ``--quick`` sets, without the options that the user gave on the command line."""
     given = {name for name in QUICK if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE}
     return {name: value for name, value in QUICK.items() if name not in given}
 
@@ -165,18 +168,20 @@ def quick_options(ctx: click.Context) -> dict[str, Any]:
 def tune(
     ctx: click.Context, /, spec: Path, device: str, filters: tuple[str, ...], layouts: bool, **options: Any
 ) -> None:
-    """Find the fastest partition sizes of SPEC on this device, and write specs/tuning/SPEC.DEVICE.yaml.
+    """Find the fastest partition sizes for SPEC on this device, and write them to specs/tuning/SPEC.DEVICE.yaml.
 
-    The next build copies the rows of that file into the dispatch table. On this device, a row then overrides the cost
-    model. For example, a row that was measured with 8 sequences of 16384 tokens applies to calls with 5 to 8 sequences,
-    if the longest sequence has 8193 to 16384 tokens.
+    Each row of that file has the fastest partition size for some calls. The next pav2gen build copies the rows into the
+    dispatch table. On this device, the rows then decide the partition size in place of an estimate of the time. For
+    example, a row that was measured with 8 sequences of 16384 tokens applies to calls with 5 to 8 sequences, if the
+    longest sequence has 8193 to 16384 tokens.
 
-    Kernels with wrong results are left out of the file, and the command then exits with 1. Noisy measurements are
-    marked as noisy and have no effect. If the command is interrupted, the next run continues from there.
+    Kernels with wrong results get no row, and the exit status is then 1. Measurements that differ too much between runs
+    are marked as noisy in the file, and the dispatch table does not use them. If the command is interrupted, the next
+    run continues after the last finished measurement.
 
     With --layouts, no file is written. A layout says how a thread block of a CUDA kernel divides its work. The command
-    compiles promising layouts into one library, and times them. Then the command prints the times, and the line of the
-    spec that selects the fastest layout.
+    compiles the CUDA kernels in several promising layouts, and times them. Then the command prints the times, and the
+    line to write into the spec to select the fastest layout.
 
     \b
     Example:
@@ -208,7 +213,7 @@ def tune(
 def _print_layouts(
     chosen: Selection, device: Any, num_seqs: tuple[int, ...], seq_lens: tuple[int, ...] | None, rounds: int, **_: Any
 ) -> None:
-    """Time several layouts of the CUDA kernels, and print the times.
+    """Time the CUDA kernels of ``chosen`` in several layouts. Print the times, and how to select the fastest layout.
 
     Raises UserError for a device that is not a GPU.
     """
@@ -235,10 +240,11 @@ def _print_layouts(
 def report(
     spec: Path, filters: tuple[str, ...], files: tuple[Path, ...], out: Path | None, ptxas: bool, arch: str | None
 ) -> None:
-    """Write one HTML page about the kernels of SPEC: their axes, their costs and their measured times.
+    """Write one HTML page about the kernels of SPEC: their axes, their planned costs and their measured times.
 
     The page works without a network and without scripts. Without --bench, it shows no measured times, but only figures
-    that are computed from the spec. With --ptxas, nvcc compiles the CUDA kernels, and the page shows their registers.
+    that are computed from the spec. With --ptxas, nvcc compiles the CUDA kernels, and the page shows how many registers
+    each of them uses.
 
     \b
     Example:
@@ -258,8 +264,9 @@ def report(
 
 
 def selected(spec: Path, filters: tuple[str, ...], tuned: bool = True) -> Selection:
-    """Load one spec, and select its kernels by ``filters``.
+    """Load the spec file ``spec``, and select kernels of this spec by the options ``--filter``.
 
+    filters: the values of ``--filter``. Without any, all kernels are selected.
     tuned: whether to read the spec's tuning files too.
 
     Raises UserError for a bad spec, or if no kernel is selected.
@@ -270,14 +277,20 @@ def selected(spec: Path, filters: tuple[str, ...], tuned: bool = True) -> Select
 
 
 def require_torch(command: str) -> None:
-    """Raise UserError if torch is not installed. ``command`` is the command that needs torch."""
+    """Raise UserError if torch is not installed.
+
+    command: the name of the command that needs torch, for the error message.
+    """
     if importlib.util.find_spec("torch") is None:
         raise UserError(f"pav2gen {command} needs torch, which is not installed; pip install 'pav2gen[torch]'")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, writes to stderr
 
 
 def command_line(ctx: click.Context) -> str:
-    """Return the command line that the user typed, without ``--json``. The options are in the order of ``--help``."""
+    """Return the command line that the user typed, without ``--json``.
+
+    The options are in the order in which ``--help`` lists them.
+    """
     words = ["pav2gen", str(ctx.info_name)]
     for param in ctx.command.params:
         value = ctx.params.get(str(param.name))
@@ -298,8 +311,8 @@ def command_line(ctx: click.Context) -> str:
 def progress() -> Iterator[Callable[[str, int], Callable[[], object]]]:
     """Show a progress bar on stderr, if stderr is a terminal.
 
-    Yields a function ``begin(title, steps)``, which starts a bar. ``begin`` returns a function that advances the bar by
-    one step.
+    Yields a function ``begin(title, steps)``, which starts a bar with a title and a number of steps. ``begin`` returns
+    a function that advances the bar by one step.
     """
     from rich.console import Console
     from rich.progress import Progress, TextColumn

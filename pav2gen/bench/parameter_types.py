@@ -1,4 +1,4 @@
-"""Types of command-line options: a list of numbers, and a number of gibibytes."""
+"""The types of command-line options whose value is a list of numbers or a number of gibibytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     name = "N,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Convert the option's text to distinct numbers in ascending order."""
+        """Convert the option's text to a tuple of distinct numbers in ascending order."""
         if isinstance(value, tuple):
             return value
         words = value.split(",")
@@ -27,10 +27,10 @@ class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 class Gibibytes(click.FloatRange):
-    """An option's type: a number above a minimum. This type rejects nan, which click's FloatRange accepts."""
+    """An option's type: a number of gibibytes above a minimum. Unlike click's FloatRange, this type rejects nan."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Convert the option's text to a number."""
+        """Convert the option's text to a number of gibibytes."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a number", param, ctx)

@@ -1,7 +1,7 @@
 """The command line of pav2gen.
 
 Each command parses its arguments, calls the module that does the work, and prints the result. ``bench.commands`` and
-``install.commands`` define the commands of their packages. This package may import every other package.
+``install.commands`` define further commands, which this package adds. This package may import every other package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pav2gen.install import commands as install_commands
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """Print the version and exit. With ``-v``, also print the version of Python and the platform."""
+    """Print the version and exit. With ``-v``, also print the version and the path of Python, and the platform."""
     if value and not ctx.resilient_parsing:
         click.echo(f"pav2gen {pav2gen.__version__}")
         if {"-v", "--verbose"} & set(ctx.meta.get("words", ())):

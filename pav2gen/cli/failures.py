@@ -12,27 +12,27 @@ from pav2gen.errors import UserError
 
 
 class Failure(click.ClickException):
-    """A user's mistake. The mistake is shown as one line on stderr, and the exit code is 2."""
+    """A user's mistake or a system error. click calls ``show``, and then exits with code 2."""
 
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        """Print the line to stderr."""
+        """Print the message as one line to ``file``, by default stderr."""
         click.echo(f"error: {' '.join(self.message.splitlines())}", file=file, err=True)
 
 
 class CompilerFailure(Failure):
-    """A failed compilation. The compiler's messages are shown line by line, as the compiler wrote them."""
+    """A failed compilation of CUDA kernels. The message has the lines that the compiler wrote."""
 
     def show(self, file: Any = None) -> None:
-        """Print the lines to stderr."""
+        """Print all lines of the message to ``file``, by default stderr."""
         click.echo(f"error: {self.message}", file=file, err=True)
 
 
 def usage_failure(error: click.UsageError) -> click.ClickException:
-    """Convert an error in a command's arguments to a Failure.
+    """Return a Failure for ``error``, which click raised for the arguments of a command.
 
-    An exception that click raises to show the help is returned unchanged.
+    If click raised ``error`` to show the help of a command without arguments, return ``error`` itself.
     """
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2
         return error
@@ -41,13 +41,13 @@ def usage_failure(error: click.UsageError) -> click.ClickException:
 
 
 class Commands(click.Group):
-    """The group of all commands. The group shows mistakes and system errors as one line.
+    """The command ``pav2gen``, a group of all other commands. Users' mistakes and system errors become Failures.
 
-    Characters that the locale cannot encode are printed as escape sequences.
+    Characters that the encoding of stdout or stderr lacks are printed as escape sequences.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments before the command's name."""
+        """Parse the options in front of the command's name, such as ``--version``. Return the arguments behind them."""
         ctx.meta["words"] = tuple(args)
         try:
             return super().parse_args(ctx, args)
@@ -55,7 +55,7 @@ class Commands(click.Group):
             raise usage_failure(error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Raises Failure for a user's mistake or a system error."""
+        """Run the command that the user named. Raises Failure for a user's mistake or a system error."""
         for stream in (sys.stdout, sys.stderr):
             if reconfigure := getattr(stream, "reconfigure", None):
                 reconfigure(errors="backslashreplace")

@@ -24,8 +24,8 @@ from pav2gen.cli.options import PATH, out_option
 def doctor(tree: Path | None, python: str, out: Path, as_json: bool) -> None:
     """Show what pav2gen finds on this machine, and which command to type next.
 
-    TREE is a vLLM tree. By default, it is the vLLM that --python imports. Nothing is written. A missing part is
-    reported, but it is not an error.
+    TREE is a vLLM tree. By default, it is the vLLM that --python imports. Nothing is written. A missing part of the
+    machine, such as a compiler, is reported, but it is not an error.
 
     \b
     Example:
@@ -56,8 +56,8 @@ def compile_(
 ) -> None:
     """Compile the CUDA kernels of PACKAGE, a generated package, into one library. Print the library's path.
 
-    The library is kept in the user's cache folder. The library's name is a hash of everything that it is built from. In
-    a vLLM fork without pav2gen, run instead: python .../pav2/runtime/library.py
+    The library is kept in the user's cache folder. The library's name is a hash of everything that it is built from. On
+    a machine that has the kernels in its vLLM, but not pav2gen, run instead: python .../pav2/runtime/library.py
 
     \b
     Example:
@@ -88,7 +88,7 @@ def simt() -> None:
 @simt.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(arguments: tuple[str, ...]) -> None:
-    """Compile a CUDA program that has a main(), and run it on the CPU. Print its memory errors, races and counters.
+    """Compile a CUDA program that has a main(), and run it on the CPU. Print memory errors, races and access counts.
 
     \b
     Example:

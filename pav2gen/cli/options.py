@@ -14,10 +14,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class NonEmptyPath(click.Path):
-    """A path that must not be empty. So ``--out "$UNSET"`` is an error, and does not mean the current folder."""
+    """The type of a path on the command line. An empty path is an error, so ``--out "$UNSET"`` does not mean ``.``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Convert the option's text to a path."""
+        """Return the text of an argument or option as a path. An empty text is a mistake of the user."""
         if value == "":
             self.fail("the path is empty", param, ctx)
         return super().convert(value, param, ctx)
@@ -35,7 +35,7 @@ def default_specs(ctx: click.Context, param: click.Parameter, value: tuple[Path,
 
 
 def complete_axis(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the words ``AXIS=`` that a shell offers as completions."""
+    """Return the words that a shell offers to complete ``incomplete``, such as ``head_size=`` for ``he``."""
     from pav2gen.family.axes import AXES
 
     return [f"{name}=" for name in (*AXES, "operator") if name.startswith(incomplete)]
@@ -51,6 +51,6 @@ force_option = click.option("--force", is_flag=True, help="Replace or remove eve
 
 
 def verbosity_options(command: Command) -> Command:
-    """Add the options ``-v`` and ``-q`` to a command that reports what it did."""
+    """Add the options ``--verbose`` and ``--quiet`` to ``command``, and return it."""
     quiet = click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
     return click.option("--verbose", "-v", is_flag=True, help="Print a line for each file.")(quiet(command))

@@ -74,7 +74,7 @@ def build(
 @force_option
 @verbosity_options
 def remove(spec: str, out: Path, dry_run: bool, force: bool, verbose: bool, quiet: bool) -> None:
-    """Remove the files and the dispatch rows of SPEC, which is the name of a spec or its file.
+    """Remove the files of a spec, and its rows in the dispatch table. SPEC is the name of the spec, or its file.
 
     \b
     Example:
@@ -94,9 +94,9 @@ def remove(spec: str, out: Path, dry_run: bool, force: bool, verbose: bool, quie
 def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool, quiet: bool) -> None:
     """Compare the generated package with a new rendering of the SPEC files, by default specs/*.yaml.
 
-    If anything differs, the command prints how to repair it, and exits with 1. A file that differs is "hand-edited",
-    "changed" (its spec now renders to another text), "missing", or an "orphan" (it belongs to no spec). An interrupted
-    build is "incomplete".
+    If anything differs, the command prints how to repair it, and exits with code 1. A file that differs is
+    "hand-edited", "changed" (its spec now renders to another text), "missing", or an "orphan" (it belongs to no spec).
+    An interrupted build is "incomplete".
 
     \b
     Example:
@@ -120,8 +120,8 @@ def check(ctx: click.Context, specs: tuple[Path, ...], out: Path, verbose: bool,
 def list_(specs: tuple[Path, ...], filters: tuple[str, ...], as_json: bool, ptxas: bool, arch: str | None) -> None:
     """List the kernels of SPEC files, by default specs/*.yaml, and the costs of each kernel.
 
-    The registers of a CUDA kernel, and the figures that follow from them, are estimates. With --ptxas, nvcc compiles
-    the kernels, and the registers are those of its assembler. Results are kept in the cache of compiled files.
+    The number of registers of a CUDA kernel, and the figures that follow from it, are estimates. With --ptxas, nvcc
+    compiles the kernels, and its assembler reports the numbers. They are kept in the cache of compiled files.
 
     \b
     Example:
@@ -146,7 +146,7 @@ def list_(specs: tuple[Path, ...], filters: tuple[str, ...], as_json: bool, ptxa
     "--spec", "specs", multiple=True, type=PATH, callback=default_specs, help="A spec file; default specs/*.yaml."
 )
 def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
-    """Say which kernels have the given axis values. If there is none, say why, and what to add to a spec.
+    """Say which kernels have the given axis values. If no kernel has them, say why, and what to add to a spec.
 
     Without arguments, list the axes and their possible values.
 
@@ -170,7 +170,7 @@ def explain(query: tuple[str, ...], specs: tuple[Path, ...]) -> None:
 @click.option("--force", is_flag=True, help="Replace the spec if it exists.")
 @click.option("--schema", metavar="PATH", help="Name this JSON Schema in the first line, for editors.")
 def init(config: Path, out: Path | None, force: bool, schema: str | None) -> None:
-    """Write a first spec for a model, with comments. Name the features of the model's attention that no kernel covers.
+    """Write a first spec for a model, with comments. Print the features of the model's attention that no kernel covers.
 
     \b
     Example:
@@ -216,9 +216,10 @@ def _say_waiting(holder: str) -> None:
 
 
 def _print_outcome(outcome: Outcome, options: BuildOptions, verbose: bool, quiet: bool) -> None:
-    """Print what a build did, in a few lines.
+    """Print what a build or a removal did, in a few lines.
 
-    For a dry run, print what the build would do, with a line for each file.
+    For a dry run, print what would be done, with a line for each file. Raises the error with which a real run would
+    stop.
     """
     if quiet and outcome.refusal:
         raise outcome.refusal
@@ -248,7 +249,7 @@ def _files(number: int) -> str:
 
 
 def _print_report(report: DriftReport, most: int) -> None:
-    """Print the differences, then the commands that repair them.
+    """Print the differences between a package and its specs, then the commands that repair them.
 
     Each kind of difference gets at most ``most`` lines.
     """

@@ -1,4 +1,4 @@
-"""The work of each command, one module for each. ``pav2gen.cli`` parses the arguments and prints the results.
+"""Modules that do the work of commands, such as ``check``. ``pav2gen.cli`` parses arguments and prints results.
 
 This package may import every package except ``cli``.
 """

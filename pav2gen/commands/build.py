@@ -1,4 +1,4 @@
-"""Implements ``pav2gen build`` and ``remove``: renders a package from spec files, and writes it in one atomic step."""
+"""Implements ``build`` and ``remove``: renders a package from spec files, and writes it in one atomic step."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from pav2gen.wording import did_you_mean, quoted
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build.
+    """What ``build``, ``remove`` and ``check`` need to know besides the specs.
 
-    out: the folder of the package.
+    out: the folder of the generated package.
     filters: only kernels that match these filters are built (see ``selection.select``).
-    force: whether to replace files that were edited by hand.
-    templates: the templates to render; None means those of pav2gen.
-    on_wait: a function to call if another command has locked the package.
+    force: whether to replace or remove even files that were edited by hand.
+    dry_run: whether to compute what would change, and write nothing.
+    templates: the templates of the generated files; None means those of pav2gen.
+    on_wait: a function that is called once, before the command waits for another one that has locked the package.
     """
 
     out: Path = DEFAULT_FOLDER
@@ -45,12 +46,14 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a build or of a dry run.
+    """What a build or a removal has changed, or, after a dry run, what it would change.
 
-    shown: the folder of the package, as text.
-    kernels: the number of kernels of each spec.
+    shown: what messages call the folder of the package.
+    kernels: maps the name of each spec that was built to the number of its kernels.
     changes: the files that were written or removed.
-    refusal: the error with which a build would stop, after a dry run; else None.
+    unchanged: the number of files that already had the right content.
+    notes: messages for the user, such as settings that have no effect.
+    refusal: after a dry run, the error with which a real run would stop; None if it would succeed.
     """
 
     shown: str
@@ -61,12 +64,12 @@ class Outcome:
     refusal: UserError | None
 
     def count(self, kind: str) -> int:
-        """Return the number of files with a change of this kind: ``new``, ``changed`` or ``removed``."""
+        """Return the number of changed files whose change is of ``kind``: ``new``, ``changed`` or ``removed``."""
         return sum(change.kind == kind for change in self.changes)
 
 
 def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
-    """Build the specs at ``paths`` into the package ``options.out``. Other specs in the package stay as they are.
+    """Build the specs at ``paths`` into the package ``options.out``. The files of other specs stay as they are.
 
     Raises UserError and writes nothing for a bad spec, a filter that selects no kernel, and a package that cannot be
     read or written. Without ``options.force``, also raises UserError if the build would replace files that were edited
@@ -82,7 +85,10 @@ def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
 
 
 def _lock(options: BuildOptions, create: bool = False) -> AbstractContextManager[None]:
-    """Return a context that locks the package. A dry run takes a shared lock, because it only reads."""
+    """Return a context manager that locks the package. A dry run takes a shared lock, because it only reads.
+
+    create: whether to make the folder of the package if it is missing.
+    """
     if options.dry_run:
         return shared(options.out, options.on_wait)
     return locked(options.out, options.on_wait, create)
@@ -102,7 +108,7 @@ def _importable(name: str) -> bool:
 
 
 def remove(name: str, options: BuildOptions) -> Outcome:
-    """Remove the files of a spec, and its rows in the dispatch table.
+    """Remove the files of a spec from the package ``options.out``, and its rows from the dispatch table.
 
     name: the name of the spec, or the path of its file.
 
@@ -116,9 +122,11 @@ def remove(name: str, options: BuildOptions) -> Outcome:
 
 
 def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions) -> None:
-    """Raise UserError if the package would have both whole specs and specs that were built with ``--filter``.
+    """Raise UserError if the package would mix specs with all their kernels and specs built with ``--filter``.
 
     Also raise UserError if a build with ``--filter`` would write to the default folder.
+
+    others: the manifests of the specs in the package that are not built now.
     """
     shown = found.disk.shown
     whole = [owner for owner, entry in found.manifests.items() if owner != SHARED and not entry.filter]
@@ -138,7 +146,12 @@ def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions)
 def _carry_out(
     found: Tree, selections: Sequence[Selection], others: Sequence[Manifest], options: BuildOptions, removed: str = ""
 ) -> Outcome:
-    """Render the specs, and compare them with the disk. Then write the differences, unless this is a dry run."""
+    """Render the package, and compare it with the files on disk. Unless this is a dry run, write what differs.
+
+    selections: the specs to render, with their kernels.
+    others: the manifests of the specs whose files stay as they are.
+    removed: the name of the spec to remove. It is empty for a build.
+    """
     package = render_package(selections, others, options.templates or Templates())
     files = {removed: FileSet(), **package.files} if removed else package.files
     comparison = found.compare(files)
@@ -163,7 +176,7 @@ def _carry_out(
 
 
 def _unused_settings(selections: Iterable[Selection]) -> Iterator[str]:
-    """Yield a note on each spec with CUDA settings that do not apply to its extend kernels."""
+    """Yield a note for the user about each spec with CUDA settings that its extend kernels ignore."""
     for spec in (chosen.spec for chosen in selections):
         if spec.cuda and "extend" in spec.operators:
             names = " and ".join(f"cuda.{name}" for name in spec.cuda)
@@ -171,9 +184,10 @@ def _unused_settings(selections: Iterable[Selection]) -> Iterator[str]:
 
 
 def _owner(name: str, found: Tree) -> str:
-    """Return the name of the spec that the user means. Raises UserError if the package has no such spec.
+    """Return the name of the spec that the user calls ``name``. Raises UserError if the package has no such spec.
 
     name: the name of the spec, or a path that ends in the name of its file.
+    found: the generated package on the disk.
     """
     built = sorted({*found.specs, *found.journal} - {SHARED})
     files = {entry.spec.get("file"): owner for owner, entry in found.manifests.items() if owner != SHARED}

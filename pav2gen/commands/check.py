@@ -1,6 +1,6 @@
 """Implements ``pav2gen check``: finds how a generated package differs from its specs, and how to repair it.
 
-A difference is called "drift".
+The names in this module call a difference between a package and its specs "drift".
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from pav2gen.render.manifest import SHARED
 from pav2gen.render.package import Package, render_package
 from pav2gen.render.templates import Templates
 
-#: The kinds of drift, in the order of the report.
+#: The kinds of differences, in the order in which they are reported.
 KINDS = ("incomplete", "hand-edited", "changed", "missing", "orphan")
 
 
 @dataclass(frozen=True)
 class Drift:
-    """One difference between a package and its specs: its kind (one of ``KINDS``), its path, and a note.
+    """One difference between a package and its specs.
 
-    owner: the spec to build for the repair. The owner is ``SHARED`` for a file that all specs share, and None if a
-    build does not repair the difference.
-    blocked: whether a link or a folder is in the place of a file. A build does not remove links or folders.
+    kind: one of ``KINDS``.
+    path: the file or folder that differs, relative to the package.
+    note: what else the user should know about the difference, or empty.
+    owner: the name of the spec to build for the repair. The owner is ``SHARED`` for a file that all specs share, and
+    None if a build does not repair the difference.
+    blocked: whether a link or a folder is where a file should be. A build does not remove links or folders.
     """
 
     kind: str
@@ -42,10 +45,12 @@ class Drift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """All differences of a package, sorted by kind and path, and the commands that repair them.
+    """All differences between a package and its specs, and how to repair them.
 
-    shown: the folder of the package, as text.
+    shown: what messages call the folder of the package.
     files: the number of files that a build would render.
+    drifts: the differences, sorted by kind and path.
+    repairs: the shell commands that repair them.
     """
 
     shown: str
@@ -55,7 +60,7 @@ class DriftReport:
 
 
 def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftReport:
-    """Compare the package ``options.out`` with a new rendering of the specs at ``paths``, byte by byte.
+    """Compare the files of the package ``options.out`` with a new rendering of the specs at ``paths``, byte by byte.
 
     whole: whether ``paths`` are all specs of the project. If they are, every other spec in the package is an orphan.
 
@@ -93,20 +98,23 @@ def _drifts(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _cut_short(found: Tree) -> list[str]:
-    """Return the specs whose build was interrupted. If it is not known which specs these are, return ``[SHARED]``.
+    """Return the names of the specs whose build was interrupted, or an empty list if no build was interrupted.
 
-    If no build was interrupted, the list is empty.
+    If a build was interrupted, but it is not known of which specs, the list is ``[SHARED]``.
     """
     return sorted(found.journal.keys() - {SHARED}) or ([SHARED] if found.incomplete else [])
 
 
 def _all_new(owner: str, changes: Iterable[FileChange]) -> int:
-    """Return the number of missing files of ``owner``, which is a spec or ``SHARED``."""
+    """Return how many of ``changes`` add a missing file of ``owner``, the name of a spec or ``SHARED``."""
     return sum(change.owner == owner and change.kind == "new" for change in changes)
 
 
 def _drift(change: FileChange, found: Tree) -> Drift:
-    """Describe the difference that a build would repair with ``change``."""
+    """Return the difference that a build would repair with ``change``.
+
+    found: the generated package on the disk.
+    """
     if change.old is None:
         if change.is_manifest:
             return Drift("incomplete", change.path, "the build is incomplete without this file", change.owner)
@@ -122,7 +130,10 @@ def _drift(change: FileChange, found: Tree) -> Drift:
 
 
 def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
-    """Yield the files and folders on disk that belong to no spec in ``package``."""
+    """Yield a difference for each file or folder on disk that belongs to no spec in ``package``.
+
+    whole: see ``check``.
+    """
     strangers = set(found.specs) - package.files.keys()
     if whole:
         yield from (Drift("orphan", f"{name}/", "there is no such spec") for name in strangers)
@@ -134,14 +145,17 @@ def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _is_nobody_s(path: str) -> bool:
-    """Whether ``check`` ignores a file: a cache, a compiled file, or a file that is hidden or in a hidden folder
-    (.git).
-    """
+    """Whether ``check`` ignores the file at ``path``: a cached, compiled or hidden file, or one in a hidden folder."""
     return is_leftover(path) or any(part.startswith(".") for part in path.split("/"))
 
 
 def _repairs(drifts: Sequence[Drift], selections: Sequence[Selection], shown: str, whole: bool) -> Iterator[str]:
-    """Yield the shell commands that repair ``drifts``."""
+    """Yield the shell commands that repair ``drifts``.
+
+    selections: the specs that were compared with the package.
+    shown: the folder of the package, as the commands name it.
+    whole: see ``check``.
+    """
     out = [] if Path(shown) == DEFAULT_FOLDER else ["--out", shown]
     paths = {chosen.spec.name: str(chosen.path) for chosen in selections}
     owners = sorted({drift.owner for drift in drifts if drift.owner is not None})

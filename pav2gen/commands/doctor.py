@@ -1,6 +1,6 @@
 """Implements ``pav2gen doctor``: shows what pav2gen finds on this machine, and which command to type next.
 
-The command writes nothing. A missing part is reported, but is never an error.
+The command writes nothing. A missing part of the machine, such as a compiler, is reported, but is never an error.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pav2gen.output.tree import DEFAULT_FOLDER, Tree, read_tree
 from pav2gen.runtime.building import toolchain
 from pav2gen.wording import flow_list, spelled
 
-#: At most this many specs of a package get their own line.
+#: ``doctor`` prints a line about each spec of the package, but at most this many.
 MOST_SPECS = 8
 
-#: The figures of a GPU that the driver reports, and that pav2gen also has for each target.
+#: The names of the figures that ``doctor`` compares: the driver's figures of a GPU with those of its target.
 COMPARED = ("multiprocessors", "warp_size", "max_threads_per_block", "shared_memory_bytes")
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """What to examine.
+    """What ``doctor`` examines.
 
     python: the path of the interpreter that runs vLLM.
     tree: a vLLM tree; None means the vLLM that the interpreter ``python`` imports.
@@ -51,10 +51,11 @@ class DoctorOptions:
 class Finding:
     """What was found out about one part of the machine, such as torch or a compiler.
 
+    name: the name of the part.
     found: whether the part exists and is usable.
-    text: the line to print.
-    figures: the values in ``text``, for --json.
-    more: further lines to print.
+    text: the line that describes the part.
+    figures: the values in ``text``, by their names. Only --json prints them separately.
+    more: further lines about the part, which are printed below ``text``.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Diagnosis:
         yield f"{'next':{width}}  {self.next}  ({self.because})"
 
     def document(self) -> dict[str, Any]:
-        """Return the diagnosis as a JSON document."""
+        """Return the diagnosis as a dict, which --json prints."""
         findings = {
             finding.name: {k: v for k, v in asdict(finding).items() if k != "name"} for finding in self.findings
         }
@@ -92,7 +93,7 @@ class Diagnosis:
 
 
 def examine(options: DoctorOptions) -> Diagnosis:
-    """Examine all parts of the machine. A missing or broken part never raises an error."""
+    """Examine all parts of the machine, and return the diagnosis. A missing or broken part never raises an error."""
     python = _python(options)
     found = [_pav2gen(), python]
     found += [_torch(options), _card(options), *_compilers()]
@@ -120,7 +121,7 @@ def _python(options: DoctorOptions) -> Finding:
 
 
 def _torch(options: DoctorOptions) -> Finding:
-    """Examine the torch that vLLM's interpreter imports."""
+    """Examine the torch that the interpreter of vLLM imports: its version, and the GPUs that it sees."""
     try:
         answer = ask(options.python, TORCH)
     except NoAnswer as reason:
@@ -134,7 +135,7 @@ def _torch(options: DoctorOptions) -> Finding:
 def _card(options: DoctorOptions) -> Finding:
     """Examine the GPUs that the driver reports.
 
-    Compare the first GPU with its target, the figures that plans assume for it.
+    Compare the first GPU with its target, which has the figures that plans assume for such a GPU.
     """
     try:
         answer = ask(options.python, DRIVER)
@@ -149,7 +150,7 @@ def _card(options: DoctorOptions) -> Finding:
 
 
 def _driver(version: object) -> str:
-    """Return the CUDA release of a driver in words. The number 12040 means release 12.4."""
+    """Return a description of a driver. ``version`` is its CUDA release as a number: 12040 means 12.4."""
     known = isinstance(version, int) and version > 0
     return f"driver for CUDA {version // 1000}.{version % 1000 // 10}" if known else "a driver of an unknown release"  # type: ignore[operator]
 
@@ -168,9 +169,11 @@ def _against_target(card: Mapping[str, Any]) -> Iterator[str]:
 
 
 def target_of(card: Mapping[str, Any]) -> Target | None:
-    """Return the target of a GPU: by name for an Iluvatar GPU, by compute capability for any other.
+    """Return the target of a GPU, or None if pav2gen has no target for it.
 
-    Returns None if pav2gen has no target for the GPU.
+    An Iluvatar GPU is recognised by its name, and any other GPU by its compute capability.
+
+    card: what the driver reports about the GPU.
     """
     name = str(card.get("name", "")).lower().replace(" ", "-").replace("_", "-")
     for target in TARGETS.values():
@@ -182,7 +185,7 @@ def target_of(card: Mapping[str, Any]) -> Target | None:
 
 
 def _compilers() -> Iterator[Finding]:
-    """Look for the compilers of CUDA sources: CoreX for Iluvatar GPUs, nvcc for NVIDIA GPUs, g++ for the CPU."""
+    """Examine each compiler of CUDA sources: CoreX for Iluvatar GPUs, nvcc for NVIDIA GPUs, g++ for the CPU."""
     ways: Sequence[tuple[str, Callable[[], tuple[str, str]]]] = (
         ("CoreX", lambda: _toolchain(toolchain.corex())),
         ("nvcc", lambda: _toolchain(toolchain.nvcc("sm_75"))),
@@ -211,9 +214,9 @@ def _host() -> tuple[str, str]:
 
 
 def _package(generated: Path) -> tuple[Finding, Tree | None]:
-    """Examine the generated package: its specs, and the shapes that its kernels serve.
+    """Examine the generated package in the folder ``generated``: its specs, and the axis values of their kernels.
 
-    Returns the files of the package too, or None if there is no usable package.
+    Also returns the package as read from the disk, or None if there is no usable package.
     """
     try:
         tree = read_tree(generated)
@@ -234,16 +237,21 @@ def _package(generated: Path) -> tuple[Finding, Tree | None]:
 
 
 def _served(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the shapes that a spec's kernels serve. Name the operators too, unless decode is the only one."""
+    """Return the axis values of a spec's kernels as text, and their operators unless all are decode kernels.
+
+    rows: the rows of the kernels in the dispatch table.
+    """
     operators = list(dict.fromkeys(row.get("operator", "decode") for row in rows))
     keys = shapes([row["key"] for row in rows])
     return keys if operators == ["decode"] else f"operators {flow_list(operators)}, {keys}"
 
 
 def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the values of each axis in ``keys``, the configurations of kernels.
+    """Return the values of each axis as text, such as ``head_size 128, dtype [float16, bfloat16]``.
 
-    Leave out features that none of them has.
+    Features that no kernel has are left out.
+
+    keys: the kernel keys, as mappings from axes to values.
     """
     parts = []
     for name in KEY_AXES:
@@ -254,7 +262,11 @@ def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, ...]]:
-    """Examine the vLLM trees at ``place``: their versions, and the kernels that are installed in them."""
+    """Examine the vLLM trees at ``place``: their versions, and the kernels that are installed in them.
+
+    place: the folder of the trees, or None if no vLLM was found.
+    generated: the folder of the generated package, with which the installed kernels are compared.
+    """
     if place is None:
         return Finding("vLLM", False, "not found by that Python; name a tree: pav2gen doctor TREE"), ()
     try:
@@ -275,7 +287,7 @@ def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, .
 
 
 def _installed(state: Status) -> str:
-    """Return a line about the kernels that are installed in a tree."""
+    """Return a line about the kernels that are installed in a vLLM tree, and whether they are current."""
     if state.record is None:
         return "pav2gen has installed nothing in it"
     specs = ", ".join(f"{name} ({entry['kernels']} kernels)" for name, entry in state.record.specs.items())
@@ -286,7 +298,12 @@ def _installed(state: Status) -> str:
 
 
 def _next(options: DoctorOptions, tree: Tree | None, place: Path | None, states: Sequence[Status]) -> tuple[str, str]:
-    """Return the command to type next, and the reason to type it."""
+    """Return the command to type next, and the reason to type it.
+
+    tree: the generated package, or None.
+    place: the folder of the vLLM trees, or None.
+    states: the state of each vLLM tree.
+    """
     out = [] if options.generated == DEFAULT_FOLDER else ["--out", str(options.generated)]
     if tree is None:
         specs = sorted(options.specs.glob("*.yaml"))

@@ -1,7 +1,7 @@
 """Implements ``pav2gen explain``: finds the kernels with given axis values, or says why there are none.
 
-A query gives values for some axes. A kernel serves a query if it has these values. If no kernel does, ``explain`` finds
-the edits of a spec that would add one.
+A query gives values for some axes. A kernel serves a query if it has these values. If no kernel serves a query,
+``explain`` finds the edits of a spec that would add such a kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Refusal:
-    """A rule that forbids every kernel with the query's values, and the message about it."""
+    """A rule that forbids every kernel with the query's values.
+
+    sentence: the message that says which values the rule forbids.
+    """
 
     rule: Rule
     sentence: str
@@ -39,11 +42,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a spec has no kernel for a query: the values of axes, and perhaps an operator, that the user asks about.
+    """Why a spec has no kernel that serves a query. One of ``lacking``, ``exclusions`` and ``barred`` says it.
 
     lacking: the axes on which the spec lacks the query's value.
-    exclusions: the exclusions that remove the kernels with the query's values.
-    barred: why the spec cannot build the query's operator, although its axes have all values of the query; else empty.
+    exclusions: the exclusions of the spec that remove the kernels with the query's values.
+    barred: the reason why the spec cannot build the query's operator, although it has all values of the query.
     """
 
     spec: Spec
@@ -52,7 +55,7 @@ class Obstacle:
     barred: str = ""
 
     def sentence(self, query: Mapping[str, object]) -> str:
-        """Return a message about the obstacle to ``query``, with the file and the lines of the spec."""
+        """Return the message that says why the spec has no kernel for ``query``, with the path of the spec's file."""
         if self.lacking:
             axes = (f"{axis} {flow_list(self.spec.axes[axis])} lacks {spelled(query[axis])}" for axis in self.lacking)
             return f"{_file(self.spec)}: {', '.join(axes)}"
@@ -66,11 +69,11 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class AxisEdit:
-    """An edit of a spec: write the text ``line`` at the place ``where``.
+    """An edit of a spec that the user can make: write the text ``line`` at the place ``where``.
 
-    values: the new values of some axes.
-    operators: the new operators of the spec, if ``line`` changes them.
-    where: ``file:line`` in the file before the edit.
+    values: for each axis that the edit changes, all its values after the edit.
+    operators: all operators of the spec after the edit. Empty if the edit does not change them.
+    where: ``file:line`` or ``file:first-last``, with line numbers before the edit; or ``file, at its end``.
     under: the section to which ``line`` is added. ``under`` is empty if ``line`` replaces the lines at ``where``, or is
     added at the end of the file.
     """
@@ -83,7 +86,7 @@ class AxisEdit:
 
 
 class Missing(NamedTuple):
-    """Operators that a spec does not build, the edit that adds them, and the command that then builds them."""
+    """Operators that a spec could also build: their names, the edit that adds them, and the command to run then."""
 
     operators: tuple[str, ...]
     edit: AxisEdit
@@ -92,16 +95,17 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer to a query: the kernels that serve it, or what prevents them and how to add one.
+    """The answer to a query: the kernels that serve it, or why there is none and how to add one.
 
-    operator: the operator that the query asks for.
+    query: the axis values that the user asks for.
+    operator: the operator that the user asks for.
     served: the kernels of ``operator`` with the query's values.
     others: the kernels of other operators with the query's values.
-    missing: the operators that no spec builds for the query, and the edit that adds them.
+    missing: the operators of which no spec has a kernel with the query's values, and how to add them.
     refusals: the rules that forbid the query.
-    obstacles: one for each spec; the first one needs the smallest change.
+    obstacles: for each spec, why it has no kernel for the query. The spec that needs the smallest change is first.
     nearest: the kernel of ``operator`` that differs from the query on the fewest axes.
-    edits: the edits of one spec that add the kernel.
+    edits: the edits of one spec that add a kernel for the query.
     command: the command that builds this spec after the edits. If there is a command but no edit, the user must first
     remove some of the spec's exclusions.
 
@@ -120,7 +124,7 @@ class Explanation:
     command: str = ""
 
     def lines(self) -> tuple[str, ...]:
-        """Return the answer as lines of text."""
+        """Return the answer as the lines of text that ``pav2gen explain`` prints."""
         asked = _pairs(self.query) or "any key"
         if self.served:
             served = (f"  {variant.spec}  {variant.slug}" for variant in self.served)
@@ -130,9 +134,9 @@ class Explanation:
         return f"{asked}: no {self._kernel()} serves it", *self._beside(), *self._against(), *self._remedy()
 
     def _kernel(self) -> str:
-        """Return the word for a kernel of ``operator``.
+        """Return what the answer calls a kernel of ``operator``, such as ``extend kernel``.
 
-        The word names the operator if the answer names other operators too.
+        A decode kernel is just ``kernel``, unless only kernels of other operators serve the query.
         """
         plain = self.operator == "decode" and (self.served or not self.others)
         return "kernel" if plain else f"{self.operator} kernel"
@@ -188,10 +192,10 @@ class Explanation:
 
 
 def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
-    """Find the kernels of ``specs`` that serve ``query``, or the obstacles and the edits that would add a kernel.
+    """Find the kernels of ``specs`` that serve ``query``, or why there is none and the edits that would add one.
 
-    query: values of some axes of ``AXES``, as text or in the axis's type. It may also name an ``operator``; the default
-    is decode.
+    query: maps some axes of ``AXES`` to values, as text or in the axis's type. The key ``operator`` is allowed too; its
+    default is decode.
 
     Raises UserError for an unknown axis, and for a value of the wrong type.
     """
@@ -231,6 +235,8 @@ def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
 def _missing(served: Sequence[Point], others: Sequence[Point], specs: Sequence[Spec]) -> Missing | None:
     """Find the operators of which no spec has kernels for the query, and how to add them to a spec.
 
+    Returns None if there are no such operators, or if no spec can build them.
+
     served: the kernels of the query's operator that serve the query.
     others: the kernels of other operators that serve the query.
     """
@@ -244,7 +250,7 @@ def _missing(served: Sequence[Point], others: Sequence[Point], specs: Sequence[S
 
 
 def _bar(spec: Spec, operator: str) -> str:
-    """Return why ``spec`` cannot build ``operator`` too, or an empty text if it can."""
+    """Return why ``spec`` cannot also build kernels of ``operator``, or an empty text if it can."""
     try:
         check(replace(spec, operators=(*spec.operators, operator)))
     except UserError as error:
@@ -253,12 +259,15 @@ def _bar(spec: Spec, operator: str) -> str:
 
 
 def _build(spec: Spec) -> str:
-    """Return the command that builds ``spec``."""
+    """Return the shell command that builds ``spec``."""
     return f"pav2gen build {shlex.quote(_file(spec))}"
 
 
 def read_query(words: Iterable[str]) -> dict[str, object]:
-    """Parse arguments of the form ``axis=value``. Raises UserError for any other form, and for an axis given twice."""
+    """Convert arguments of the form ``axis=value`` to a dict from axes to values.
+
+    Raises UserError for an argument of another form, and for an axis given twice.
+    """
     query: dict[str, object] = {}
     for word in words:
         axis, equals, value = word.partition("=")
@@ -273,7 +282,7 @@ def read_query(words: Iterable[str]) -> dict[str, object]:
 
 
 def read_value(axis: str, value: object) -> object:
-    """Convert ``value`` to the type of ``axis``, which may be ``operator``.
+    """Convert ``value`` to the type of ``axis``, the name of an axis or ``operator``.
 
     Raises UserError for an unknown axis or a value of another type.
     """
@@ -294,7 +303,7 @@ def differing_axes(query: Mapping[str, object], point: Point) -> tuple[str, ...]
 
 
 def _refusals(query: Mapping[str, object], operator: str) -> Iterator[Refusal]:
-    """Yield the rules that ``query`` breaks, whatever the values of the other axes are."""
+    """Yield each rule that ``query`` breaks, whatever values the axes have that ``query`` leaves open."""
     for rule in RULES:
         if isinstance(rule, AxisRule) and query.keys() >= set(rule.axes):
             sentence = rule.complaint(*(query[axis] for axis in rule.axes))
@@ -307,7 +316,7 @@ def _refusals(query: Mapping[str, object], operator: str) -> Iterator[Refusal]:
 
 
 def _obstacle(query: Mapping[str, object], operator: str, spec: Spec) -> Obstacle:
-    """Find out why ``spec`` has no kernel of ``operator`` for ``query``."""
+    """Return the reason why ``spec`` has no kernel of ``operator`` for ``query``."""
     lacking = tuple(axis for axis, value in query.items() if value not in spec.axes[axis])
     if lacking:
         return Obstacle(spec, lacking, ())
@@ -321,7 +330,8 @@ def _obstacle(query: Mapping[str, object], operator: str, spec: Spec) -> Obstacl
 def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float]:
     """Return a sort key that orders obstacles by the size of the necessary change.
 
-    The key is the number of axes to extend, then the relative distance of the query's values from the spec's values.
+    The key is the number of axes that need another value in the spec, then the relative distance of the query's values
+    from the spec's values on these axes.
     """
     axes = obstacle.spec.axes
     nearest = (min(relative_difference(query[axis], has) for has in axes[axis]) for axis in obstacle.lacking)
@@ -329,7 +339,7 @@ def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float
 
 
 def _with_operators(spec: Spec, *operators: str) -> AxisEdit:
-    """Return the edit that adds ``operators`` to those of ``spec``."""
+    """Return the edit that adds ``operators`` to the operators in the file of ``spec``."""
     every = [each for each in OPERATORS if each in (*spec.operators, *operators)]
     line = f"operators: {flow_list(every)}"
     if "operators" not in spec.places:
@@ -339,9 +349,9 @@ def _with_operators(spec: Spec, *operators: str) -> AxisEdit:
 
 
 def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit]:
-    """Yield the edits that add the query's values to the axes that lack them.
+    """Yield the edits that add the query's values to the axes of the obstacle's spec that lack them.
 
-    If a section is missing in the file, or written in braces, the edit gives the whole section.
+    If the section of an axis is missing in the spec's file, or is written in braces, one edit gives the whole section.
     """
     spec, whole = obstacle.spec, dict[str, dict[str, tuple[object, ...]]]()
     for axis in obstacle.lacking:
@@ -365,20 +375,20 @@ def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit
 
 
 def _keys(spec: Spec, section: str) -> list[str]:
-    """Return the keys of a section of the spec, in the order of the file."""
+    """Return the names of the axes that a section of the spec's file sets, in the order of the file."""
     return [path.removeprefix(f"{section}.") for path in spec.places if re.fullmatch(rf"{section}\.\w+", path)]
 
 
 def _values(spec: Spec, key: str) -> str:
-    """Return the values of the axis ``key`` in a spec, as YAML."""
+    """Return the values of the axis ``key`` in a spec as YAML: a list, or a single value."""
     values = spec.axes[key]
     return flow_list(values) if len(values) > 1 else spelled(values[0])
 
 
 def _in_braces(spec: Spec, section: str) -> bool:
-    """Whether the file writes a section in braces.
+    """Whether the spec's file has a section in braces, such as ``axes: {head_size: 128}``.
 
-    The first value of such a section is on the line of the section's name.
+    Such a section is recognised by a value on the same line as the section's name.
     """
     return any(spec.places[f"{section}.{key}"] == spec.places[section] for key in _keys(spec, section))
 
@@ -389,12 +399,12 @@ def _line(place: str) -> int:
 
 
 def _range(first: str, last: str) -> str:
-    """Return ``file:line``, or ``file:first-last`` for several lines that one edit replaces."""
+    """Return the place of the lines from ``first`` to ``last``, as ``file:first-last`` or ``file:line``."""
     return first if _line(first) == _line(last) else f"{first}-{_line(last)}"
 
 
 def _would_serve(query: Mapping[str, object], operator: str, spec: Spec, edits: Sequence[AxisEdit]) -> bool:
-    """Whether ``spec``, after ``edits``, obeys every rule and has a kernel for ``query``."""
+    """Whether ``spec``, after ``edits``, obeys every rule and has a kernel of ``operator`` for ``query``."""
     axes = dict(spec.axes)
     for edit in edits:
         axes.update(edit.values)
@@ -408,7 +418,7 @@ def _would_serve(query: Mapping[str, object], operator: str, spec: Spec, edits: 
 
 
 def _file(spec: Spec) -> str:
-    """Return the path from which a spec was loaded."""
+    """Return the path from which a spec was loaded, or only the file's name if the path is not known."""
     return spec.where("").rpartition(":")[0] or spec.file_name
 
 
@@ -418,7 +428,7 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 
 def _named(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the first ``MOST_NAMED`` lines, then a line with the number of the others."""
+    """Yield the first ``MOST_NAMED`` of ``lines``, then a line that says how many more there are."""
     every = list(lines)
     yield from every[:MOST_NAMED]
     if len(every) > MOST_NAMED:
@@ -426,7 +436,10 @@ def _named(lines: Iterable[str]) -> Iterator[str]:
 
 
 def axis_lines(specs: Sequence[Spec]) -> Iterator[str]:
-    """Yield a line for each axis: its meaning, its possible values, and its values in ``specs``."""
+    """Yield a heading, then a line for the operator and for each axis.
+
+    A line has the meaning of the axis, its possible values, and its values in ``specs``.
+    """
     yield "pav2gen explain AXIS=VALUE...  takes the axes below; an axis that is left out may have any value"
     width = max(map(len, AXES))
     operators = ", ".join(each for each in OPERATORS if any(each in spec.operators for spec in specs))

@@ -12,7 +12,7 @@ from pav2gen.reading.model_config import read_attention
 from pav2gen.reading.spec_file import parse
 from pav2gen.render.spec_draft import draft_spec, family_name
 
-#: The default folder of specs.
+#: The folder in which a spec is written if the user names no path.
 SPECS = Path("specs")
 
 
@@ -53,11 +53,10 @@ def init(config: Path, out: Path | None = None, force: bool = False, schema: str
 
 
 def _schema_line(schema: str | None, folder: Path) -> str:
-    """Return the comment that tells the YAML language server which schema the file has.
+    """Return the comment by which editors find the JSON Schema of a spec, or an empty text if ``schema`` is None.
 
-    Without a schema, return an empty text.
-
-    The comment gives the schema's path relative to ``folder``, the folder of the spec.
+    The comment gives the schema's path relative to ``folder``, the folder of the spec. Raises UserError for a path
+    that a comment cannot contain.
     """
     if schema is None:
         return ""

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def entries(selections: Iterable[Selection], measured: Mapping[str, Measured] | None = None) -> list[dict[str, Any]]:
-    """Return an entry for each kernel: its names, the values of its axes, and the figures of its plan.
+    """Return a dict for each kernel: its names, the values of its axes, and the figures of its plan.
 
-    measured: what ptxas says about the CUDA kernels of each spec, by the spec's name. These figures replace estimates
-    of the plans.
+    measured: maps the name of a spec to what ptxas, the assembler of nvcc, reports about the spec's CUDA kernels. These
+    figures replace the plan's estimates.
     """
     return [
         {
@@ -36,7 +36,7 @@ def entries(selections: Iterable[Selection], measured: Mapping[str, Measured] | 
 
 
 def table(listed: Sequence[dict[str, Any]]) -> Table:
-    """Return the entries as a table, with a column for each figure that any entry has."""
+    """Return a table with a row for each dict of ``entries``, and a column for each figure that any kernel has."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -50,5 +50,5 @@ def table(listed: Sequence[dict[str, Any]]) -> Table:
 
 
 def _cell(figure: object) -> str:
-    """Return a figure as text. The text is empty if the figure is unknown, or if the kernel does not have it."""
+    """Return a figure as text. None, for a figure that is unknown or that the kernel does not have, gives no text."""
     return "" if figure is None else spelled(figure)

@@ -14,7 +14,7 @@ from typing import Any
 #: A probe may take this many seconds. The first import of torch on a slow disk takes half a minute.
 SECONDS = 120
 
-#: The probe of an interpreter: its version, and the folder of its vLLM. It does not import vLLM.
+#: The probe that prints the version of a Python interpreter, and the folder of its vLLM. It does not import vLLM.
 PYTHON = """
 import importlib.util, json, platform, sys
 def place(name):
@@ -27,7 +27,7 @@ print(json.dumps({"version": platform.python_version(), "executable": sys.execut
                   "platform": platform.platform(), "vllm": place("vllm"), "torch": place("torch")}))
 """
 
-#: The probe of torch: its version, and the devices that it sees.
+#: The probe that prints the version of torch, and the names of the GPUs that torch sees.
 TORCH = """
 import json, torch
 found = {"version": torch.__version__, "cuda": torch.version.cuda or "", "available": torch.cuda.is_available()}
@@ -36,7 +36,8 @@ found["devices"] = [torch.cuda.get_device_name(index) for index in range(number)
 print(json.dumps(found))
 """
 
-#: The probe of the CUDA driver: the cards and their figures. CoreX has a driver with the same name and interface.
+#: The probe that asks the CUDA driver for the GPUs and their figures. The driver of CoreX, the software of Iluvatar
+#: GPUs, has the same name and interface.
 DRIVER = """
 import ctypes, json, os
 homes = [os.environ.get("COREX_HOME", "/usr/local/corex"), "/usr/local/corex-3.2.3"]
@@ -80,7 +81,10 @@ class NoAnswer(Exception):
 
 
 def ask(python: str, probe: str) -> Mapping[str, Any]:
-    """Run ``probe`` with the interpreter ``python``, and return its result. Raises NoAnswer if the probe fails."""
+    """Run ``probe`` with the interpreter at the path ``python``, and return the JSON object that the probe prints.
+
+    Raises NoAnswer if the probe fails.
+    """
     try:
         done = subprocess.run(
             [python, "-c", probe], capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS

@@ -1,8 +1,8 @@
-"""The table of all axes: the values of each axis, and how specs, messages and names write them.
+"""The table of all axes: which values each axis may have, and how specs, messages and kernel names write these values.
 
-All code that handles axes uses this table: the spec and tuning readers, the rules, ``explain``, ``--filter``, kernel
-names, titles, the bench document, ``init`` and the JSON Schema. To add an axis, add an entry to the table here, and a
-field to ``runtime.key.Key`` and to ``family.variant.AttentionVariant``.
+All code that handles axes uses this table: the readers of specs and tuning files, the rules, ``explain``, ``--filter``,
+kernel names, titles, the JSON document of ``bench``, ``init`` and the JSON Schema. To add an axis, add an entry to
+``_TABLE``, and a field to ``runtime.key.Key`` and to ``family.variant.AttentionVariant``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ KV_TAGS = {"auto": "", "fp8_e4m3": "_e4m3", "fp8_e5m2": "_e5m2", "int8": "_int8"
 
 PARTITION_SIZES = (64, 128, 256, 512, 1024, 2048)
 
-#: The two sections of a spec that hold axes.
+#: The names of the two sections of a spec that give the values of axes.
 AXES_SECTION, FEATURES_SECTION = "axes", "features"
 
-#: The name of each type in messages.
+#: Python type of an axis's values -> what messages call a value of this type.
 TYPE_NAMES: Mapping[type, str] = {
     int: "a whole number from 0 to 999999999",
     float: "a number",
@@ -35,12 +35,14 @@ TYPE_NAMES: Mapping[type, str] = {
 class Axis:
     """One axis: a property in which the kernels of a spec differ, such as the head size.
 
-    ``kind`` is the type of the axis's values. If ``nullable``, None ("without the feature") is a value too. ``allowed``
-    lists all values that a kernel can be generated for. If ``allowed`` is empty, a rule in ``reading.rules`` decides
-    which values are allowed. ``works`` describes the allowed values in words. ``default`` has the values for a spec
-    that leaves the axis out, or None if a spec must give the axis. ``aliases`` maps other spellings to values.
-    ``about`` is one sentence for the JSON Schema and for ``explain``. ``tag`` returns the part of a kernel's name that
-    states a value. ``title`` returns the part of a kernel's description that states a value, or "".
+    ``kind`` is the Python type of the axis's values. If ``nullable``, None ("without the feature") is a value too.
+    ``allowed`` lists all values that a kernel can be generated for. If ``allowed`` is empty, the type and the rules in
+    ``reading.rules`` decide which values are allowed. ``works`` describes the allowed values in words, for messages.
+    ``default`` has the values for a spec that leaves the axis out, or None if a spec must give the axis. ``section`` is
+    the section of a spec that gives the values. ``aliases`` maps other spellings of values to the values. ``about`` is
+    one sentence for the JSON Schema and for ``explain``. ``tag`` is a function that takes a value and returns the part
+    of a kernel's name that states the value. ``title`` is a function that takes a value and returns the part of a
+    kernel's description that states the value, or "".
     """
 
     name: str
@@ -57,18 +59,18 @@ class Axis:
 
     @property
     def path(self) -> str:
-        """The path of the axis's values in a spec file: ``axes.head_size``, ``features.alibi``."""
+        """Where a spec file gives the values of this axis, as a dotted path: ``axes.head_size``, ``features.alibi``."""
         return f"{self.section}.{self.name}"
 
     def has_type(self, value: object) -> bool:
-        """Whether ``value`` has the type of this axis. The range is not checked."""
+        """Whether ``value`` has the type of this axis's values. Whether the value is allowed is not checked."""
         if value is None:
             return self.nullable
         return type(value) is self.kind or (self.kind is float and type(value) is int)
 
     def parse(self, text: str) -> object:
-        """Parse a value of this axis from a command line. Raises UserError if ``text`` does not have the axis's
-        type.
+        """Convert ``text``, which is from the command line, to a value of this axis. Raises UserError if ``text`` does
+        not have the type of the axis's values.
         """
         text = text.strip()
         if self.nullable and text in ("null", "none", "None", "~"):
@@ -90,7 +92,7 @@ def _number(prefix: str) -> Callable[[object], str]:
 
 
 def _name_part(value: object) -> str:
-    """The text of a number within a kernel's name: ``50`` for 50.0, ``0p5`` for 0.5."""
+    """How a kernel's name writes the number ``value``: ``50`` for 50.0, ``0p5`` for 0.5."""
     return str(value).removesuffix(".0").replace(".", "p")
 
 
@@ -223,13 +225,15 @@ _TABLE = (
     ),
 )
 
-#: All axes by name, in the order of a kernel's name. In a list of kernels, the last axis varies fastest.
+#: Every axis by its name, in the order in which a kernel's name states the axes. From one kernel of a list to the next,
+#: the value of the last axis changes first.
 AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
 
-#: The axes that a phrase such as "24/4 heads of 256" already states.
+#: The axes that the reports of ``bench`` state in a phrase of their own, such as "24/4 heads of 256". The reports leave
+#: these axes out of the titles that they get from ``title``.
 HEADS = ("head_size", "gqa_ratio")
 
-#: The axes that must match between a call and a kernel.
+#: The names of the axes for which a call and its kernel must have the same values: the fields of ``Key``.
 KEY_AXES = tuple(name for name in AXES if name != "partition_size")
 
 if Key._fields != KEY_AXES:
@@ -237,16 +241,18 @@ if Key._fields != KEY_AXES:
 
 
 def slug(values: Mapping[str, object]) -> str:
-    """The name of a kernel within its spec, such as ``hd256_g6_b16_f16_p512``. ``values`` must be in the order of
-    ``AXES``.
+    """The name of a kernel within its spec, such as ``hd256_g6_b16_f16_p512``.
+
+    values: the kernel's value for each axis, by the name of the axis, in the order of ``AXES``.
     """
     return "".join(AXES[name].tag(value) for name, value in values.items())
 
 
 def title(values: Mapping[str, object], leave_out: Collection[str] = ()) -> str:
-    """Axis values in words, in the order of ``values``: ``head size 256, pages of 16, float16``.
+    """A description of a kernel by its axis values, such as ``head size 256, pages of 16, float16``.
 
-    Axes in ``leave_out`` are not stated.
+    values: the kernel's value for each axis, by the name of the axis. The description states them in this order.
+    leave_out: the names of axes that the description does not state.
     """
     parts = (AXES[name].title(value) for name, value in values.items() if name not in leave_out)
     return ", ".join(part for part in parts if part)

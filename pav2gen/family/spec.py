@@ -1,5 +1,5 @@
-"""The content of a spec file. A spec describes its kernels as all combinations of axis values, without the combinations
-that it excludes.
+"""The content of a spec file. A spec describes its kernels as all combinations of its axis values, except the
+combinations that it excludes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from pav2gen.family.variant import OPERATORS, Point, Variant, expand
 
 @dataclass(frozen=True)
 class RankShape:
-    """The numbers of query heads and KV heads on one tensor-parallel rank, as vLLM distributes them."""
+    """The numbers of query heads and KV heads on one tensor-parallel rank, as vLLM distributes them over
+    ``tensor_parallel`` ranks.
+    """
 
     tensor_parallel: int
     num_heads: int
@@ -23,16 +25,17 @@ class RankShape:
 
     @property
     def gqa_ratio(self) -> int:
-        """The number of query heads that share one KV head."""
+        """The number of query heads that share one KV head on this rank."""
         return self.num_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes of the model that the kernels serve. Plans, generated tests and benchmarks use these sizes.
+    """The numbers of heads, the longest context and the tensor-parallel sizes of the model that the kernels serve.
+    Plans, generated tests and benchmarks use these numbers.
 
-    ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads of the whole model. ``max_seq_len`` is in
-    tokens. ``tensor_parallel`` lists the numbers of ranks that the model may be distributed over.
+    ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads of the whole model. ``max_seq_len`` is the
+    longest context in tokens. ``tensor_parallel`` lists the numbers of ranks that the model may be distributed over.
     """
 
     num_heads: int
@@ -41,9 +44,10 @@ class Model:
     tensor_parallel: tuple[int, ...]
 
     def ranks(self) -> tuple[RankShape, ...]:
-        """The head counts of one rank, for each tensor-parallel size.
+        """The numbers of query heads and KV heads of one rank, for each number of ranks in ``tensor_parallel``.
 
-        If there are more ranks than KV heads, each rank has one KV head, which several ranks share.
+        If there are more ranks than KV heads, each rank has one KV head, and several ranks have copies of the same KV
+        head.
         """
         return tuple(
             RankShape(size, self.num_heads // size, max(1, self.num_kv_heads // size)) for size in self.tensor_parallel
@@ -61,10 +65,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """An entry of a spec's ``exclude``: variants that the spec leaves out, and the reason.
+    """An entry of a spec's ``exclude``: it describes variants that the spec leaves out, and gives the reason.
 
-    ``when`` maps axes to values. A variant that has one of the values on every axis of ``when`` is left out.
-    ``because`` is the reason, in the spec author's words. ``line`` is the entry's line in the spec file.
+    ``when`` maps names of axes to values. A variant is left out if, for every axis in ``when``, it has one of the
+    values that ``when`` gives for this axis. ``because`` is the reason, in the spec author's words. ``line`` is the
+    number of the entry's line in the spec file.
     """
 
     when: Mapping[str, tuple[object, ...]]
@@ -72,22 +77,23 @@ class Exclusion:
     line: int
 
     def covers(self, variant: Variant) -> bool:
-        """Whether the exclusion applies to ``variant``: on every axis of ``when``, the variant has one of the given
-        values.
+        """Whether the exclusion leaves out ``variant``: for every axis in ``when``, the variant has one of the values
+        that ``when`` gives for this axis.
         """
         return all(getattr(variant, axis) in values for axis, values in self.when.items())
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How calls are routed to kernels.
+    """The settings that decide which kernel serves a call.
 
-    min_seq_len: vLLM calls the generated operator (V2) for decodes of sequences longer than this number of tokens.
+    min_seq_len: the sequence length, in tokens, above which vLLM should use the generated decode operator (V2).
 
-    partition: the partition size for all calls, or None if the operator chooses one per call.
+    partition: the partition size, in tokens, for all calls, or None if the operator chooses a partition size for each
+    call.
 
-    host_lengths: whether a PyTorch kernel may copy the sequence lengths from the GPU to the host: ``auto`` or
-    ``never``.
+    host_lengths: whether a PyTorch kernel may copy the sequence lengths from the GPU to the host: ``auto`` (where the
+    copy saves work) or ``never``.
     """
 
     min_seq_len: int
@@ -97,7 +103,11 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds: the number of variants of a spec, and the workspace of one call in MiB."""
+    """Two upper bounds that a spec sets for itself.
+
+    max_variants: the most combinations that the axis values of the spec may have.
+    workspace_mib: the most workspace of one call, in MiB.
+    """
 
     max_variants: int
     workspace_mib: int
@@ -105,12 +115,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Spec:
-    """The content of a spec file. ``axes`` maps each axis of ``family.axes.AXES`` to its values.
+    """The content of a spec file.
 
-    ``operators`` lists the operators to build (names of ``variant.OPERATORS``). ``cuda`` has the layout settings of
-    CUDA kernels that the spec fixes (names of ``cuda_plan.CHOICES``). The plan chooses all settings that the spec does
-    not fix. ``modifications`` maps the name of each modification to its definition. ``places`` maps the path of a value
-    in the file (``axes.head_size``, ``model.tensor_parallel[1]``) to its ``file:line``.
+    ``about`` is a description in one line. ``axes`` maps the name of each axis of ``family.axes.AXES`` to the values
+    that the spec gives. ``operators`` lists the operators to build (names of ``variant.OPERATORS``). ``file_name`` is
+    the name of the spec file without its folder, and ``sha256`` is the file's SHA-256. ``cuda`` maps layout settings of
+    CUDA decode kernels (names of ``cuda_plan.CHOICES``) to the values that the spec fixes. The plan chooses all
+    settings that the spec does not fix. ``modifications`` maps the name of each modification to its definition.
+    ``places`` maps the path of each value in the spec file (``axes.head_size``, ``model.tensor_parallel[1]``) to the
+    value's ``file:line``.
     """
 
     name: str
@@ -131,21 +144,23 @@ class Spec:
 
     @property
     def canonical_path(self) -> str:
-        """The spec's path as generated files state it. The path does not depend on the folder in which the build
+        """The path by which generated files refer to the spec file. It does not depend on the folder in which the build
         runs.
         """
         return f"specs/{self.file_name}"
 
     def where(self, *path: str) -> str:
-        """``file:line`` of the first of the given paths that the spec file contains, or the file's name if it contains
-        none.
+        """The ``file:line`` of a value in the spec file, or the file's name.
+
+        path: paths of values, such as ``axes.head_size``. The first path that the spec file contains counts. If the
+        file contains none of them, the result is the file's name.
         """
         return next((self.places[name] for name in path if name in self.places), self.file_name)
 
 
 def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
-    """The values of an axis with ``value`` added: None first, then numbers in ascending order. A string is added at the
-    end.
+    """Return ``values``, the values of one axis, with ``value`` added: None first, then numbers in ascending order. If
+    ``value`` is a string, it is added at the end.
     """
     if isinstance(value, str):
         return (*values, value)
@@ -153,8 +168,8 @@ def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
 
 
 def variants(spec: Spec) -> tuple[Variant, ...]:
-    """All decode kernels of ``spec``: every combination of axis values that no exclusion covers, in the order of
-    ``AXES``.
+    """All decode kernels of ``spec``: every combination of axis values that no exclusion covers. From one kernel to the
+    next, the value of the last axis in ``AXES`` changes first.
     """
     return tuple(
         replace(variant, own=spec.modifications.get(variant.modification or ""))
@@ -164,6 +179,6 @@ def variants(spec: Spec) -> tuple[Variant, ...]:
 
 
 def points(spec: Spec) -> tuple[Point, ...]:
-    """All kernels of ``spec``, sorted by operator."""
+    """All kernels of ``spec``: first those of the first operator in ``spec.operators``, then those of the next."""
     family = variants(spec)
     return tuple(point for operator in spec.operators for point in OPERATORS[operator](family))

@@ -1,4 +1,6 @@
-"""Hardware profiles of GPUs: the figures that plans use. For each figure, a profile names the source."""
+"""Targets: the GPU models that kernels are planned for, with the hardware figures that plans use and the source of each
+figure.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,16 @@ from pav2gen.wording import did_you_mean, one_of, quoted
 
 @dataclass(frozen=True)
 class Target:
-    """The hardware figures of one GPU model. A figure that is not known is None. ``sources`` names the source of each
-    figure.
+    """The hardware figures of one GPU model. An unknown figure is None, or a value that ``sources`` calls assumed.
+    ``sources`` maps the name of each figure to where the figure comes from.
 
-    ``arch`` is the compiler's name of the architecture. ``launch_us`` is the time to launch an empty kernel, in
-    microseconds. ``bandwidth_gbps`` is the measured bandwidth of a copy in GB/s. ``peak_bandwidth_gbps`` is computed
-    from the memory's clock and bus width. ``shared_memory_bytes`` is the most that a thread block may use without
-    opting in to more. ``load_bytes`` is the number of bytes per load and thread that is believed to give the highest
-    bandwidth. ``latency_ns`` is the time in nanoseconds from the issue of a load from memory until its value can be
-    used. ``block_start_ns`` is the time in nanoseconds to start and end a thread block that does nothing.
+    ``arch`` is the compiler's name of the architecture, such as ``sm_80``. ``launch_us`` is the time to launch an empty
+    kernel, in microseconds. ``bandwidth_gbps`` is the bandwidth of a copy in GPU memory, in GB/s; for NVIDIA GPUs it is
+    the nominal bandwidth. ``peak_bandwidth_gbps`` is the nominal bandwidth of GPU memory, in GB/s.
+    ``shared_memory_bytes`` is the most shared memory, in bytes, that a thread block may use without opting in to more.
+    ``load_bytes`` is the number of bytes per load and thread that is believed to give the highest bandwidth.
+    ``latency_ns`` is the time in nanoseconds from the issue of a load from GPU memory until its value can be used.
+    ``block_start_ns`` is the time in nanoseconds to start and end a thread block that does nothing.
     """
 
     name: str
@@ -45,7 +48,8 @@ class Target:
         """Return a copy of this target with new values for some figures.
 
         figures: the new values. The keys are names from ``FIGURES``.
-        Raises UserError for a figure that does not exist, or a value of a wrong type or range.
+        Raises UserError for a name that is not in ``FIGURES``, and for a value of a wrong type or outside the allowed
+        range.
         """
         for name, value in figures.items():
             if name not in FIGURES:
@@ -58,8 +62,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """The values that a spec may give to one hardware figure: numbers from ``low`` to ``high``, or one of
-    ``choices``.
+    """The values that a spec may give to one hardware figure: one of ``choices`` or, if ``choices`` is empty, a number
+    from ``low`` to ``high``. ``whole`` says whether the number must be an integer.
     """
 
     low: float = 0
@@ -68,20 +72,20 @@ class Figure:
     choices: tuple[int, ...] = ()
 
     def admits(self, value: object) -> bool:
-        """Whether ``value`` is of the right type and in range."""
+        """Whether ``value`` has the right type and is among the allowed values."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
             return False
         return value in self.choices if self.choices else self.low <= value <= self.high
 
     @property
     def works(self) -> str:
-        """The allowed values in words, for error messages."""
+        """The allowed values in words, for error messages: ``a whole number from 1 to 1024``."""
         if self.choices:
             return one_of(self.choices)
         return f"a {'whole ' if self.whole else ''}number from {self.low:g} to {self.high:g}"
 
 
-#: The figures that a spec may override.
+#: Name of each figure that a spec may override -> the values that the spec may give to the figure.
 FIGURES: Mapping[str, Figure] = {
     "warp_size": Figure(choices=(32, 64)),
     "multiprocessors": Figure(1, 1024),
@@ -116,10 +120,10 @@ def _nvidia(
     bandwidth_gbps: float,
     shared_kib: int,
 ) -> Target:
-    """Make the target for an NVIDIA compute capability.
+    """Make the target for NVIDIA GPUs of the compute capability that ``arch`` names, such as ``sm_80``.
 
-    ``card`` is one GPU model of that compute capability. Its data sheet is the source of the figures that vary by
-    model.
+    ``card`` is one GPU model of that compute capability. Its data sheet is the source of the figures that differ
+    between models. ``shared_kib`` is the shared memory of a multiprocessor in KiB.
     """
     sheet = f"NVIDIA {card} data sheet"
     return Target(
@@ -224,7 +228,7 @@ _MR_V100 = Target(
     },
 )
 
-#: Every profile by its name.
+#: Every target by its name.
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
@@ -239,7 +243,9 @@ TARGETS: Mapping[str, Target] = {
 
 
 def find(name: str) -> Target:
-    """The target called ``name``. Raises UserError, with the most similar name, if no target has this name."""
+    """The target called ``name``. If no target has this name, raises UserError with a message that suggests the most
+    similar name.
+    """
     if name not in TARGETS:
         raise UserError(f"unknown target {quoted(name)}; {did_you_mean(name, TARGETS)}")
     return TARGETS[name]

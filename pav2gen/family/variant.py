@@ -1,4 +1,4 @@
-"""Variants: a variant is one kernel of a spec, for one operator. The kernel's names are derived from its axis values.
+"""Variants: a variant is one kernel of a spec, for one operator. A variant's names are derived from its axis values.
 
 No code parses a name back into axis values. Code that needs the value of an axis reads the variant's field.
 """
@@ -17,13 +17,18 @@ from pav2gen.runtime.key import FEATURES, CacheKey, Key
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
-#: The most characters of a symbol or a file name. File systems allow 255. Names of plain kernels have fewer than 100.
-#: Only a softcap of many digits together with a long name of a modification comes near the limit.
+#: The most characters of a kernel's symbol or of a file name. File systems allow 255. The names of kernels without
+#: features have fewer than 100. Only a softcap of many digits together with a long name of a modification comes near
+#: the limit.
 LONGEST_SYMBOL = 160
 
 
 class Point(ABC):
-    """One kernel of one spec, for any operator. The properties are names and sizes that follow from the axis values."""
+    """One kernel of one spec, of any operator. The properties are names, paths and sizes that follow from the axis
+    values.
+
+    ``spec`` is the name of the spec, and ``operator`` is the name of the operator.
+    """
 
     operator: ClassVar[str]
     spec: str
@@ -33,56 +38,62 @@ class Point(ABC):
     @property
     @abstractmethod
     def axes(self) -> dict[str, object]:
-        """The value of each axis of the kernel, in the order in which the kernel's name states them."""
+        """The kernel's value for each of its axes, by the name of the axis, in the order in which the kernel's name
+        states the axes.
+        """
 
     @property
     @abstractmethod
     def slug(self) -> str:
-        """A short name of the kernel, unique within the spec."""
+        """A short name of the kernel, such as ``hd256_g6_b16_f16_p512``. It is unique within the spec."""
 
     @property
     def symbol(self) -> str:
-        """A name of the kernel that is unique over all specs. The CUDA source exports a C function with this name."""
+        """A name of the kernel that is unique over all specs. The kernel's CUDA source exports a C function with this
+        name.
+        """
         return f"pav2_{self.spec}_{self.slug}"
 
     @property
     def cache_item_bytes(self) -> int:
-        """Bytes of one element of the KV cache."""
+        """The size of one element of the KV cache, in bytes."""
         return ITEM_BYTES[self.dtype] if self.kv_cache_dtype == "auto" else 1
 
     @property
     def storage(self) -> str:
-        """The dtype of the KV cache's tensors: uint8 for an fp8 cache, int8 for an int8 cache, else the query's
-        dtype.
+        """The dtype of the tensors that hold the KV cache: uint8 for an fp8 cache, int8 for an int8 cache, else the
+        query's dtype.
         """
         return {"auto": self.dtype, "int8": "int8"}.get(self.kv_cache_dtype, "uint8")
 
     @property
     def grain(self) -> int:
-        """The number of cache elements in 16 bytes: ``x`` in vLLM's key cache layout [blocks, kv heads, head/x, block,
-        x].
+        """The number of elements of the KV cache in 16 bytes. vLLM calls this number ``x`` in its layout of the key
+        cache: [blocks, kv heads, head/x, block, x].
         """
         return 16 // self.cache_item_bytes
 
     @property
     def torch_path(self) -> str:
-        """The path of the PyTorch kernel, relative to the generated package."""
+        """The path of the PyTorch kernel's file, relative to the generated package."""
         return f"{self.spec}/torch_kernels/{self.slug}.py"
 
     @property
     def cuda_path(self) -> str:
-        """The path of the CUDA source, relative to the generated package."""
+        """The path of the kernel's CUDA source, relative to the generated package."""
         return f"{self.spec}/cuda_kernels/{self.slug}.cu"
 
     @property
     def test_path(self) -> str:
-        """The path of the test module, relative to the generated package."""
+        """The path of the module with the kernel's tests, relative to the generated package."""
         return f"{self.spec}/tests/test_{self.spec}_{self.slug}.py"
 
 
 @dataclass(frozen=True)
 class AttentionVariant(Point):
-    """An attention kernel, for decode or extend. The fields are the axes that a call must match, and their values."""
+    """An attention kernel, for decode or extend. Except ``spec`` (the spec's name) and ``own``, each field is the value
+    of an axis that a call must match.
+    """
 
     spec: str
     head_size: int
@@ -96,24 +107,24 @@ class AttentionVariant(Point):
     sliding_window: int | None = None
     sinks: bool = False
     modification: str | None = None
-    #: The spec's definition of the modification that ``modification`` names.
+    #: The spec's definition of the modification that the field ``modification`` names, or None.
     own: Modification | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> Key:
-        """The values that a call must match to use this kernel."""
+        """The axis values that a call must have to use this kernel."""
         return Key(*(getattr(self, axis) for axis in Key._fields))
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The optional features of the kernel in words, such as "softcap 50" or "ALiBi"."""
+        """The kernel's features in words, such as "softcap 50" or "ALiBi". Empty for plain attention."""
         words = (AXES[axis].title(getattr(self, axis)) for axis in FEATURES)
         return tuple(word for word in words if word)
 
 
 @dataclass(frozen=True)
 class Variant(AttentionVariant):
-    """One decode kernel: an attention kernel for one query token per sequence, with a partition size."""
+    """One decode kernel: an attention kernel for calls with one query token per sequence and for one partition size."""
 
     operator: ClassVar[str] = "decode"
 
@@ -121,12 +132,12 @@ class Variant(AttentionVariant):
 
     @property
     def axes(self) -> dict[str, object]:
-        """The kernel's value on every axis."""
+        """The kernel's value for every axis, by the name of the axis."""
         return {axis: getattr(self, axis) for axis in AXES}
 
     @property
     def slug(self) -> str:
-        """A short name, unique within the spec: ``hd256_g6_b16_f16_p512``."""
+        """A short name of the kernel, such as ``hd256_g6_b16_f16_p512``. It is unique within the spec."""
         return slug(self.axes)
 
     @property
@@ -137,27 +148,29 @@ class Variant(AttentionVariant):
 
 @dataclass(frozen=True)
 class ExtendVariant(AttentionVariant):
-    """One extend kernel, which takes several query tokens per sequence."""
+    """One extend kernel: an attention kernel for calls with several query tokens per sequence."""
 
     operator: ClassVar[str] = "extend"
 
     @property
     def axes(self) -> dict[str, object]:
-        """The kernel's value on each axis that a call must match. An extend kernel has no partition size."""
+        """The kernel's value for each axis that a call must match, by the name of the axis. An extend kernel has no
+        partition size.
+        """
         return self.key._asdict()
 
     @property
     def slug(self) -> str:
-        """A short name, unique within the spec: ``extend_hd256_g6_b16_f16``."""
+        """A short name of the kernel, such as ``extend_hd256_g6_b16_f16``. It is unique within the spec."""
         return f"extend_{slug(self.axes)}"
 
 
 @dataclass(frozen=True)
 class CacheVariant(Point):
-    """One kernel that writes new tokens' K and V into a KV cache.
+    """One cache writer: a kernel that writes the K and V of new tokens into a KV cache.
 
-    The axes are those that decide the layout and the elements of the cache. A decode kernel with the same values on
-    these axes can read the cache.
+    A cache writer has only the axes that decide the layout of the cache and the type of its elements. A decode kernel
+    with the same values for these axes can read the cache.
     """
 
     operator: ClassVar[str] = "cache"
@@ -170,22 +183,23 @@ class CacheVariant(Point):
 
     @property
     def key(self) -> CacheKey:
-        """The values that a call of ``reshape_and_cache`` must match to use this kernel."""
+        """The axis values that a call of ``reshape_and_cache`` must have to use this kernel."""
         return CacheKey(*(getattr(self, axis) for axis in CacheKey._fields))
 
     @property
     def axes(self) -> dict[str, object]:
-        """The kernel's value on each of its axes."""
+        """The kernel's value for each of its axes, by the name of the axis."""
         return self.key._asdict()
 
     @property
     def slug(self) -> str:
-        """A short name, unique within the spec: ``cache_hd256_b16_f16``."""
+        """A short name of the kernel, such as ``cache_hd256_b16_f16``. It is unique within the spec."""
         return f"cache_{slug(self.axes)}"
 
 
 def extenders_of(variants: Iterable[Variant]) -> tuple[ExtendVariant, ...]:
-    """The extend kernels for a spec's decode kernels ``variants``, in the order of ``variants``.
+    """The extend kernels that a spec builds if its decode kernels are ``variants``. They are in the order of
+    ``variants``.
 
     Decode kernels that differ only in partition size share one extend kernel.
     """
@@ -194,14 +208,15 @@ def extenders_of(variants: Iterable[Variant]) -> tuple[ExtendVariant, ...]:
 
 
 def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
-    """The cache writers for the caches that the decode kernels ``variants`` read, in the order of ``variants``. Decode
-    kernels that read the same kind of cache have one cache writer.
+    """The cache writers for the KV caches that the decode kernels ``variants`` read, in the order of ``variants``.
+    Decode kernels with the same values for the axes of ``CacheKey`` share one cache writer.
     """
     fields = ("spec", *CacheKey._fields)
     return tuple(dict.fromkeys(CacheVariant(*(getattr(each, name) for name in fields)) for each in variants))
 
 
-#: Operator -> a function that makes its kernels from the decode kernels of a spec. This is the list of all operators.
+#: Name of an operator -> a function that takes a spec's decode kernels and returns the spec's kernels for this
+#: operator. The keys are all operators.
 OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {
     "decode": tuple,
     "extend": extenders_of,
@@ -210,9 +225,11 @@ OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {
 
 
 def expand(name: str, axes: Mapping[str, Sequence[object]]) -> tuple[Variant, ...]:
-    """The decode kernels for all combinations of the values in ``axes``, in the order of ``AXES``.
+    """The decode kernels for all combinations of the axis values in ``axes``. From one kernel to the next, the value of
+    the last axis in ``AXES`` changes first.
 
-    ``name`` is the name of the spec. If ``axes`` lacks an axis, that axis has its default values.
+    name: the name of the spec.
+    axes: the values of each axis, by the name of the axis. An axis that is not in ``axes`` has its default values.
     """
     values = itertools.product(*(axes.get(axis, known.default or ()) for axis, known in AXES.items()))
     return tuple(Variant(name, **dict(zip(AXES, point, strict=True))) for point in values)  # type: ignore[arg-type]

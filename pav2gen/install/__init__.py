@@ -1,4 +1,5 @@
-"""Installs a generated package into a vLLM tree, shows and undoes the install, or packs the package as a vLLM plugin.
+"""Installs a generated package into a vLLM tree, reports or undoes an install, or packs the package as a vLLM plugin.
 
-A "tree" is the folder of vLLM's Python package, either installed or in a source checkout.
+A "tree" is the folder of vLLM's Python package, either installed or in a source checkout. ``pav2/`` is short for its
+folder ``attention/ops/pav2``, into which the generated package is copied.
 """

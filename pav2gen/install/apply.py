@@ -27,23 +27,24 @@ from pav2gen.output.lock import OnWait, locked, no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.render.kernels import GENERATOR
 
-#: The modules of ``payload`` that are copied into a vLLM tree, beside the generated package.
+#: The modules of the folder ``payload`` that an install copies into ``pav2/``, together with the generated package.
 MODULES = ("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "layer_features", "serving")
 
 
 @dataclass(frozen=True)
 class InstallOptions:
-    """Options of an install.
+    """What an install takes from the generated package, and how it changes the vLLM trees.
 
     generated: the folder of the generated package.
-    choice: the part of the package to install.
-    commit: whether to commit the install in git.
-    force: whether edits by hand may be lost.
-    python: the interpreter that will run vLLM. The interpreter imports the package as a test before the install. An
-    empty string skips this test.
-    on_wait: a function to call if another command has locked the vLLM tree.
-    writer: when vLLM calls the generated writer of the KV cache. "auto": only if vLLM's own writer cannot write every
-    cache dtype. "always": in any case.
+    choice: which part of the package to install, such as some of its specs.
+    dry_run: whether to compute the changes without making them.
+    commit: whether to commit the changed files in the git repository of the vLLM trees.
+    force: whether files in ``pav2/`` that were edited by hand may be replaced.
+    python: the Python interpreter that will run vLLM. It imports the package as a test before the first file is
+    written. If ``python`` is empty, this test is skipped.
+    on_wait: a function to call before waiting for another command that has locked a vLLM tree or the package.
+    writer: which KV caches the generated cache writers fill. "auto": only those whose dtype vLLM's own writer cannot
+    write. "always": all for which a kernel is installed.
     """
 
     generated: Path = DEFAULT_FOLDER
@@ -58,7 +59,14 @@ class InstallOptions:
 
 @dataclass(frozen=True)
 class PlannedInstall:
-    """The plan for one vLLM tree: the changes in order, the edited source files, the diff, and notes for the user."""
+    """What an install will change in one vLLM tree.
+
+    fork: what vLLM's own attention code can do.
+    changes: the files to write or to remove, in this order.
+    edited: the paths of vLLM's source files that will call the kernels, below vLLM's folder.
+    diff: the changes of vLLM's source files, as a unified diff.
+    notes: sentences that warn the user about this tree.
+    """
 
     tree: VllmTree
     fork: Fork
@@ -70,10 +78,12 @@ class PlannedInstall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of an install, or of its dry run.
+    """What an install did, or what its dry run found.
 
-    imported: whether the package was imported as a test.
-    commit: the hash of the commit, or empty.
+    contents: the installed files, with the manifests of their specs.
+    trees: the changes of each vLLM tree.
+    imported: whether the Python that will run vLLM has imported the package as a test.
+    commit: the short hash of the git commit, or empty if nothing was committed.
     """
 
     contents: PackageContents
@@ -83,15 +93,16 @@ class Outcome:
 
     @property
     def changed(self) -> bool:
-        """Whether the install wrote anything, or a dry run would have."""
+        """Whether the install changed any file. After a dry run: whether an install would change any file."""
         return any(planned.changes for planned in self.trees)
 
 
 def install(path: Path, options: InstallOptions) -> Outcome:
-    """Put the chosen specs of ``options.generated`` into the vLLM trees at ``path``. An earlier install is replaced.
+    """Install the specs of ``options.choice`` into all vLLM trees at ``path``. An earlier install is replaced.
 
-    All changes are computed and tested before the first write. Raises UserError and changes nothing if a tree differs
-    from every known vLLM, the package is damaged, files would be lost, or a file cannot be written.
+    All changes are computed, and the package is imported as a test, before the first file is written. Raises UserError
+    and changes nothing if a tree differs from every vLLM that pav2gen knows, if the package is damaged, if files that
+    were edited by hand would be lost, or if a file cannot be written.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -115,7 +126,7 @@ def install(path: Path, options: InstallOptions) -> Outcome:
 
 
 def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) -> PlannedInstall:
-    """Plan the install into one tree. Raises UserError as ``install`` does."""
+    """Compute what an install changes in the tree ``found``. Raises UserError for the same reasons as ``install``."""
     check_ours(found, options.force, chosen.files)
     tree = found.tree
     originals = {path: source.original for path, source in found.sources.items()}
@@ -133,10 +144,10 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
 
 
 def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
-    """Raise UserError if no install made the folder ``pav2/`` of a tree, or if edits by hand in it would be lost.
+    """Raise UserError if no install made the folder ``pav2/`` of a tree, or if it has files that must not be replaced.
 
-    force: whether edits may be lost.
-    files: the files to install, by path below ``pav2/``.
+    force: whether files that were edited by hand may be replaced. If not, such files are an error.
+    files: the paths below ``pav2/`` of the files to install.
     """
     shown = found.tree.where(PAV2)
     if found.record is None and found.files:
@@ -181,13 +192,18 @@ def _edit(before: bytes, after: bytes) -> RecordedEdit:
 def _changes(
     found: TreeState, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
 ) -> Iterator[Change]:
-    """Yield the changes, in order, that install ``files`` and the edited ``sources``.
+    """Yield the changes, in order, that install ``files`` and the edited ``sources`` into the tree ``found``.
 
-    Without a difference, yield nothing.
+    files: the content of each file of the package, by path below ``pav2/``.
+    sources: the new content of each of vLLM's source files, by path below vLLM's folder.
+    record: the record of the new install.
+
+    If the tree already has this content and this record, yield nothing.
 
     The first change writes a record of both the old and the new install. Then the new files of the package are written,
-    with the dispatch table as the last one. Then vLLM's sources are edited, so that they never call a missing file.
-    Then the files that only the old install has are removed. The last change writes a record of the new install alone.
+    with the dispatch table as the last one. Only then are vLLM's sources edited, so that they never call a missing
+    file. Then the files that only the old install has are removed. The last change writes a record of the new install
+    alone.
     """
     tree, there = found.tree, found.record
     place = tree.pav2 / NAME
@@ -214,9 +230,10 @@ def _changes(
 
 
 def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
-    """Yield notes for the user about one vLLM tree.
+    """Yield the sentences that warn the user about one vLLM tree.
 
-    The notes are about edits by hand, files that are not from pav2gen, and parts of vLLM that do not call the kernels.
+    The sentences name files that were edited by hand, files in ``pav2/`` that no install put there, compiled
+    files that hide an edit, and parts of vLLM that do not call the kernels.
     """
     yield from edited.notes
     yield from foreign_overrides(found.tree)
@@ -234,9 +251,10 @@ def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
 
 
 def _together(planned: Sequence[PlannedInstall]) -> list[Change]:
-    """Return the changes of all trees.
+    """Return the changes of all trees as one list.
 
-    Raises UserError if links make two trees share a file that needs different edits.
+    Raises UserError if symbolic links make two trees share a file, and their installs would write different content to
+    it.
     """
     changes = [change for plan in planned for change in plan.changes]
     last = {change.path: change for change in changes}
@@ -251,7 +269,7 @@ def _paths(changes: Sequence[Change]) -> list[Path]:
 
 
 def _message(chosen: PackageContents) -> str:
-    """Return the message of the commit: the specs and the hashes of what was installed."""
+    """Return the message of the git commit. It has the names and the digests of the specs and the package's digest."""
     names = ", ".join(chosen.specs)
     thresholds = " or ".join(map(str, chosen.thresholds()))
     lines = [f"  {name}: {len(m.rows)} kernels, spec sha256:{m.spec['sha256']}" for name, m in chosen.specs.items()]

@@ -45,7 +45,7 @@ prebuilt_option = click.option(
 
 
 def choice_options(command: Command) -> Command:
-    """Add the options that choose a part of the generated package."""
+    """Give ``command`` the options that choose which part of the generated package it takes."""
     for option in (prebuilt_option, min_seq_len_option, spec_option):
         command = option(command)
     return command
@@ -71,11 +71,12 @@ def install(
     tree: Path, specs: tuple[str, ...], min_seq_len: int | None, prebuilt: Path | None, with_tests: bool, writer: str,
     dry_run: bool, commit: bool, force: bool, python: str, out: Path,
 ) -> None:  # fmt: skip
-    """Put the generated kernels into the vLLM at TREE. The kernels are called where they are faster than vLLM's own.
+    """Install the generated kernels into the vLLM at TREE. vLLM then calls them where they are faster than its own.
 
-    TREE is a source checkout, an installed vllm folder, or a prefix that contains one. The package is copied to
-    vllm/attention/ops/pav2, and calls of its functions are inserted into vLLM's files. An earlier install is replaced.
-    All changes are checked before the first write. If an error occurs later, every change is undone.
+    TREE is a source checkout of vLLM, an installed vllm folder, the folder that contains it, or a prefix such as
+    /usr/local below which vLLM is installed. The generated package is copied to vllm/attention/ops/pav2, and calls of
+    its functions are inserted into vLLM's files. An earlier install is replaced. All changes are checked before the
+    first file is written. If a file then cannot be written, every change is undone.
 
     \b
     Example:
@@ -96,9 +97,10 @@ def install(
 @out_option
 @click.pass_context
 def status(ctx: click.Context, tree: Path, out: Path) -> None:
-    """Show what is installed in the vLLM at TREE, whether it matches the generated package, and what was edited.
+    """Show which kernels are installed in the vLLM at TREE.
 
-    Exits with 0 if the kernels are installed, current and unedited, else with 1.
+    Also show which files were edited since the install, and how the kernels differ from the generated package. The exit
+    code is 0 if the kernels are installed, no file was edited, and nothing differs. Otherwise it is 1.
 
     \b
     Example:
@@ -117,7 +119,9 @@ def status(ctx: click.Context, tree: Path, out: Path) -> None:
 @dry_run_option
 @force_option
 def uninstall(tree: Path, dry_run: bool, force: bool) -> None:
-    """Remove the kernels and their calls from the vLLM at TREE. Every byte is then as it was before the install.
+    """Remove the kernels and their calls from the vLLM at TREE. Its files are then as they were before the install.
+
+    If someone edited vLLM's files after the install, these edits are kept.
 
     \b
     Example:
@@ -141,8 +145,8 @@ def wheel(
 ) -> None:  # fmt: skip
     """Pack the generated kernels as a wheel with a vLLM plugin, for a vLLM whose files must not change.
 
-    The plugin does nothing unless the environment variable PAV2_PLUGIN is 1. Otherwise, the plugin changes vLLM in
-    memory in the same way as an install changes vLLM's files.
+    If the environment variable PAV2_PLUGIN is 1 when vLLM starts, the plugin changes vLLM in memory in the same way as
+    an install changes vLLM's files. Otherwise, the plugin does nothing.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Collects the files for a vLLM tree or a wheel: the chosen specs of a package, and their dispatch table."""
+"""Collects the files to install into a vLLM tree or to pack as a wheel: a generated package, or a part of it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from pav2gen.wording import did_you_mean, quoted
 
 PAYLOAD = Path(__file__).parent / "payload"
 
-#: The folder in the package for a library that was compiled elsewhere.
+#: The folder in ``pav2/`` or in the wheel for a library of CUDA kernels that was compiled on another machine.
 PREBUILT = "prebuilt"
 
-#: Files that only tests need: pytest's settings, and the code that compiles many libraries before the tests.
+#: Paths of files that only the kernels' tests need: pytest's settings, and the code that compiles libraries before the
+#: tests run.
 FOR_TESTS = frozenset(("pytest.ini", "tests/conftest.py", "runtime/building/prefetch.py"))
-#: Names of modules that only tests need, in the runtime's folders of operators.
+#: Names of the modules below ``runtime/`` that only the kernels' tests need.
 TEST_MODULES = frozenset(("cases", "cuda_harness", "harness", "oracle"))
-#: Folders that only tests need: the harnesses and references, and the C++ that executes CUDA on a CPU.
+#: Folders that only the kernels' tests need: the Python code of the tests, and the C++ code that runs CUDA on a CPU.
 TEST_FOLDERS = ("runtime/testing/", "runtime/simt/include/")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The part of a generated package to install or to pack.
+    """What to take from a generated package, to install it or to pack it as a wheel.
 
-    specs: the names of specs; an empty tuple means every spec.
-    min_seq_len: overrides the specs' ``min_seq_len``.
-    tests: whether to add the kernels' tests.
-    prebuilt: a compiled library of the CUDA kernels, or None.
+    specs: the names of the specs to take. An empty tuple means all specs.
+    min_seq_len: V2 is preferred for sequences of more tokens than this. None leaves the value of each spec.
+    tests: whether to take the kernels' tests too.
+    prebuilt: the path of a compiled library of the CUDA kernels to add, or None.
     """
 
     specs: tuple[str, ...] = ()
@@ -49,9 +50,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class PackageContents:
-    """The files to install or to pack, and the manifests of their specs.
+    """What was taken from a generated package.
 
-    machine: the processor architecture of a prebuilt library, or empty.
+    files: the files to install into ``pav2/`` or to pack as a wheel.
+    specs: maps the name of each chosen spec to its manifest, which lists its files and its dispatch rows.
+    machine: the type of CPU that a prebuilt library is for, or empty if there is no such library.
     """
 
     files: FileSet
@@ -60,26 +63,29 @@ class PackageContents:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 over all paths and contents."""
+        """The SHA-256 over the paths and the contents of all ``files``."""
         return sha256("".join(f"{sha256(content)} {path}\n" for path, content in self.files.items()).encode())
 
     def operators(self) -> dict[str, int]:
-        """Return the number of kernels of each operator, by the operator's name in a spec."""
+        """Return a dict from the name of each operator, such as ``decode``, to the number of its kernels."""
         names = [row.get("operator", "decode") for entry in self.specs.values() for row in entry.rows]
         return {name: names.count(name) for name in sorted(set(names))}
 
     def thresholds(self) -> list[int]:
-        """Return the lengths above which V2 is preferred, sorted and without duplicates."""
+        """Return the values of ``min_seq_len``, the number of tokens above which V2 is preferred, sorted.
+
+        A value that several kernels have is listed once.
+        """
         return sorted({row["min_seq_len"] for entry in self.specs.values() for row in entry.rows})
 
 
 def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) -> PackageContents:
-    """Return the chosen part of the package at ``generated``, together with the modules of hooks for vLLM.
+    """Return the part ``choice`` of the package at ``generated``, and the modules through which vLLM calls it.
 
-    modules: names of files in ``payload``, without ``.py``.
+    modules: the names of these modules, which are files in the folder ``payload``, without ``.py``.
 
-    Raises UserError if there is no complete package, if a file differs from its manifest, or if a chosen spec is
-    missing.
+    Raises UserError if there is no complete package, if a file differs from the SHA-256 in its spec's manifest, or if
+    the package lacks a chosen spec.
     """
     found = _sound(generated)
     specs = {name: _with_threshold(found.manifests[name], choice.min_seq_len) for name in _names(found, choice.specs)}
@@ -96,7 +102,7 @@ def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) ->
 
 
 def _sound(generated: Path) -> tree.Tree:
-    """Read the package at ``generated``. Raises UserError if there is no package, or if its build was interrupted."""
+    """Read the package at ``generated``. Raises UserError if there is no complete package with at least one spec."""
     found = tree.read_tree(generated)
     if SHARED not in found.manifests and not found.broken:
         raise UserError("has no generated package; run: pav2gen build specs/NAME.yaml", found.disk.shown)
@@ -110,7 +116,10 @@ def _sound(generated: Path) -> tree.Tree:
 
 
 def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
-    """Return the names of the wanted specs, sorted. Raises UserError for a spec that the package lacks."""
+    """Return the names ``wanted``, sorted, or the names of all specs in the package ``found`` if ``wanted`` is empty.
+
+    Raises UserError for a spec that the package lacks.
+    """
     for name in wanted:
         if name not in found.specs:
             raise UserError(
@@ -120,7 +129,7 @@ def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
 
 
 def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
-    """Return a copy of the manifest ``entry`` with ``min_seq_len`` in all dispatch rows.
+    """Return a copy of the manifest ``entry``, with ``min_seq_len`` as the value of this column in all dispatch rows.
 
     If ``min_seq_len`` is None, return ``entry`` itself.
     """
@@ -130,11 +139,11 @@ def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
 
 
 def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
-    """Return the files of one owner and the file of its manifest, by path.
+    """Return a dict from the path of each file of one owner, including its manifest, to the file's content.
 
     owner: the name of a spec, or ``SHARED`` for the files that all specs use.
 
-    Raises UserError if a file differs from the manifest.
+    Raises UserError if a file is missing, or differs from the SHA-256 in the owner's manifest.
     """
     entry = found.manifests[owner]
     files = {}
@@ -148,7 +157,10 @@ def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
 
 
 def _wanted(path: str, choice: Choice) -> bool:
-    """Whether to copy a file. The shared manifest is not copied, because it describes the whole package."""
+    """Whether ``choice`` includes the file ``path`` of the generated package.
+
+    The manifest of the shared files is never included, because it describes files that ``choice`` may leave out.
+    """
     if path == manifest.path_of(SHARED):
         return False
     return choice.tests or not (
@@ -160,10 +172,10 @@ def _wanted(path: str, choice: Choice) -> bool:
 
 
 def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents:
-    """Add the compiled library at ``path`` to ``found``. If ``path`` is None, return ``found`` as it is.
+    """Return a copy of ``found`` with the compiled library at ``path``. If ``path`` is None, return ``found`` itself.
 
-    Raises UserError for a file that is not a library of CUDA kernels for a GPU, and for a library that was compiled
-    from other sources.
+    Raises UserError if the file is not a library of CUDA kernels for a GPU, if it lacks a CUDA kernel of ``found``, or
+    if it was compiled from other source files.
     """
     if path is None:
         return found
@@ -186,15 +198,15 @@ def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents
 
 
 def cuda_sources(found: PackageContents) -> dict[str, str]:
-    """Return a digest of the source files of each CUDA kernel, by the name of the kernel's entry function."""
+    """Return a dict from the name of each CUDA kernel's entry function to a digest of the kernel's source files."""
     paths = {row["symbol"]: row["cuda"] for entry in found.specs.values() for row in entry.rows if row["cuda"]}
     return {symbol: source_digest(path, found.files.__getitem__) for symbol, path in paths.items()}
 
 
 def read_library(path: Path) -> LibraryRecord:
-    """Read the record in a compiled library, without running the library's code.
+    """Read the record that a compiled library of kernels contains, without running the library's code.
 
-    Raises UserError for any other file.
+    Raises UserError if ``path`` is not such a library.
     """
     try:
         return read_record(path)
@@ -205,10 +217,7 @@ def read_library(path: Path) -> LibraryRecord:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a library that ``read_library`` has read.
-
-    Raises UserError if the file cannot be read any more.
-    """
+    """Return the bytes of the library at ``path``. Raises UserError if the file cannot be read."""
     try:
         with open(open_regular(path), "rb") as file:
             return file.read()

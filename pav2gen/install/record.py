@@ -1,8 +1,10 @@
-"""INSTALLED.json, the record of an install in ``pav2/``: what changed, from which package, and how to undo the changes.
+"""Reads and makes the content of INSTALLED.json, the record of an install in the folder ``pav2/`` of a vLLM tree.
+
+The record says what the install changed, from which package, and how to undo the changes.
 
 An install writes the record twice. Before its first change, it writes a record that also contains the record of the
-earlier install that it replaces. After its last change, it writes its own record alone. So after a crash, the next
-install or uninstall recognizes the files of both installs.
+earlier install that it replaces. After its last change, it writes its own record alone. So if the install is
+killed, the next command recognizes the files of both installs.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class RecordedEdit:
-    """The edit of one source file of vLLM.
+    """What an install changed in one source file of vLLM.
 
-    before, after: the SHA-256 of the file before and after the edit.
-    hunks: the lines that changed, without a BOM.
+    before, after: the SHA-256 of the file before and after the install.
+    hunks: the changed blocks of lines. A byte order mark is not part of them.
     """
 
     before: str
@@ -35,16 +37,21 @@ class RecordedEdit:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of one install.
+    """What one install wrote into a vLLM tree, and with which options.
 
-    specs: maps the name of each spec to its SHA-256 and its number of kernels.
-    all_specs: whether every spec of the package was installed.
-    writer: as in ``apply.InstallOptions``.
-    operators: the number of kernels of each operator.
-    files: maps each path below ``pav2/`` to the file's SHA-256.
-    edits: maps each path below vLLM's folder to its edit.
-    complete: whether the install ended.
-    replaces: while the install runs, the record of the earlier install, if there was one; else None.
+    generator: the version of pav2gen that made the install, such as ``pav2gen 0.1``.
+    specs: maps the name of each installed spec to a dict: the SHA-256 of the spec, and the number of its kernels.
+    all_specs: whether the install took all specs of the package, and not only those that the user named.
+    min_seq_len: the value of the option ``--min-seq-len``, or None.
+    tests: whether the kernels' tests were installed.
+    prebuilt: the file name of the library that was compiled elsewhere, or empty.
+    digest: the SHA-256 over all installed files, as in ``PackageContents.digest``.
+    files: maps the path of each installed file, below ``pav2/``, to its SHA-256.
+    edits: maps the path of each edited source file, below vLLM's folder, to what was changed in it.
+    writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
+    operators: maps the name of each operator, such as ``decode``, to the number of its kernels.
+    complete: whether the install has made all its changes.
+    replaces: the record of the earlier install, if there was one and ``complete`` is false; else None.
     """
 
     generator: str
@@ -62,27 +69,30 @@ class Record:
     replaces: Record | None = None
 
     def content(self) -> bytes:
-        """Return the bytes of INSTALLED.json."""
+        """Return the bytes of an INSTALLED.json with this record."""
         return (json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True) + "\n").encode()
 
     def under_way(self, earlier: Record | None) -> Record:
-        """Return the record to write before the first change.
+        """Return a copy of this record, marked as not complete. An install writes it before its first change.
 
-        This record also contains ``earlier``, the record of the earlier install.
+        earlier: the record of the install that is replaced, or None. The copy contains it.
         """
         return replace(self, complete=False, replaces=earlier and replace(earlier, replaces=None))
 
     def states(self) -> list[Record]:
-        """Return the records of the installs that may have written files: this record, and the one that it replaces."""
+        """Return the records of all installs whose files may be in the tree: this one, and the one that it replaces."""
         return [self, *([self.replaces] if self.replaces else [])]
 
     def known(self, path: str) -> set[str]:
-        """Return the SHA-256 digests that an unedited file below ``pav2/`` can have."""
+        """Return the SHA-256 digests that the file ``path`` below ``pav2/`` can have if nobody edited it."""
         return {state.files[path] for state in self.states() if path in state.files}
 
 
 def parse_record(content: bytes, where: str) -> Record:
-    """Parse the record in a file. Raises UserError for a file that no install can have written."""
+    """Parse ``content``, the bytes of an INSTALLED.json. Raises UserError if no install can have written them.
+
+    where: the name that messages give to the file.
+    """
     try:
         return _record(_RECORD(json_data.parse_json(content)))
     except ValueError as error:
@@ -92,7 +102,10 @@ def parse_record(content: bytes, where: str) -> Record:
 
 
 def _with_defaults(read: json_data.Reader) -> json_data.Reader:
-    """Make a reader that adds the fields that records of version 0.1 lack, and then calls ``read``."""
+    """Return a function that reads the JSON data of a record with ``read``, also if pav2gen 0.1 wrote the record.
+
+    The function adds the fields that such a record lacks, and then calls ``read``.
+    """
     return lambda value: read({"writer": "auto", "operators": {}, **value} if isinstance(value, dict) else value)
 
 
@@ -102,9 +115,9 @@ def _record(data: dict[str, Any]) -> Record:
 
 
 def _hunk(value: Any) -> Hunk:
-    """Read the lines that an edit removed, and the lines that it added.
+    """Read a hunk from JSON data: a list of two strings, the lines that an edit removed and those that replace them.
 
-    Raises ValueError for lines that no install adds.
+    Raises ValueError if no install can have made this edit.
     """
     lines = json_data.items(_lines)(value)
     if len(lines) != len(Hunk._fields):
@@ -116,7 +129,7 @@ def _hunk(value: Any) -> Hunk:
 
 
 def _lines(value: Any) -> str:
-    """Read a text of source lines. Any characters are allowed."""
+    """Return ``value``, the text of source lines. Raises ValueError if it is not a string."""
     if not isinstance(value, str):
         raise ValueError(f"{json_data.seen(value)} is not a text")
     return value
@@ -124,7 +137,7 @@ def _lines(value: Any) -> str:
 
 _EDIT = json_data.fields({"before": json_data.digest, "after": json_data.digest, "hunks": json_data.items(_hunk)})
 
-#: The checks of a record's fields, except for ``schema`` and ``replaces``.
+#: Maps each field of a record in JSON, except ``schema`` and ``replaces``, to the function that checks and reads it.
 _FIELDS: Mapping[str, json_data.Reader] = {
     "generator": json_data.text,
     "specs": json_data.mapping(

@@ -1,4 +1,4 @@
-"""Makes the sentences in which ``install`` and ``status`` say which calls the generated operators serve in a tree."""
+"""Makes the sentences in which ``install`` and ``status`` say which of vLLM's calls the generated kernels serve."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pav2gen.install.editing.patch import Fork
 
 
 def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[str]:
-    """Yield the sentences for one tree: who writes the cache, who computes prefills, and what happens with a softcap.
+    """Yield one sentence each on cache writes, on prefills with a cached prefix, and on models with a softcap.
 
-    operators: the number of installed kernels of each operator.
-    writer: as in ``apply.InstallOptions``.
+    A softcap is a limit on scores. The last sentence is left out if vLLM's XFormers backend raises no error for it.
+
+    fork: what the tree's own attention code can do.
+    operators: maps the name of each operator, such as ``decode``, to the number of its installed kernels.
+    writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
     """
     yield f"cache writes: {_writes(fork.writer, operators.get('cache', 0), writer)}"
     yield f"prefills with a cached prefix: {_prefixes(fork.prefix, operators.get('extend', 0))}"
@@ -20,7 +23,7 @@ def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[st
 
 
 def _softcap(kernels: int) -> str:
-    """Return a text that says how a model with a softcap runs in a backend that raises an error for softcaps.
+    """Return a text that says whether models with a softcap run in a backend that itself raises an error for softcaps.
 
     kernels: the number of installed extend kernels.
     """
@@ -30,11 +33,11 @@ def _softcap(kernels: int) -> str:
 
 
 def _writes(own: str, kernels: int, writer: str) -> str:
-    """Return a text that says which function writes the KV cache: vLLM's own writer, or the generated one.
+    """Return a text that says whether vLLM's own function or the generated cache writers write the KV cache.
 
-    own: what vLLM's own writer can do, one of ``WRITER_KINDS``, or empty if unknown.
+    own: which caches vLLM's own function can write, one of ``WRITER_KINDS``, or empty if it was not found.
     kernels: the number of installed cache writers.
-    writer: as in ``apply.InstallOptions``.
+    writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
     """
     if not own or (own == "whole" and writer != "always"):
         return "the tree's own writer"
@@ -47,9 +50,9 @@ def _writes(own: str, kernels: int, writer: str) -> str:
 
 
 def _prefixes(own: str, kernels: int) -> str:
-    """Return a text that says whether vLLM or the extend kernels compute prefills with a cached prefix.
+    """Return a text that says whether vLLM's own function or extend kernels compute prefills with a cached prefix.
 
-    own: what vLLM's own function does, one of ``PREFIX_KINDS``, or empty if vLLM has no such function.
+    own: what vLLM's own function does, one of ``PREFIX_KINDS``, or empty if it was not found.
     kernels: the number of installed extend kernels.
     """
     if own in ("hangs", "none"):

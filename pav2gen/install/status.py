@@ -1,4 +1,4 @@
-"""Implements ``pav2gen status``: says what is installed in a vLLM tree, and whether it is current and unedited."""
+"""Implements ``pav2gen status``: finds what is installed in a vLLM tree, and compares it with the generated package."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from pav2gen.output.tree import DEFAULT_FOLDER
 
 @dataclass(frozen=True)
 class Status:
-    """The state of an install in one vLLM tree.
+    """What is installed in one vLLM tree, and whether it was edited or is out of date.
 
+    fork: what the tree's own attention code can do.
     record: the record of the install, or None if nothing is installed.
-    edited: sentences on what was changed by hand.
-    stale: sentences on how the install differs from the generated package, or None if that cannot be determined.
-    unknown: the reason why ``stale`` is None.
-    library: a description of the installed library of CUDA kernels, or empty.
+    edited: one sentence for each file that was edited by hand, or that cannot be used.
+    stale: one sentence for each difference between the install and the generated package. None if the package cannot be
+    read.
+    unknown: the reason why ``stale`` is None, or empty.
+    library: the description of the installed prebuilt library of CUDA kernels. Empty without a usable library.
     """
 
     tree: VllmTree
@@ -38,14 +40,14 @@ class Status:
 
     @property
     def sound(self) -> bool:
-        """Whether the package is installed, current and unedited."""
+        """Whether there is a complete install that nobody edited and that equals the generated package."""
         return bool(self.record and self.record.complete and not self.edited and self.stale == ())
 
 
 def status(path: Path, generated: Path = DEFAULT_FOLDER) -> list[Status]:
-    """Compare the installs in the vLLM trees at ``path`` with the package at ``generated``. Writes nothing.
+    """Return the status of each vLLM tree at ``path``, compared with the package at ``generated``. Writes nothing.
 
-    Raises UserError if there is no tree, or if a tree differs from every known vLLM.
+    Raises UserError if there is no vLLM tree, or if a tree differs from every vLLM that pav2gen knows.
     """
     return [_status(read_tree_state(tree), generated) for tree in find_trees(path)]
 
@@ -63,9 +65,10 @@ def _status(found: TreeState, generated: Path) -> Status:
 
 
 def _library(found: TreeState) -> tuple[str, list[str]]:
-    """Describe the installed library by its record.
+    """Return a description of the installed prebuilt library of CUDA kernels, and an empty list.
 
-    If the library cannot be used, also return a sentence that says why.
+    If the library cannot be used, return an empty string, and a list with a sentence that says why. If no library is
+    installed, both are empty.
     """
     name = found.record.prebuilt if found.record else ""
     path = f"{PREBUILT}/{name}"
@@ -78,7 +81,7 @@ def _library(found: TreeState) -> tuple[str, list[str]]:
 
 
 def _edited(found: TreeState) -> Iterator[str]:
-    """Yield a sentence for each file that was changed since the install."""
+    """Yield a sentence for each file that somebody edited, removed or added since the install."""
     for path, source in found.sources.items():
         if found.record and path in found.record.edits and not source.patched:
             yield f"{path} does not call the kernels: its lines were removed"
@@ -91,7 +94,10 @@ def _edited(found: TreeState) -> Iterator[str]:
 
 
 def _stale(record: Record, generated: Path) -> Iterator[str]:
-    """Yield a sentence for each difference that an install of the current package would make."""
+    """Yield a sentence for each difference between the install of ``record`` and the package at ``generated``.
+
+    Raises UserError if the package cannot be read.
+    """
     choice = Choice(() if record.all_specs else tuple(record.specs), record.min_seq_len, record.tests)
     today = package_contents(generated, choice, MODULES)
     for name, entry in today.specs.items():

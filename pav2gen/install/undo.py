@@ -1,4 +1,7 @@
-"""Implements ``pav2gen uninstall``: removes an install. Each byte of the tree is then as it was before the install."""
+"""Implements ``pav2gen uninstall``: removes the generated package from vLLM trees, and undoes the edits there.
+
+A tree in which nobody edited files since the install is then as it was before the install, to the byte.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ from pav2gen.output.lock import OnWait, locked, no_wait
 
 @dataclass(frozen=True)
 class Undone:
-    """What ``uninstall`` removed from a tree, or would remove in a dry run.
+    """What ``uninstall`` changed in one vLLM tree, or would change without ``--dry-run``.
 
-    restored: the source files that are now as before the install.
-    edited: the source files that keep later edits.
-    kept: files in ``pav2/`` that no install put there.
-    diff: the changes of source files, as a unified diff.
+    installed: whether the tree had an install.
+    restored: the paths of vLLM's source files that get the bytes back that they had before the install.
+    edited: the paths of vLLM's source files that somebody edited after the install. They keep these edits.
+    kept: the paths of the files in ``pav2/`` that stay, because no install put them there.
+    diff: the changes of vLLM's source files, as a unified diff.
     """
 
     tree: VllmTree
@@ -35,11 +39,12 @@ class Undone:
 
 
 def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: OnWait = no_wait) -> list[Undone]:
-    """Remove the installs from the vLLM trees at ``path``.
+    """Remove the installed files from the vLLM trees at ``path``, and undo the edits of vLLM's source files.
 
     A source file that nobody edited since the install gets its old bytes back. From an edited file, only the inserted
     lines are removed. Raises UserError and changes nothing if the inserted lines were edited, or if a file cannot be
-    written. Without ``force``, also raises UserError if files that were edited by hand would be lost.
+    written. Without ``force``, also raises UserError if files in ``pav2/`` that were edited by hand would be
+    lost.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -57,9 +62,9 @@ def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: O
 
 
 def _changes(found: TreeState) -> list[Change]:
-    """Return the changes in order: vLLM's sources first, so that they never call a removed file.
+    """Return the changes that remove the install from the tree ``found``, in order.
 
-    The last change removes the record of the install.
+    vLLM's source files come first, so that they never call a removed file. The last change removes INSTALLED.json.
     """
     tree = found.tree
     patched = {path: source for path, source in found.sources.items() if source.patched}

@@ -1,7 +1,7 @@
 """Implements ``pav2gen wheel``: packs the generated package as a wheel with a vLLM plugin.
 
-The wheel is for a vLLM whose files must not change. This module writes the wheel's zip file itself, so that a build
-backend and a network are not needed. The same package always gives the same bytes.
+The plugin makes vLLM call the kernels without a change of vLLM's files. This module writes the wheel's zip file itself,
+so that neither a Python build backend nor a network is needed. The same package always gives a wheel of the same bytes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,28 @@ from pav2gen.render.kernels import GENERATOR
 from pav2gen.runtime.key import NAME_FORM
 from pav2gen.wording import quoted
 
-#: The import name of the package in a wheel.
+#: The import name of the package in a wheel, unless the user chooses another.
 NAME = "pav2_kernels"
 
-#: The name of every wheel begins with this prefix, so that a wheel never replaces somebody else's package.
+#: The import name must begin with this prefix, so that the installed wheel never replaces another project's package.
 PREFIX = "pav2_"
 
-#: The modules of ``payload`` that are copied into the wheel, beside the generated package.
+#: The modules of the folder ``payload`` that are copied into the wheel's package, together with the generated package.
 MODULES = (*HOOK_MODULES, "plugin", "structure", "cache_structure", "softcap_structure", "syntax")
 
-#: The earliest time that a zip file can hold. All files of a wheel get it, because they have no date.
+#: The earliest time that a zip file can hold: year, month, day, hour, minute, second. All files of a wheel get it, so
+#: that the wheel's bytes do not depend on the time of the build.
 NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel: its file name, its bytes, and the package that it contains."""
+    """A Python wheel in memory.
+
+    name: its file name.
+    data: its bytes.
+    contents: what was taken from the generated package for it.
+    """
 
     name: str
     data: bytes
@@ -48,11 +54,12 @@ class Wheel:
 
 
 def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, name: str = NAME) -> Wheel:
-    """Write a wheel of the chosen specs of the package at ``generated`` into the folder ``dest``.
+    """Write a wheel of the part ``choice`` of the package at ``generated`` into the folder ``dest``, and return it.
 
     name: the import name of the package in the wheel, which must begin with ``PREFIX``.
 
-    Raises UserError for a wrong name, if ``generated`` has no complete package, or if the folder cannot be written.
+    Raises UserError if ``name`` cannot be used, if ``generated`` has no complete package, or if ``dest`` cannot be
+    written.
     """
     if not NAME_FORM.fullmatch(name) or keyword.iskeyword(name):
         raise UserError(f"--name {quoted(name)} is not an import name; write it as pav2_kernels, in small letters")
@@ -72,9 +79,9 @@ def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, na
 
 
 def render(chosen: PackageContents, name: str) -> Wheel:
-    """Make the wheel of ``chosen``, with the import name ``name``.
+    """Return the wheel of ``chosen``, with the import name ``name``.
 
-    The wheel's version contains a digest of the package, so that different packages have different versions.
+    The wheel's version contains a digest of ``chosen``, so that wheels with different files have different versions.
     """
     version = f"{pav2gen.__version__}+{chosen.digest[:12]}"
     tag = f"py3-none-linux_{chosen.machine}" if chosen.machine else "py3-none-any"
@@ -88,7 +95,10 @@ def render(chosen: PackageContents, name: str) -> Wheel:
 
 
 def _metadata(chosen: PackageContents, name: str, version: str, tag: str) -> dict[str, str]:
-    """Return the files of the dist-info folder, by name.
+    """Return a dict from the name of each file in the wheel's dist-info folder, except RECORD, to its text.
+
+    version: the version of the wheel.
+    tag: the Python version and the platform of the wheel, as in its file name.
 
     The wheel requires neither torch nor vLLM, because vendors supply their own builds of both.
     """
@@ -111,14 +121,16 @@ def _metadata(chosen: PackageContents, name: str, version: str, tag: str) -> dic
 
 
 def _digest(content: bytes) -> str:
-    """Return a SHA-256 digest in the form that the file RECORD of a wheel needs."""
+    """Return the SHA-256 of ``content`` in the form that the file RECORD of a wheel needs."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def _zipped(files: Mapping[str, bytes]) -> bytes:
-    """Return a zip file of ``files``, in their order.
+    """Return the bytes of a zip file that contains ``files`` in their order.
 
-    The zip file contains no dates, owners, or other facts about this machine.
+    files: maps the path of each file in the zip file to its content.
+
+    The same files always give the same bytes: the zip file contains no dates, owners, or facts about this machine.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:

@@ -1,11 +1,11 @@
-"""Writes a build in one step: either all of its changes take effect, or none.
+"""Writes the changes of a build to the generated package: either all of them take effect, or none.
 
 New files are first written to a temporary folder, so that a full disk is noticed before the tree changes. Then each
 file is renamed to its final place. A folder that is entirely new is renamed as a whole. An error or Ctrl-C undoes all
 changes. If the process is killed, the journal stays on the disk and lists the files that the build wrote.
 
-Only the journal is synced to the disk. Syncing every file would take longer than the rest of the build. After a power
-cut, ``check`` names the damaged files, and ``build --force`` renders them again.
+Only the journal is synced to the disk (with ``fsync``). Syncing every file would take longer than the rest of the
+build. After a power cut, ``pav2gen check`` names the damaged files, and ``pav2gen build --force`` repairs them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,28 @@ from pav2gen.output.transaction import Transaction, write_new
 from pav2gen.output.tree import Comparison, FileChange, Tree
 from pav2gen.render.manifest import SHARED
 
-#: The last words of the error message if a build failed and could not be undone.
+#: The last words of the error message if writing a build failed and the changes could not be undone.
 REMEDY = "the package is incomplete; run the same build again"
 
 
 def commit(tree: Tree, comparison: Comparison, owners: Collection[str], unsettled: Collection[str]) -> None:
     """Write the changes in ``comparison`` to the tree. If nothing differs, nothing is written.
 
-    The folder of the tree must exist and be locked. ``owners`` are the specs that were built. ``unsettled`` are other
-    owners with files from an interrupted build. The journal keeps the entries of these owners, because this build does
-    not repair their files. Raises UserError, after undoing all changes, if the tree cannot be written, or if someone
-    changed a file after the comparison.
+    The folder of the tree must exist, and this command must have locked it.
+
+    owners: the owners whose files were rendered for this build, or are removed by it.
+    unsettled: other owners, of whose files an interrupted build has already written some. This build does not repair
+    these files, so it keeps their entries in the journal.
+
+    Raises UserError, after undoing all changes, if a file cannot be written, or if someone changed a file after the
+    comparison.
     """
     if comparison.changes or tree.incomplete:
         _Commit(tree, comparison.changes, owners, unsettled).run()
 
 
 class _Commit:
-    """One commit of a build's changes to the tree."""
+    """Writes the changes of one build, with the journal and the temporary folder that this needs."""
 
     def __init__(
         self, tree: Tree, changes: Iterable[FileChange], owners: Collection[str], unsettled: Collection[str]
@@ -57,7 +61,7 @@ class _Commit:
         self._moved: list[str] = []
 
     def run(self) -> None:
-        """Write all changes. The first step writes the journal, and the last step removes it."""
+        """Write all changes. The journal is written before the first change, and removed after the last one."""
         undone = partial(journal.end, self._root, self._tree.journal)
         with Transaction(self._shown, REMEDY, undone) as transaction:
             journal.begin(self._root, journal.merged(self._tree.journal, _entries(self._changes)))
@@ -72,7 +76,10 @@ class _Commit:
             self._finish()
 
     def _shown(self, file: str) -> str:
-        """The path ``file`` in messages. A file in the temporary folder gets the path of its final place."""
+        """Return the name that messages give to ``file``.
+
+        If the file is in the temporary folder, messages give it the name of its final place.
+        """
         path = file.removeprefix(os.fspath(self._root)).removeprefix(f"/{journal.ASIDE}")
         return self._tree.disk.shown + path
 
@@ -87,7 +94,8 @@ class _Commit:
     def _place(self, transaction: Transaction, path: str, content: bytes, old: OnDisk | None) -> None:
         """Move a new file from the temporary folder to its final place.
 
-        If the tree lacks a folder of the path, the topmost such folder is moved as a whole, with all its files.
+        If the tree lacks a folder in which the file belongs, the topmost missing folder is moved as a whole, with all
+        the new files in it.
         """
         if path.startswith(tuple(self._moved)):
             return
@@ -100,14 +108,14 @@ class _Commit:
             transaction.place(aside, place, content, old.digest if old else "")
 
     def _finish(self) -> None:
-        """Remove folders that became empty, and then the journal."""
+        """Remove the compiled files and empty folders of removed files, then the temporary folder and the journal."""
         journaled = (files for owner, files in self._tree.journal.items() if owner in self._owners)
         removed = {path for path in chain(*journaled)} | {c.path for c in self._changes if c.new is None}
         _tidy(Disk(self._root, self._tree.disk.shown), removed)
         journal.end(self._root, self._unsettled)
 
     def _missing_folder(self, path: str) -> str:
-        """The topmost folder in ``path`` that the tree lacks. Empty if the tree has all folders."""
+        """Return the topmost folder of the file ``path`` that the tree lacks. Empty if the tree has all its folders."""
         end = path.find("/")
         while end >= 0:
             folder = f"{self._root}/{path[:end]}"
@@ -120,7 +128,7 @@ class _Commit:
 
 
 def _order(change: FileChange) -> tuple[bool, bool, bool, str]:
-    """A sort key for changes: first new files, then removals, then manifests, and the shared manifest last.
+    """Return the sort key of a change: first files to write, then files to remove, then manifests, the shared one last.
 
     With this order, a manifest on the disk never lists a file that is not there yet.
     """
@@ -136,7 +144,7 @@ def _entries(changes: Iterable[FileChange]) -> dict[str, dict[str, list[str]]]:
 
 
 def _tidy(disk: Disk, removed: Iterable[str]) -> None:
-    """Remove the bytecode of removed files, and the folders that became empty."""
+    """Remove the compiled files (``.pyc``) of the files ``removed``, and their folders if these are empty."""
     for path in sorted(removed, reverse=True):
         if os.path.lexists(f"{disk.root}/{path}"):
             continue
@@ -153,8 +161,9 @@ def _tidy(disk: Disk, removed: Iterable[str]) -> None:
 
 
 def _is_own_folder(disk: Disk, folder: str) -> bool:
-    """Whether ``folder`` exists in the tree and no part of its path is a symbolic link. A build changes no files behind
-    links.
+    """Whether ``folder`` exists in the tree and no part of its path is a symbolic link.
+
+    A build must not change files that are reached through a link.
     """
     with contextlib.suppress(UserError):
         return disk.has_folder(folder)

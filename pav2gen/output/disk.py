@@ -1,4 +1,4 @@
-"""Reads a generated package from the disk without following links, and describes paths that are not regular files."""
+"""Reads the files of a generated package from the disk. Symbolic links are not followed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from pathlib import Path
 from pav2gen.errors import UserError
 from pav2gen.files import sha256
 
-#: Flags of ``open``: do not follow a link, and do not wait for a pipe.
+#: The flags with which ``os.open`` opens a file to read: fail at a symbolic link, and do not wait for data in a pipe.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What a path on the disk leads to: a regular file, or something else that ``kind`` describes.
+    """What is at a path on the disk.
 
-    For a regular file, ``content`` has its bytes, ``mode`` its permission bits, and ``owner`` the ids of its user and
-    group.
+    kind: "a file" for a regular file; "a folder", "a symbolic link" or "a special file" for anything else. Only a
+    regular file has the other attributes.
+    content: the bytes of the file.
+    mode: its permission bits.
+    owner: the numeric ids of its user and its group.
     """
 
     content: bytes = b""
@@ -31,17 +34,21 @@ class OnDisk:
 
     @property
     def is_file(self) -> bool:
-        """Whether the path leads to a regular file. Builds write only regular files."""
+        """Whether a regular file is at the path. Builds write only regular files."""
         return self.kind == "a file"
 
     @property
     def digest(self) -> str:
-        """The sha256 of a regular file's content. Empty for anything else."""
+        """The SHA-256 of the content of a regular file. Empty for anything else."""
         return sha256(self.content) if self.is_file else ""
 
 
 class Disk:
-    """Reads files in the folder ``root``, which is a resolved path. Messages call the folder ``shown``."""
+    """Reads files and folders below one folder, without following symbolic links.
+
+    root: the path of the folder, with symbolic links resolved.
+    shown: the name that messages give to the folder.
+    """
 
     def __init__(self, root: Path, shown: str) -> None:
         self.root = root
@@ -49,7 +56,7 @@ class Disk:
         self._folders: dict[str, bool] = {}
 
     def at(self, path: str) -> OnDisk | None:
-        """What is at ``path``, which is relative to the root. None if nothing is there.
+        """Return what is at ``path``, which is relative to the root. None if nothing is there.
 
         Raises UserError if a folder in the path is a symbolic link or a file, or if the path cannot be read.
         """
@@ -61,15 +68,16 @@ class Disk:
             raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{path}") from error
 
     def folders(self) -> list[str]:
-        """The names of the folders directly in the root, sorted. Symbolic links are left out. Empty if the root does
-        not exist.
+        """Return the names of the folders directly in the root, sorted. Symbolic links are left out.
+
+        Empty if the root does not exist.
         """
         if not self.has_folder(""):
             return []
         return sorted(entry.name for entry in self._entries("") if entry.is_dir(follow_symlinks=False))
 
     def walk(self) -> Iterator[str]:
-        """The paths of all files below the root, relative to it. Symbolic links are listed and not followed.
+        """Yield the paths of all files below the root, relative to it. A symbolic link counts as a file.
 
         Raises UserError for a folder that cannot be read.
         """
@@ -91,8 +99,9 @@ class Disk:
             raise UserError(f"cannot be read ({error.strerror})", f"{self.shown}/{folder}".rstrip("/")) from error
 
     def has_folder(self, folder: str) -> bool:
-        """Whether the folder ``folder`` exists, relative to the root. Raises UserError if a part of its path is a link
-        or a file.
+        """Whether ``folder``, a path relative to the root, exists.
+
+        Raises UserError if a part of this path is a symbolic link or a file.
         """
         known = self._folders.get(folder)
         if known is None:
@@ -115,8 +124,9 @@ class Disk:
 
 
 def look(file: str) -> OnDisk | None:
-    """What is at the path ``file``. None if nothing is there. A symbolic link is not followed. Raises OSError if
-    reading fails.
+    """Return what is at the path ``file``. None if nothing is there.
+
+    A symbolic link at this path is not followed. Raises OSError if a regular file cannot be read.
     """
     try:
         handle = os.open(file, READ)

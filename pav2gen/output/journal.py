@@ -1,8 +1,8 @@
-"""The journal of a build: a file in the tree that exists while the build changes the tree.
+"""Reads and writes the journal of a build: a file in the tree that exists while the build changes the tree.
 
-A build that was killed leaves its journal. For each file, the journal has the sha256 of the old content and of the new
-content. The next build finds these digests. So it does not take the files for edited by hand, and repairs the tree
-without ``--force``.
+For each file that the build changes, the journal has the SHA-256 of the old content and of the new content. A build
+that was killed leaves its journal. The next build compares the files with these digests. So it does not take them for
+files that were edited by hand, and repairs the tree without ``--force``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from pathlib import Path
 from pav2gen import json_data
 from pav2gen.output.transaction import write_all
 
-#: The names of the journal and of the temporary folder for new files. Both are at the root of the generated package.
+#: The names of the journal and of the temporary folder for new files. Both are directly in the folder of the tree.
 NAME = ".pav2gen-build.json"
 ASIDE = ".pav2gen-build"
 
-#: owner -> path below the package's root -> the sha256 digests of the file's old content and of its new content.
+#: The content of a journal. It maps each owner to a mapping from the paths of the owner's files, relative to the tree,
+#: to the SHA-256 digests of the old and the new content. A file that is new or removed has only one digest.
 Entries = Mapping[str, Mapping[str, Iterable[str]]]
 
 
-#: The function that reads the JSON data of a journal.
+#: A function that checks the JSON data of a journal, and returns it as ``Entries``.
 _READ = json_data.mapping(
     lambda owner: json_data.path(owner) if owner else owner,
     json_data.mapping(json_data.path, json_data.items(json_data.digest)),
@@ -32,7 +33,7 @@ _READ = json_data.mapping(
 
 
 def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
-    """The entries of the journal. Empty if the journal is missing or if no build wrote it."""
+    """Return the content of the journal in the folder ``root``. Empty if there is none, or if no build wrote it."""
     try:
         entries = _READ(json_data.parse_json((root / NAME).read_bytes()))
     except (OSError, ValueError):
@@ -41,8 +42,9 @@ def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def begin(root: Path, entries: Entries) -> None:
-    """Write the journal with ``entries``, and make an empty temporary folder. Removes the temporary files of an earlier
-    build.
+    """Make an empty temporary folder in the folder ``root``, and write the journal with ``entries``.
+
+    The temporary files of an earlier build are removed.
     """
     _remove_aside(root)
     os.mkdir(root / ASIDE)
@@ -50,8 +52,9 @@ def begin(root: Path, entries: Entries) -> None:
 
 
 def end(root: Path, entries: Entries) -> None:
-    """Remove the temporary folder and the journal. If there are ``entries``, they replace the journal's content
-    instead.
+    """Remove the temporary folder and the journal from the folder ``root``.
+
+    If ``entries`` is not empty, the journal stays, with ``entries`` as its content.
     """
     if entries:
         _write(root, entries)
@@ -61,7 +64,7 @@ def end(root: Path, entries: Entries) -> None:
 
 
 def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
-    """One journal with the entries of all ``journals``."""
+    """Return the content of a journal that has the entries of all ``journals``."""
     known: dict[str, dict[str, set[str]]] = {}
     for entries in journals:
         for owner, files in entries.items():
@@ -71,8 +74,9 @@ def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
 
 
 def _write(root: Path, entries: Entries) -> None:
-    """Replace the journal with ``entries``, and sync it to the disk, because a power cut may interrupt the next
-    steps.
+    """Replace the content of the journal in the folder ``root`` with ``entries``, and sync the journal to the disk.
+
+    So the journal is complete even if a power cut interrupts the build afterwards.
     """
     data = {owner: {path: sorted(digests) for path, digests in files.items()} for owner, files in entries.items()}
     draft = root / ASIDE / NAME

@@ -1,6 +1,7 @@
-"""Locks a folder, so that only one command writes in it at a time. The folder itself is locked, without a lock file.
+"""Locks a folder, so that only one command at a time writes in it. The folder itself is locked, without a lock file.
 
-Commands that only read lock the folder together. The operating system unlocks the folder when the process ends.
+Any number of commands that only read can lock a folder at the same time. If a command is killed, the operating system
+unlocks its folders.
 """
 
 from __future__ import annotations
@@ -16,24 +17,29 @@ from pathlib import Path
 
 from pav2gen.errors import UserError
 
-#: Seconds that a command waits for another one, and seconds between two tries.
+#: PATIENCE: how many seconds a command waits for a folder that another command has locked. INTERVAL: how many seconds
+#: pass between two attempts to lock the folder.
 PATIENCE, INTERVAL = 300.0, 0.05
 
-#: A function that is called once before a command waits, with a description of the process that has locked the folder.
+#: A function that is called once before a command waits for a locked folder. Its argument is the description of the
+#: process that has locked the folder, from ``holder``.
 OnWait = Callable[[str], None]
 
 
 def no_wait(holder: str) -> None:
-    """Wait without a message. Used as the ``on_wait`` of ``locked`` and ``shared``."""
+    """Do nothing, so that a command waits without a message. Callers pass it as ``on_wait``."""
 
 
 @contextmanager
 def locked(folder: Path, on_wait: OnWait, create: bool = False) -> Iterator[None]:
-    """Lock ``folder`` exclusively, to write in it. ``on_wait`` is called once if another command has locked it.
+    """Lock ``folder`` while the ``with`` block runs, so that only this command reads or writes in it.
 
-    If ``create``, a missing folder and its missing parents are made. New folders that are empty at the end are removed.
-    Without ``create``, a missing folder is not locked. Raises UserError if the folder cannot be made or locked, or if
-    another command keeps it locked for longer than ``PATIENCE`` seconds.
+    on_wait: called once if another command has locked the folder, before waiting for that command.
+    create: whether to make the folder and its parents if they are missing. Those that are still empty after the block
+    are removed. Without ``create``, a missing folder is neither made nor locked.
+
+    Raises UserError if the folder cannot be made or locked, or if another command keeps it locked for longer than
+    ``PATIENCE`` seconds.
     """
     path = os.path.realpath(folder)
     made = _make(path, os.fspath(folder)) if create else []
@@ -46,10 +52,13 @@ def locked(folder: Path, on_wait: OnWait, create: bool = False) -> Iterator[None
 
 @contextmanager
 def shared(folder: Path, on_wait: OnWait) -> Iterator[None]:
-    """Lock ``folder`` together with other readers, so that no command writes in it. A missing folder is not locked.
+    """Lock ``folder`` while the ``with`` block runs, so that other commands can read in it, but not write.
 
-    ``on_wait`` is called once if another command has locked the folder to write in it. Raises UserError as ``locked``
-    does.
+    A missing folder is not locked.
+
+    on_wait: called once if another command has locked the folder with ``locked``, before waiting for that command.
+
+    Raises UserError if the folder cannot be locked, or if it stays locked for longer than ``PATIENCE`` seconds.
     """
     with _held(os.path.realpath(folder), os.fspath(folder), fcntl.LOCK_SH, on_wait, None):
         yield
@@ -57,10 +66,13 @@ def shared(folder: Path, on_wait: OnWait) -> Iterator[None]:
 
 @contextmanager
 def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | None) -> Iterator[None]:
-    """Lock the folder at ``path``. ``kind`` is ``LOCK_EX`` or ``LOCK_SH``. Messages call the folder ``shown``.
+    """Lock the folder at ``path`` while the ``with`` block runs.
 
-    ``made`` is a list of folders that this command has made. A missing folder is made and added to the list. If
-    ``made`` is None, a missing folder is not made.
+    shown: the name that messages give to the folder.
+    kind: ``LOCK_EX`` to lock out all other commands, ``LOCK_SH`` to lock out only those that write.
+    on_wait: called once if another command has locked the folder.
+    made: the folders that this command has made. If the folder is missing, it is made and added to this list. If
+    ``made`` is None, a missing folder is neither made nor locked.
     """
     while True:
         handle = _open(path, shown)
@@ -81,8 +93,9 @@ def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | N
 
 
 def _open(path: str, shown: str) -> int | None:
-    """Open the folder at ``path``. None if the folder does not exist. Raises UserError if ``path`` is a file or cannot
-    be opened.
+    """Open the folder at ``path``, and return its file descriptor. None if the folder does not exist.
+
+    Raises UserError if ``path`` is a file or cannot be opened. Messages call it ``shown``.
     """
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -97,8 +110,9 @@ def _open(path: str, shown: str) -> int | None:
 
 
 def _lock(handle: int, shown: str, kind: int, on_wait: OnWait) -> None:
-    """Lock an open folder, waiting for other commands. Raises UserError if that fails or takes longer than
-    ``PATIENCE``.
+    """Lock the folder with the file descriptor ``handle``. If another command has locked it, wait for that command.
+
+    Raises UserError if the folder cannot be locked, or if waiting takes longer than ``PATIENCE`` seconds.
     """
     deadline = None
     while True:
@@ -120,7 +134,7 @@ def _lock(handle: int, shown: str, kind: int, on_wait: OnWait) -> None:
 
 
 def _names(path: str, handle: int) -> bool:
-    """Whether ``path`` still leads to the folder that was opened as ``handle`` and locked."""
+    """Whether ``path`` is still the path of the open folder ``handle``, which may have been removed or replaced."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
     except OSError:
@@ -128,9 +142,9 @@ def _names(path: str, handle: int) -> bool:
 
 
 def holder(handle: int) -> str:
-    """The process that has locked the folder, for messages: ``process 4711 (pav2gen build a.yaml)``.
+    """Describe the process that has locked the open folder ``handle``: ``process 4711 (pav2gen build a.yaml)``.
 
-    If the process cannot be found, the text is ``another process``.
+    If the process cannot be found, return ``another process``.
     """
     status = os.fstat(handle)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -145,7 +159,7 @@ def holder(handle: int) -> str:
 
 
 def _command(pid: str) -> str:
-    """The command line of the process ``pid``, in brackets. Empty if the command line is not known."""
+    """Return the command line of the process ``pid``, in brackets. Empty if the command line cannot be read."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except OSError:
@@ -156,9 +170,9 @@ def _command(pid: str) -> str:
 
 
 def _make(path: str, shown: str) -> list[str]:
-    """Make a folder and its missing parents. Returns the folders that were made, the topmost first.
+    """Make the folder ``path`` and its missing parents. Returns the paths of the new folders, the topmost first.
 
-    Raises UserError if a folder cannot be made, after removing the folders that were made.
+    If one of them cannot be made, remove the others and raise UserError. Messages call the folder ``shown``.
     """
     made: list[str] = []
     try:
@@ -174,7 +188,7 @@ def _make(path: str, shown: str) -> list[str]:
 
 
 def _remove_empty(folders: list[str]) -> None:
-    """Remove the folders in ``folders`` that are empty, beginning with the last one."""
+    """Remove those of ``folders`` that are empty. The last one comes first, so that its parent can become empty."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             if not os.listdir(folder):

@@ -1,9 +1,9 @@
-"""Transactions on files: either all steps are done, or all are undone. ``build``, ``install`` and ``uninstall`` write
-their files in transactions.
+"""Changes files in steps, such as replacing a file: either all steps of a transaction are done, or all are undone.
 
-Before a step is done, the way to undo it is recorded. Undoing a step that was not done is harmless. A file is read
-again right before it is replaced or removed. If someone saved an edit since the command first read the file, the
-transaction fails, and the edit is kept. Undoing a step also keeps edits that someone saved in the meantime.
+``build``, ``install`` and ``uninstall`` write their files in transactions. Before a step is done, the way to undo it is
+recorded. Undoing a step that was not done is harmless. A file is read again right before it is replaced or removed. If
+someone edited the file after the command first read it, the transaction fails, and the edit is kept. If someone edits a
+file after it was replaced, undoing this step keeps the edit, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pav2gen.output.disk import OnDisk, look
 
 
 class _Edited(Exception):
-    """Someone changed a file after the command had read it."""
+    """Someone changed the file at the path ``file`` after the command had read or written it."""
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -28,18 +28,19 @@ class _Edited(Exception):
 
 
 class Transaction:
-    """A context manager. If the ``with`` block ends in an exception, its steps are undone, the last one first.
+    """A context manager. If its ``with`` block raises an exception, it undoes the block's steps, the last one first.
 
-    If the exception is an OSError, or if someone changed a file after the command had read it, a UserError is raised.
-    Its message says in which state the files are.
+    If the exception is an OSError, or if someone else changed a file, a UserError is raised in its place. Its message
+    says whether all changes were undone.
     """
 
     def __init__(self, shown: Callable[[str], str], remedy: str, on_undone: Callable[[], None] = lambda: None) -> None:
-        """``shown`` returns the name of a path for messages. For an empty path, ``shown`` returns the name of the whole
-        folder.
+        """Prepare a transaction that has no steps yet.
 
-        ``remedy`` ends the error message if a step could not be undone. It tells the user what to do. ``on_undone`` is
-        called after all steps are undone.
+        shown: a function that takes a path and returns the name that messages give it. For an empty path, it returns
+        the name of the folder that the command changes.
+        remedy: the last words of the error message if a step cannot be undone. They tell the user what to do.
+        on_undone: a function that is called after all steps have been undone.
         """
         self._shown = shown
         self._remedy = remedy
@@ -47,13 +48,13 @@ class Transaction:
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Transaction:
-        """Begin the transaction, without any steps."""
+        """Return the transaction. No file is changed yet."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Undo all steps if the block failed. Raises UserError as described for the class."""
+        """If the block raised an exception, undo all steps. Raises UserError in the cases that the class describes."""
         if error is None:
             return
         state = "all changes were undone" if self._roll_back() else self._remedy
@@ -68,38 +69,41 @@ class Transaction:
             raise UserError(f"failed; {state}", self._shown("")) from error
 
     def make_folder(self, folder: str) -> None:
-        """Make a folder and its missing parents."""
+        """Make a folder and its missing parents. Undoing the step removes those of them that are empty."""
         if not os.path.isdir(folder):
             self.make_folder(os.path.dirname(folder))
             self._undo.append(partial(_remove_folder, folder))
             os.mkdir(folder)
 
     def write_aside(self, aside: str, content: bytes, like: OnDisk | None) -> None:
-        """Write a new file at ``aside``, with the mode and owner of ``like`` if given. Undoing the step removes the
-        file.
+        """Write a new file at the temporary path ``aside``. Undoing the step removes the file.
+
+        like: a file whose permissions and owner the new file gets, or None.
         """
         self._undo.append(partial(_discard, aside))
         write_new(aside, content, like)
 
     def place(self, aside: str, file: str, content: bytes, expected: str | None) -> None:
-        """Rename the file ``aside``, which has ``content``, to ``file``.
+        """Rename the file ``aside`` to ``file``. A file with this name is replaced.
 
-        ``expected`` is the sha256 of the file that is replaced, or empty if no file may be there. None skips this
-        check.
+        content: the content of ``aside``.
+        expected: the SHA-256 that the replaced file must have, or empty if there must be no such file. None: the old
+        file is not checked.
         """
         old = _checked(file, expected)
         self._undo.append(partial(_put_back, file, aside, old, content))
         os.replace(aside, file)
 
     def place_folder(self, aside: str, folder: str) -> None:
-        """Rename the folder ``aside`` to ``folder``, which must not exist yet."""
+        """Rename the folder ``aside`` to ``folder``, which must not exist yet. Undoing the step moves it back."""
         self._undo.append(partial(_move_back, folder, aside))
         os.replace(aside, folder)
 
     def remove(self, aside: str, file: str, expected: str | None) -> None:
-        """Remove ``file``. ``expected`` is the sha256 of its content. None skips this check.
+        """Remove ``file``.
 
-        To undo the step, the content is written to ``aside`` first, and then renamed to ``file``.
+        aside: a temporary path. Undoing the step writes the old content to it, and renames it to ``file``.
+        expected: the SHA-256 that the content of ``file`` must have. None: the content is not checked.
         """
         old = _checked(file, expected)
         if old is not None:
@@ -107,8 +111,9 @@ class Transaction:
             os.unlink(file)
 
     def _roll_back(self) -> bool:
-        """Undo every step, the last one first, even if a step cannot be undone. Returns whether all steps were
-        undone.
+        """Undo the steps, the last one first. If a step cannot be undone, go on with the others.
+
+        Returns whether all steps were undone.
         """
         whole = True
         while self._undo:
@@ -125,7 +130,10 @@ class Transaction:
 
 
 def write_new(file: str, content: bytes, like: OnDisk | None) -> None:
-    """Write a new file at ``file``, with the mode and owner of ``like`` if given. Raises OSError if the file exists."""
+    """Write a new file at the path ``file``. Raises OSError if the file exists.
+
+    like: a file whose permissions and owner the new file gets, or None.
+    """
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         write_all(handle, content)
@@ -139,14 +147,19 @@ def write_new(file: str, content: bytes, like: OnDisk | None) -> None:
 
 
 def write_all(handle: int, content: bytes) -> None:
-    """Write all of ``content`` to an open file. A single call of ``os.write`` may write only a part."""
+    """Write all of ``content`` to the file descriptor ``handle``. A call of ``os.write`` may write only a part."""
     view = memoryview(content)
     while view:
         view = view[os.write(handle, view) :]
 
 
 def _checked(file: str, expected: str | None) -> OnDisk | None:
-    """Read ``file`` again, before it is replaced or removed. Raises _Edited unless its sha256 is ``expected``."""
+    """Return what is at the path ``file`` now, before a step replaces or removes it. None if nothing is there.
+
+    Raises _Edited if it is not a regular file, or if its SHA-256 is not ``expected``.
+
+    expected: a SHA-256, an empty string if nothing may be there, or None to accept any content.
+    """
     there = look(file)
     if there and not there.is_file:
         raise _Edited(file)
@@ -156,8 +169,12 @@ def _checked(file: str, expected: str | None) -> OnDisk | None:
 
 
 def _put_back(file: str, aside: str, old: OnDisk | None, new: bytes | None) -> None:
-    """Restore the old content of ``file``. Raises _Edited if someone changed the file since this transaction wrote
-    ``new``.
+    """Give ``file`` the content, permissions and owner of ``old`` again, or remove it if ``old`` is None.
+
+    aside: a temporary path, to which the old content is written before it is renamed to ``file``.
+    new: the content that this transaction wrote to ``file``, or None if it removed the file.
+
+    Raises _Edited if someone changed the file since then.
     """
     there = look(file)
     if there == old:

@@ -1,4 +1,4 @@
-"""The generated package on the disk: its files, their owners, and how they differ from a new build."""
+"""Reads the generated package on the disk, and compares its files with those of a new build."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from pav2gen.render.fileset import FileSet
 from pav2gen.render.manifest import SHARED, Manifest
 from pav2gen.render.manifest_reader import NotAManifest, parse
 
-#: The folder of the package unless ``--out`` names another.
+#: The folder of the generated package, if the user does not name another with ``--out``.
 DEFAULT_FOLDER = Path("generated")
 
 
 @dataclass(frozen=True)
 class FileChange:
-    """A file that a build adds, changes or removes. ``old`` is None for a new file. ``new`` is None for a removed file.
+    """A file that a build adds, changes or removes.
 
-    ``digest`` is the sha256 of ``new``, or empty. ``ours`` says whether a build wrote the old content. A build replaces
-    content that no build wrote only with ``--force``.
+    owner: the name of the spec that the file was generated from, or ``SHARED``.
+    path: the path of the file, relative to the tree.
+    old: what is at this path now, or None if nothing is there.
+    new: the new content, or None if the build removes the file.
+    digest: the SHA-256 of ``new``, or empty if ``new`` is None.
+    ours: whether an earlier build wrote the old content, or nothing is there. Other content is replaced only with
+    ``--force``.
     """
 
     owner: str
@@ -36,12 +41,12 @@ class FileChange:
 
     @property
     def kind(self) -> str:
-        """``new``, ``changed`` or ``removed``."""
+        """What the build does to the file, in one word: ``new``, ``changed`` or ``removed``."""
         return "removed" if self.new is None else "changed" if self.old else "new"
 
     @property
     def is_manifest(self) -> bool:
-        """Whether the file is a MANIFEST.json. Manifests are written after all other files."""
+        """Whether the file is the manifest of its owner. Builds write manifests after all other files."""
         return self.path == manifest.path_of(self.owner)
 
 
@@ -49,17 +54,21 @@ class FileChange:
 class Comparison:
     """The differences between a new build and the files on the disk.
 
-    ``changes`` is sorted by path. ``unchanged`` is the number of files that stay as they are.
+    changes: the files that differ, sorted by path.
+    unchanged: the number of files that are the same.
     """
 
     changes: tuple[FileChange, ...]
     unchanged: int
 
     def refusal(self, shown: str, force: bool) -> UserError | None:
-        """The error if the build must not be written. None if the build may be written.
+        """Return the error to raise if the build must not be written. None if it may be written.
 
-        The error is about a link or a folder where a file of the build belongs, or about files that were edited by
-        hand. ``force`` allows to replace the edited files. ``shown`` is the name of the tree in messages.
+        A build must not be written if a link or a folder is where one of its files belongs, or if files that were
+        edited or added by hand would be lost.
+
+        shown: the name that messages give to the tree.
+        force: whether files that were edited or added by hand may be lost.
         """
         taken = [change for change in self.changes if not change.ours]
         for change in taken:
@@ -76,12 +85,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Tree:
-    """A generated package on the disk.
+    """A generated package on the disk: what its manifests and its journal say, and a way to read its files.
 
-    manifests: for each owner, the manifest that lists its files. An owner is a spec, or the package itself.
-    broken: for each owner with a manifest that cannot be used, the reason.
-    journal: the files that an interrupted build wrote, as in ``journal.Entries``.
-    incomplete: whether a build was interrupted.
+    disk: the object that reads the files of the package.
+    manifests: maps each owner (the name of a spec, or ``SHARED``) to its manifest.
+    broken: maps each owner whose MANIFEST.json cannot be read as a manifest to the reason.
+    journal: the files that an interrupted build may have written, as ``journal.Entries``. Empty without such a build.
+    incomplete: whether a build was interrupted while it wrote files.
     """
 
     disk: Disk
@@ -92,7 +102,7 @@ class Tree:
 
     @property
     def specs(self) -> list[str]:
-        """The names of the specs that were built here, sorted. Specs with a broken manifest are included."""
+        """The names of the specs that have files in the package, sorted. Those with a broken manifest are included."""
         return sorted({*self.manifests, *self.broken} - {SHARED})
 
     def refusal(self, force: bool) -> UserError | None:
@@ -113,10 +123,12 @@ class Tree:
         )
 
     def sound_manifests(self, except_for: Collection[str] = ()) -> list[Manifest]:
-        """The manifests of the specs in this tree, except those in ``except_for``, which are rebuilt or removed.
+        """Return the manifests of the specs in this tree, sorted by name. They contain the rows for the dispatch table.
 
-        The manifests contain the rows for the dispatch table. Raises UserError if one of the manifests is broken, or
-        if another version of pav2gen wrote its rows in another format.
+        except_for: names of specs that are left out, because the caller builds them again or removes them.
+
+        Raises UserError if one of the manifests is broken, or if another version of pav2gen wrote it in a format that
+        this version cannot read.
         """
         for owner in sorted(self.broken.keys() - {SHARED, *except_for}):
             place = f"{self.disk.shown}/{manifest.path_of(owner)}"
@@ -128,9 +140,11 @@ class Tree:
         return [entry for owner, entry in sorted(self.manifests.items()) if owner not in (SHARED, *except_for)]
 
     def compare(self, package: Mapping[str, FileSet]) -> Comparison:
-        """Compare the files in the tree, byte by byte, with ``package``, which has the new files of each owner.
+        """Compare the files in the tree, byte by byte, with those of a new build.
 
-        Raises UserError as ``Disk.at`` does.
+        package: maps each owner to its new files. Files of other owners are not compared.
+
+        Raises UserError if a folder of a file is a symbolic link or a file, or if a file cannot be read.
         """
         changes, unchanged = [], 0
         for owner, files in package.items():
@@ -148,9 +162,10 @@ class Tree:
         return Comparison(tuple(sorted(changes, key=lambda change: change.path)), unchanged)
 
     def known(self, owner: str) -> dict[str, set[str]]:
-        """The digests of all file contents that builds of ``owner`` wrote: path -> sha256 digests.
+        """Return a dict from the path of each file of ``owner`` to the SHA-256 digests it has if nobody edited it.
 
-        The digests come from the owner's manifest and from the journal of an interrupted build.
+        The digests come from the owner's manifest, and from the journal of an interrupted build if there is one. Paths
+        are relative to the tree.
         """
         known = {path: set(digests) for path, digests in self.journal.get(owner, {}).items()}
         if owner in self.manifests:
@@ -160,7 +175,7 @@ class Tree:
         return known
 
     def unsettled(self, owner: str) -> bool:
-        """Whether an interrupted build left files of ``owner`` that differ from the owner's manifest."""
+        """Whether an interrupted build left files of ``owner`` whose SHA-256 is not that in the owner's manifest."""
         entry = self.manifests.get(owner)
         owned = {**entry.owned(), entry.path: entry.digest} if entry else {}
         return any(self._digest(path) != owned.get(path) for path in self.journal.get(owner, ()))
@@ -171,7 +186,7 @@ class Tree:
 
 
 def read_tree(out: Path) -> Tree:
-    """Read the generated package in the folder ``out``, which need not exist.
+    """Read the manifests and the journal of the generated package in the folder ``out``, which need not exist.
 
     Raises UserError if ``out`` is not a folder, if it cannot be read, or if another generated package is inside it.
     """
@@ -196,9 +211,9 @@ def read_tree(out: Path) -> Tree:
 
 
 def _is_incomplete(disk: Disk) -> bool:
-    """Whether a build was interrupted, and left its journal or its temporary folder.
+    """Whether the package has the journal or the temporary folder of a build that was interrupted.
 
-    Raises UserError if something else has the name of the journal or of the temporary folder.
+    Raises UserError if the path of the journal is not a regular file, or that of the temporary folder is not a folder.
     """
     found = {name: disk.at(name) for name in (journal.NAME, journal.ASIDE)}
     for name, kind in ((journal.NAME, "a file"), (journal.ASIDE, "a folder")):

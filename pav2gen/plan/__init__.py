@@ -1,4 +1,4 @@
-"""The plan of a kernel: all numbers that templates, messages and reports state about the kernel, each computed once.
+"""Computes the plan of each kernel: all numbers about the kernel that templates, messages and reports contain.
 
-This package may import ``family`` and everything that ``family`` may import.
+Each number is computed in one place only. This package may import ``family`` and everything that ``family`` may import.
 """

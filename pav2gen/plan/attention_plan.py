@@ -1,5 +1,5 @@
-"""The part of a plan that decode and extend kernels have in common: texts for a source's header, and sizes on one
-rank.
+"""What the plans of decode kernels and of extend kernels have in common: texts for the comment at the top of a source,
+the numbers of heads on one rank, and the row in the dispatch table.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from pav2gen.runtime.dispatch_row import Row
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The part of a plan that decode and extend kernels have in common."""
+    """The texts, head numbers and dispatch row that the plans of decode and extend kernels have in common."""
 
     variant: AttentionVariant
     spec: Spec
 
     @property
     def title(self) -> str:
-        """The axis values that a call must match, in words, for the comment at the top of a source."""
+        """The axis values that a call must have to use this kernel, in words. This text goes into the comment at the
+        top of each of its sources.
+        """
         return title(self.variant.key._asdict())
 
     @property
     def formula(self) -> str:
-        """The argument of the softmax as a formula, for the comment at the top of a source."""
+        """The formula of the scores that the softmax is applied to, as text. It goes into the comment at the top of
+        each of the kernel's sources.
+        """
         v, text = self.variant, "scale * q[s] K[s]^T"
         if v.softcap is not None:
             text = f"softcap({text})"
@@ -39,10 +43,10 @@ class AttentionPlan:
 
     @cached_property
     def rank(self) -> RankShape:
-        """The numbers of heads on one rank, for the first tensor-parallel size in the spec that has this kernel's
-        ``gqa_ratio``.
+        """The numbers of query heads and KV heads on one tensor-parallel rank. The rank is that of the first
+        tensor-parallel size in the spec for which a rank has this kernel's ``gqa_ratio``.
 
-        If no tensor-parallel size has this ratio, the result is one rank with all KV heads of the model.
+        If there is no such tensor-parallel size, the result is a single rank with all KV heads of the model.
         """
         model, ratio = self.spec.model, self.variant.gqa_ratio
         ranks = (rank for rank in model.ranks() if rank.gqa_ratio == ratio)
@@ -50,11 +54,15 @@ class AttentionPlan:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V per token and layer on one rank."""
+        """The size in bytes of the keys and values of one token in one layer, for all KV heads of one rank."""
         return 2 * self.variant.head_size * self.variant.cache_item_bytes * self.rank.num_kv_heads
 
     def base_row(self, partition_size: int) -> Row:
-        """The kernel's row in the dispatch table, with the default in each field that describes the CUDA kernel."""
+        """Return the kernel's row in the dispatch table. The fields that describe the CUDA version have their default
+        values.
+
+        partition_size: the value of the field ``partition_size`` of the row.
+        """
         v, dispatch, target = self.variant, self.spec.dispatch, self.spec.target
         return Row(
             symbol=v.symbol,

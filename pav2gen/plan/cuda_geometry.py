@@ -1,25 +1,26 @@
-"""The geometry of a CUDA thread block of an attention kernel: how the threads divide the work."""
+"""The geometry of the thread blocks of a CUDA kernel for decode or extend: how the threads divide the work."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The number of lanes in the widest warp. A layout that keeps warps of 64 lanes busy also keeps warps of 32 lanes busy.
+#: The number of lanes in the widest warp of all targets. A layout that keeps all lanes of a 64-lane warp busy also
+#: keeps all lanes of 32-lane warps busy.
 WIDEST_WARP = 64
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the threads of a decode kernel's thread block divide the work.
+    """How the threads of a thread block divide the work in a CUDA decode kernel.
 
-    threads: the number of threads in the block.
-    heads: the number of query heads that the block computes.
-    step: the number of tokens in a step. The block scores the tokens of a step, then adds their values, and then goes
-    on to the next step. Shared memory holds the scores of one step.
+    threads: the number of threads in the thread block.
+    heads: the number of query heads that the thread block computes.
+    step: the number of tokens in a step. In each step, the thread block scores some tokens of its partition, and then
+    adds their values to the output. Shared memory holds the scores of one step.
     runs: the number of runs that a warp scores at the same time. A run is a group of consecutive tokens.
-    key_words: the number of 32-bit words that a thread reads with one load of keys.
-    value_words: the number of 32-bit words that a thread reads with one load of values.
-    row_lanes: the number of threads that read one row of V side by side. A row of V is one element of the head for all
+    key_words: the number of 32-bit words that a thread reads with one load of K.
+    value_words: the number of 32-bit words that a thread reads with one load of V.
+    row_lanes: the number of threads that read one row of V side by side. A row of V is one element of the head, for all
     tokens of a page.
     """
 
@@ -32,27 +33,27 @@ class Geometry:
     row_lanes: int
 
 
-#: The number of lanes of a warp that score different keys. The lanes with the same key divide the elements of the head
-#: among them.
+#: The number of lanes of a warp that score different keys in a CUDA extend kernel. The lanes that score the same key
+#: divide the elements of the head among them.
 KEY_LANES = 16
 
 
 @dataclass(frozen=True)
 class ExtendGeometry:
-    """How the threads of an extend kernel's thread block divide the work.
+    """How the threads of a thread block divide the work in a CUDA extend kernel.
 
     A query row is a pair of a query token and a query head.
 
-    threads: the number of threads in the block.
-    heads: the number of query heads that the block computes.
-    tokens: the number of query tokens that the block computes.
-    step: the number of keys that shared memory holds at the same time. The values of these keys replace them later.
+    threads: the number of threads in the thread block.
+    heads: the number of query heads that the thread block computes.
+    tokens: the number of query tokens that the thread block computes.
+    step: the number of keys in a step. In each step, shared memory holds first these keys and then their values.
     chunk_rows: the number of query rows that a warp scores at the same time.
     lane_keys: the number of keys that a lane scores at the same time.
-    load_words: the number of 32-bit words that a thread reads from the cache with one load.
-    dim_lanes: the number of threads that divide the elements of one query row's output among them while values are
-    added.
-    partition: the number of keys that the block processes.
+    load_words: the number of 32-bit words that a thread reads from the KV cache with one load.
+    dim_lanes: the number of threads that add values to the output of the same query row. They divide the elements of
+    the head among them.
+    partition: the number of keys that the thread block processes in all its steps.
     """
 
     threads: int
@@ -67,12 +68,12 @@ class ExtendGeometry:
 
     @property
     def rows(self) -> int:
-        """The number of query rows in a thread block."""
+        """The number of query rows that a thread block computes."""
         return self.heads * self.tokens
 
     @property
     def row_slots(self) -> int:
-        """The number of query rows in a thread block, rounded up to a multiple of ``chunk_rows``."""
+        """The number of query rows that a thread block computes, rounded up to a multiple of ``chunk_rows``."""
         return -(-self.rows // self.chunk_rows) * self.chunk_rows
 
     @property
@@ -82,7 +83,7 @@ class ExtendGeometry:
 
     @property
     def row_groups(self) -> int:
-        """The number of groups of ``dim_lanes`` threads. While values are added, each group works on its own query
-        rows.
+        """The number of groups of ``dim_lanes`` threads in a thread block. Each group adds values to the outputs of its
+        own query rows.
         """
         return self.threads // self.dim_lanes

@@ -1,4 +1,4 @@
-"""Writes the CUDA text of a kernel's two hooks: one changes a score before the softmax, the other masks keys."""
+"""Writes the CUDA code of a kernel's two hooks. One hook changes a score before the softmax. The other masks keys."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.modifications.tree import Expression, uses
 from pav2gen.family.variant import AttentionVariant
 
-#: The CUDA text of each name in an expression. In the text, ``h`` is the index of the query head among all query heads,
-#: and ``head`` is its index in the thread block.
+#: A dict from a name in the expressions of a modification to its CUDA code in a hook. In a hook, ``h`` is the index of
+#: the query head among all query heads, and ``head`` is its index in the thread block.
 NAMES = {"s": "s", "q": "q", "k": "k", "h": "h", "kvh": "at.kv_head", "len": "at.length"}
 
 
@@ -22,18 +22,23 @@ _INDEX = {"heads": "at.first_head + h", "kv_heads": "at.kv_head"}
 
 
 class Line(NamedTuple):
-    """One step of a hook: the CUDA expression, and the name of the modification."""
+    """One step of a hook.
+
+    text: the CUDA expression that the step evaluates.
+    about: the name of the modification that the step comes from.
+    """
 
     text: str
     about: str
 
 
 class Parameter(NamedTuple):
-    """A parameter tensor in a CUDA kernel.
+    """A parameter tensor of a modification, such as the ALiBi slopes, in the code of a CUDA kernel.
 
-    array: the name of the array in shared memory.
-    pointer: the CUDA text of the pointer to the tensor in global memory.
-    place: the CUDA text of the index, in the tensor, of the element for query head ``h`` of the thread block.
+    array: the name of the array in shared memory that holds the elements for the query heads of the thread block.
+    pointer: the CUDA code for the pointer to the tensor in global memory.
+    place: the CUDA code for the index of the element that belongs to a query head. Here, the query head is ``h``, which
+    is its index in the thread block.
     """
 
     array: str
@@ -43,7 +48,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class CudaHooks:
-    """The two hooks of a CUDA kernel."""
+    """The CUDA code of a kernel's two hooks, one that changes a score and one that masks keys."""
 
     variant: AttentionVariant
 
@@ -70,12 +75,16 @@ class CudaHooks:
 
     @cached_property
     def scores(self) -> tuple[Line, ...]:
-        """The steps of the hook that changes a score. The kernel assigns each step's value to ``s``."""
+        """The steps of the hook that changes a score. The kernel evaluates them in order, and assigns each result to
+        ``s``.
+        """
         return tuple(Line(cuda_text(e.score_tree, self._names), e.name) for e in self._entries if e.score_tree)
 
     @cached_property
     def masks(self) -> tuple[Line, ...]:
-        """The steps of the hook that masks keys. A query attends to a key if the conditions of all steps are true."""
+        """The steps of the hook that masks keys. A query attends to a key only if the expressions of all steps are
+        true.
+        """
         found = [Line(cuda_text(e.mask_tree, self._names), e.name) for e in self._entries if e.mask_tree]
         if self.variant.blocksparse:
             found.append(Line("attends(a, h, at.kv_head, k, at.length)", "block-sparse"))
@@ -88,12 +97,13 @@ class CudaHooks:
 
     @property
     def uses_floor(self) -> bool:
-        """Whether the text of a step calls ``floor_div`` or ``floor_mod``."""
+        """Whether the CUDA code of a hook calls ``floor_div`` or ``floor_mod``."""
         return any(map(uses_floor, self._trees))
 
     def reads_head(self, lines: tuple[Line, ...]) -> bool:
-        """Whether a step of ``lines`` reads the index of the query head among all query heads. ``lines``: ``scores`` or
-        ``masks``.
+        """Whether the hook with the steps ``lines`` reads the index of the query head among all query heads.
+
+        lines: either ``scores`` or ``masks`` of this object.
         """
         trees = [e.score_tree if lines is self.scores else e.mask_tree for e in self._entries]
         return (lines is self.masks and self.variant.blocksparse) or any(t and uses(t, "h") for t in trees)

@@ -1,4 +1,4 @@
-"""Draws a text picture of how the threads of a CUDA kernel divide K and V, for the comment at the top of a CUDA
+"""Draws text pictures of how the threads of a CUDA kernel divide K and V. They are for the comment at the top of a CUDA
 source.
 """
 
@@ -9,18 +9,19 @@ from collections.abc import Callable, Sequence
 from pav2gen.family.variant import ExtendVariant, Variant
 from pav2gen.plan.cuda_geometry import KEY_LANES, WIDEST_WARP, ExtendGeometry, Geometry
 
-#: A table with at most this many rows (or columns) shows all of them. A larger table shows the first two and the last
-#: one.
+#: The most rows, and the most columns, of which a table shows all. If a table has more, it shows the first two and the
+#: last one.
 ROWS, COLUMNS = 3, 4
 
-#: The text in place of the rows or columns that a table leaves out.
+#: The text that a table shows in place of the rows or columns that it leaves out.
 ELLIPSIS = "..."
 
 
 def picture(v: Variant, g: Geometry) -> list[str]:
-    """The picture of a decode kernel, as lines of at most 100 characters.
+    """Draw the picture of a decode kernel. Return its lines, which have at most 100 characters each.
 
-    The first table shows one load of K by a warp. The second table shows one load of V by a thread block.
+    The first table shows which lanes of a warp read which part of K with one load. The second table shows which threads
+    of a thread block read which part of V with one load.
     """
     return [*_keys(v, g), "", *_values(v, g)]
 
@@ -61,9 +62,10 @@ def _values(v: Variant, g: Geometry) -> list[str]:
 
 
 def extend_picture(v: ExtendVariant, g: ExtendGeometry) -> list[str]:
-    """The picture of an extend kernel, as lines of text.
+    """Draw the picture of an extend kernel. Return its lines.
 
-    The first table shows which lanes of a warp score which keys. The second table shows which threads add which values.
+    The first table shows which lanes of a warp score which keys. The second table shows which threads of a thread block
+    add values to which elements of the output.
     """
     return [*_scores(v, g), "", *_sums(v, g)]
 
@@ -93,8 +95,11 @@ def _sums(v: ExtendVariant, g: ExtendGeometry) -> list[str]:
 
 
 def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int], str]) -> list[str]:
-    """A table with a header line, as lines of text. An ellipsis replaces rows and columns in the middle of a large
-    table.
+    """Draw a table with a header line. Return its lines. An ellipsis replaces the rows or columns in the middle of a
+    table that is too large.
+
+    rows, columns: the titles of the rows and of the columns.
+    cell: a function that returns the text at the given indices of a row and a column.
     """
     across, down = _shown(len(columns), COLUMNS), _shown(len(rows), ROWS)
     lines = [["", *(ELLIPSIS if j is None else columns[j] for j in across)]]
@@ -108,5 +113,10 @@ def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int
 
 
 def _shown(count: int, most: int) -> list[int | None]:
-    """The indices that a table with ``count`` rows or columns shows. None marks the place of the omitted indices."""
+    """Return the indices of the rows, or of the columns, that a table shows. None stands for the indices that it leaves
+    out.
+
+    count: the number of rows or columns that the table has.
+    most: the largest number of rows or columns of which the table shows all.
+    """
     return list(range(count)) if count <= most else [0, 1, None, count - 1]

@@ -1,4 +1,6 @@
-"""Chooses the layout of a CUDA decode kernel: threads, load widths, shared memory, and query heads per thread block."""
+"""Chooses the layout of a CUDA decode kernel: the numbers of threads and of query heads per thread block, the number of
+tokens per step, the width of loads, and the use of shared memory.
+"""
 
 from __future__ import annotations
 
@@ -14,61 +16,66 @@ from pav2gen.plan.cuda_hooks import CudaHooks
 from pav2gen.plan.cuda_picture import picture
 from pav2gen.plan.occupancy import Occupancy, accumulators, bytes_needed, estimated_registers, occupancy
 
-#: The most shared memory of a thread block. The limit of a BI-V100 is not known; 48 KiB is this project's own limit.
+#: The largest size of shared memory per thread block, in bytes. The real limit of a BI-V100 is not known; 48 KiB is a
+#: limit that pav2gen sets.
 SHARED_LIMIT = 48 << 10
 
-#: The number of threads that should be resident on a multiprocessor to hide latency: 8 warps of 32 lanes, or 4 of 64.
+#: The number of threads that should be resident on a multiprocessor, so that some of them compute while others wait for
+#: memory. These are 8 warps of 32 lanes, or 4 warps of 64 lanes.
 RESIDENT_THREADS = 256
 
-#: The most float32 accumulators of a thread that a compiler can keep in registers. With 142 accumulators, ptxas for
-#: sm_75 reports 252 registers, and a thread can have at most 255.
+#: The largest number of float32 accumulators of a thread that a compiler is assumed to keep in registers. For a kernel
+#: with 142 accumulators, ptxas for sm_75 reports 252 registers, and a thread can have at most 255.
 MOST_ACCUMULATORS = 120
 
-#: The number of bytes in flight that a multiprocessor is assumed to need, if the target's bandwidth is not known.
+#: The number of bytes in flight (see ``plan.occupancy``) that a multiprocessor is assumed to need for full bandwidth,
+#: if the bandwidth of the target is not known.
 ASSUMED_BYTES = 24 << 10
 
 #: The number of registers that a thread needs in addition to its accumulators: for addresses, loaded words, unpacked
-#: floats and loop counters. With 48 accumulators, ptxas for sm_75 reports 106 such registers. With more accumulators,
-#: the compiler reuses some of them.
+#: floats and loop counters. For a kernel with 48 accumulators, ptxas for sm_75 reports 106 such registers. In kernels
+#: with more accumulators, the compiler keeps this number smaller.
 OTHER_REGISTERS = 96
 
-#: The most runs of tokens that a warp scores at the same time. The warp issues the loads of all runs before it uses a
-#: key.
+#: The largest number of runs that a warp scores at the same time. A run is a group of consecutive tokens. The warp
+#: issues the loads of the keys of all these runs before it uses the first key.
 MOST_RUNS = 4
 
-#: The most score accumulators of a thread: runs of tokens times query heads.
+#: The largest number of score accumulators of a thread. A thread has one for each pair of a run and a query head.
 MOST_SCORES = 32
 
-#: The most floats that a thread unpacks at the same time.
+#: The largest number of key elements that a thread holds as float32 at the same time.
 UNPACKED_FLOATS = 32
 
-#: The number of bytes in a sector of memory, on every target. A load of values reads whole sectors of each row.
+#: The number of bytes in a sector of memory, on every target. The loads of V read whole sectors of each row of V.
 SECTOR = 32
 
-#: A warp scores several runs of tokens at the same time only if a step has at least this many tokens for each run of
-#: each warp.
+#: A warp scores several runs at the same time only if each step has at least this many tokens for each of these runs,
+#: in each warp of the thread block.
 TOKENS_PER_RUN = 16
 
-#: The plan chooses a step of fewer tokens than this only if no longer step fits, because the thread block waits at four
-#: barriers in each step.
+#: A step of fewer tokens than this is a short step. The plan chooses a short step only if no longer step fits, because
+#: a thread block waits at four barriers in each step.
 SHORT_STEP = 256
 
-#: The number of grades per factor of 2 in bytes in flight. Plans with the same grade count as equally good (see
-#: ``_grade``).
+#: The grade of a layout rates its bytes in flight (see ``_grade``). A layout with half as many bytes in flight has a
+#: grade that is lower by this number. Layouts with the same grade count as equally good.
 GRADES = 3
 
-#: The settings of a spec's ``cuda`` and the values that each may have. ``tokens`` sets ``Geometry.runs``.
+#: A dict from each setting in the section ``cuda`` of a spec to the values that the spec may give it. ``threads`` and
+#: ``step`` set the fields of ``Geometry`` with these names. ``tokens`` sets ``Geometry.runs``.
 CHOICES: Mapping[str, tuple[int, ...]] = {
     "threads": (64, 128, 256, 512),
     "step": (64, 128, 256, 512, 1024, 2048),
     "tokens": (1, 2, 4),
 }
 
-#: The number of registers of a multiprocessor, on NVIDIA's cards of compute capability 7.0 to 9.0. Tests compare plans
-#: with ptxas.
+#: The number of 32-bit registers of a multiprocessor, on NVIDIA's GPUs of compute capability 7.0 to 9.0. Tests compile
+#: kernels with ptxas, to check the plans against its reports of registers.
 REGISTER_FILE = 64 << 10
 
-#: STORED: dtype -> the struct of runtime/cuda/pav2_device.cuh that decodes its elements. SCALARS: dtype -> CUDA type.
+#: STORED is a dict from the dtype of the KV cache to the struct of runtime/cuda/pav2_device.cuh that decodes its
+#: elements. SCALARS is a dict from a dtype to its CUDA type.
 STORED = {
     "float16": "Float16",
     "bfloat16": "BFloat16",
@@ -82,7 +89,9 @@ SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 
 @dataclass(frozen=True)
 class CudaPlan:
-    """The plan of a CUDA decode kernel: its layout, and the resources and counters that follow from the layout."""
+    """The layout of a CUDA decode kernel, with the resources that the kernel needs and the amounts of data that it
+    reads.
+    """
 
     variant: Variant
     geometry: Geometry
@@ -90,115 +99,130 @@ class CudaPlan:
 
     @property
     def scalar(self) -> str:
-        """The CUDA type of query, out and tmp_out."""
+        """The CUDA type of the elements of the tensors query, out and tmp_out."""
         return SCALARS[self.variant.dtype]
 
     @property
     def stored(self) -> str:
-        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the cache."""
+        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the KV cache."""
         v = self.variant
         return STORED[v.dtype if v.kv_cache_dtype == "auto" else v.kv_cache_dtype]
 
     @property
     def blocks_per_group(self) -> int:
-        """The number of thread blocks that the query heads of one KV head are divided over. Every one of these thread
-        blocks reads the cache.
+        """The number of thread blocks that share the query heads of one KV head. Each of them reads the keys and values
+        of this KV head from the KV cache.
         """
         return -(-self.variant.gqa_ratio // self.geometry.heads)
 
     @property
     def steps(self) -> int:
-        """The number of steps in which a thread block processes its partition."""
+        """The number of steps in which a thread block processes its partition. ``Geometry.step`` describes a step."""
         return self.variant.partition_size // self.geometry.step
 
     @property
     def uneven(self) -> bool:
-        """Whether the query heads of a KV head do not divide evenly, so that the last of their thread blocks has fewer
-        heads.
+        """Whether the last of the thread blocks that share the query heads of a KV head computes fewer heads than the
+        others.
         """
         return self.variant.gqa_ratio % self.geometry.heads != 0
 
     @property
     def head_count(self) -> str:
-        """The CUDA text for the number of query heads of a thread block."""
+        """The CUDA code for the number of query heads that a thread block computes."""
         return "at.heads" if self.uneven else "kBlockHeads"
 
     @property
     def lanes_without_grain(self) -> bool:
-        """Whether some lanes of a 64-lane warp are idle while keys are loaded.
+        """Whether some lanes of a 64-lane warp are idle while the warp loads keys.
 
-        Lanes are idle if the warp could load more 16-byte groups of each key at once than a key has.
+        A key consists of 16-byte groups. Lanes are idle if the warp could load more groups of each key at once than a
+        key has.
         """
         lanes = WIDEST_WARP * self.geometry.key_words // 4
         return lanes // min(self.variant.block_size, lanes) > self.variant.head_size // self.variant.grain
 
     @property
     def rows_may_end(self) -> bool:
-        """Whether some threads are idle in the last round of reading V, because no row of V is left for them."""
+        """Whether some threads are idle in the last round of reading V. In each round, the thread block reads several
+        rows of V, and in the last round fewer rows may be left.
+        """
         return self.variant.head_size * self.geometry.row_lanes % self.geometry.threads != 0
 
     @property
     def tile(self) -> int:
-        """The number of tokens of a page that all threads together read in one load of V."""
+        """The number of tokens whose values the threads that share a row of V read together, if each does one load."""
         return self.geometry.row_lanes * self.geometry.value_words * (4 // self.variant.cache_item_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of static shared memory of the kernel that computes partitions. The reduction kernel is not
-        included.
+        """The bytes of static shared memory per thread block of the kernel that computes partitions. The reduction,
+        which merges the results of the partitions, is another kernel and is not included.
         """
         return shared_bytes(self.variant, self.geometry.heads, self.geometry.step)
 
     @cached_property
     def occupancy(self) -> Occupancy:
-        """The estimated occupancy of a multiprocessor, with an estimate of the registers per thread."""
+        """The thread blocks that are resident on a multiprocessor and their bytes in flight, both estimated. The number
+        of registers per thread is an estimate too.
+        """
         return occupancy(self.variant, self.geometry, self.shared_bytes, self.target)
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """The code between the product q·k and the softmax, which changes scores and masks keys."""
+        """The generated code that runs between the product q·k and the softmax. It changes scores and masks keys."""
         return CudaHooks(self.variant)
 
     @property
     def picture(self) -> list[str]:
-        """A text picture for the comment at the top of a CUDA source. The picture shows which thread loads which part
-        of a page.
+        """A picture of which thread loads which part of a page, as lines of text for the comment at the top of a CUDA
+        source.
         """
         return picture(self.variant, self.geometry)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K in a page, for one KV head. V has as many bytes as K."""
+        """The size in bytes of all keys in a page, for one KV head. The values have the same size."""
         return page_bytes(self.variant)
 
     @property
     def max_registers(self) -> int:
-        """The most registers per thread with which ``RESIDENT_THREADS`` threads can be resident on a multiprocessor."""
+        """The most registers per thread with which ``RESIDENT_THREADS`` threads fit on a multiprocessor."""
         return min(255, REGISTER_FILE // max(self.geometry.threads, RESIDENT_THREADS))
 
     def kv_bytes(self, pages: int, kv_heads: int) -> int:
-        """Bytes of K and V that one call loads, if its sequences have ``pages`` pages in total.
+        """Return the bytes of keys and values that the thread blocks of one call load together.
 
-        Each of the ``blocks_per_group`` thread blocks loads all of these pages.
+        Each page is loaded ``blocks_per_group`` times for each KV head.
+
+        pages: the number of pages of all sequences together.
+        kv_heads: the number of KV heads.
         """
         return 2 * page_bytes(self.variant) * pages * kv_heads * self.blocks_per_group
 
     def table_bytes(self, pages: int, kv_heads: int) -> int:
-        """Bytes of the block tables that one call loads, if its sequences have ``pages`` pages in total."""
+        """Return the bytes of block tables that the thread blocks of one call load together.
+
+        pages: the number of pages of all sequences together.
+        kv_heads: the number of KV heads.
+        """
         return 4 * pages * kv_heads * self.blocks_per_group
 
     @property
     def saturating_blocks(self) -> int:
-        """The number of thread blocks per multiprocessor that keep enough bytes in flight to use its full bandwidth."""
+        """The number of resident thread blocks that a multiprocessor needs to use its full share of the memory
+        bandwidth.
+        """
         needed = self.occupancy.needed or ASSUMED_BYTES
         return -(-needed * self.occupancy.blocks // max(1, self.occupancy.bytes_in_flight))
 
     @property
     def empty_tokens(self) -> int:
-        """The time of a thread block without tokens, as the number of tokens that a multiprocessor processes in this
-        time.
+        """The time that an empty thread block takes. The unit is the time in which one multiprocessor processes one
+        token.
 
-        A thread block without tokens only starts, and waits for the load of its sequence's length.
+        A thread block is empty if its partition begins past the end of its sequence. It starts, loads the length of the
+        sequence, and ends.
         """
         needed = self.occupancy.needed or ASSUMED_BYTES  # the bytes that arrive in the latency of a load
         idle_ns = self.target.block_start_ns + self.target.latency_ns
@@ -206,7 +230,9 @@ class CudaPlan:
         return math.ceil(needed * idle_ns / self.target.latency_ns / token_bytes)
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """The numbers about the CUDA kernel that ``pav2gen list`` shows, by column."""
+        """Return the figures of the CUDA kernel that ``pav2gen list`` shows, as a dict from the name of a column to a
+        figure.
+        """
         g = self.geometry
         return {
             "threads": g.threads,
@@ -221,14 +247,18 @@ class CudaPlan:
 
 
 def page_bytes(v: Variant) -> int:
-    """Bytes of K in a page, for one KV head. V has as many bytes as K."""
+    """Return the size in bytes of all keys in a page, for one KV head. The values have the same size."""
     return v.head_size * v.block_size * v.cache_item_bytes
 
 
 def shared_bytes(v: Variant, heads: int, step: int) -> int:
-    """Bytes of shared memory per thread block, for ``heads`` query heads and ``step`` tokens per step.
+    """Return the bytes of shared memory that a thread block of variant ``v`` needs.
 
-    Shared memory holds the query and the softmax weights in float32, page numbers, and a few numbers per head.
+    Shared memory holds the query and the softmax weights in float32, the block number of each page of the partition,
+    and a few numbers per query head.
+
+    heads: the number of query heads that the thread block computes.
+    step: the number of tokens in a step.
     """
     scalars = 1 + (step < v.partition_size) + v.sinks + len(CudaHooks(v).parameters)
     floats = heads * (v.head_size + step + scalars) + v.pages_per_partition
@@ -236,14 +266,16 @@ def shared_bytes(v: Variant, heads: int, step: int) -> int:
 
 
 def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPlan:
-    """Choose the layout of a CUDA decode kernel.
+    """Choose the layout of the CUDA decode kernel of variant ``v`` for the GPU ``target``.
 
-    The query heads of one KV head are divided over as few thread blocks as possible, because each block reads the
-    cache. Among the layouts with that number of blocks, the first one in the order of ``layouts`` is chosen.
-    ``choices`` fixes some settings of ``CHOICES``. ``threads`` is the number of threads per block. ``step`` is the
-    number of tokens per step, limited to the partition size. ``tokens`` is the number of runs of tokens that a warp
-    scores at the same time; the plan halves this number until the accumulators fit in registers. Raises ValueError if
-    the fixed step is shorter than a page.
+    The query heads of one KV head are divided over as few thread blocks as possible, because each thread block reads
+    the KV cache. Among the layouts with this number of thread blocks, the first one that ``layouts`` returns is chosen.
+    Raises ValueError if ``choices`` has a step that is shorter than a page.
+
+    choices: values that the spec prescribes for some settings of ``CHOICES``. ``threads`` is the number of threads per
+    thread block. ``step`` is the number of tokens in a step; a number larger than the partition size means the
+    partition size. ``tokens`` is the number of runs that a warp scores at the same time; it is halved until the
+    accumulators fit in registers.
     """
     for blocks in range(1, v.gqa_ratio + 1):
         heads = -(-v.gqa_ratio // blocks)
@@ -253,11 +285,17 @@ def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPla
 
 
 def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> list[CudaPlan]:
-    """The possible layouts with ``heads`` query heads per thread block, the best first.
+    """Return the possible layouts with ``heads`` query heads per thread block, the best layout first.
 
-    Five criteria decide the order, the most important one first: loads of V at most as wide as the target's
-    ``load_bytes``; steps of at least ``SHORT_STEP`` tokens, or of a whole partition; the higher grade of the bytes in
-    flight (see ``_grade``); longer steps; fewer threads.
+    Five criteria decide the order, the most important one first. A layout is better if
+
+    * its loads of V are at most as wide as ``load_bytes`` of the target;
+    * its steps have at least ``SHORT_STEP`` tokens, or are whole partitions;
+    * the grade of its bytes in flight is higher (see ``_grade``);
+    * its steps are longer;
+    * its thread blocks have fewer threads.
+
+    choices: the values that the spec prescribes for some settings of ``CHOICES``.
     """
     plans = [CudaPlan(v, g, target) for g in dict.fromkeys(_candidates(v, target, heads, choices))]
     plans = [p for p in plans if p.shared_bytes <= min(SHARED_LIMIT, target.shared_memory_bytes)]
@@ -272,15 +310,21 @@ def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) 
 
 
 def _grade(in_flight: int, needed: int) -> int:
-    """The grade of a plan with ``in_flight`` bytes in flight on a multiprocessor. With at least ``needed`` bytes, the
-    grade is 0. It is lower by ``GRADES`` for each factor of 2 that is missing.
+    """Return the grade of a layout: a number that compares its bytes in flight on a multiprocessor with those that full
+    bandwidth needs.
+
+    The grade is 0 if ``in_flight`` is at least ``needed``. It is ``-GRADES`` if ``in_flight`` is half of ``needed``,
+    ``-2 * GRADES`` if it is a quarter, and so on, rounded to a whole number.
     """
     return round(GRADES * math.log2(min(1.0, max(in_flight, 1) / needed)))
 
 
 def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> Iterator[Geometry]:
-    """The geometries of a thread block with which all accumulators fit in registers. Longer steps come first, then
-    fewer threads.
+    """Yield the geometries with which the accumulators of a thread fit in registers. Geometries with longer steps come
+    first. Among those with equally long steps, geometries with fewer threads come first.
+
+    heads: the number of query heads that a thread block computes.
+    choices: the values that the spec prescribes for some settings of ``CHOICES``.
     """
     key_words = _key_words(v, target.load_bytes)
     for step in _steps(v, choices.get("step")):
@@ -294,13 +338,19 @@ def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, in
 
 
 def most_accumulators(threads: int) -> int:
-    """The most accumulators per thread that fit in registers, in a thread block of ``threads`` threads."""
+    """Return the largest number of accumulators per thread that fit in registers, if a thread block has ``threads``
+    threads.
+    """
     return min(MOST_ACCUMULATORS, REGISTER_FILE // threads - OTHER_REGISTERS)
 
 
 def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
-    """The numbers of threads to try. If the spec fixes the number (``chosen``), this is the only one. Otherwise, these
-    are 64 for pages with less than 512 bytes of K, and 128, 256 and 512 for larger pages.
+    """Return the numbers of threads per thread block that may be chosen.
+
+    If the spec prescribes a number, the result is only this number. Otherwise, the result is 64 if a page has less than
+    512 bytes of keys per KV head. For larger pages, it is those of 128, 256 and 512 that the target allows.
+
+    chosen: the number that the spec prescribes, or None.
     """
     if chosen:
         return (chosen,)
@@ -311,7 +361,8 @@ def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
 def _runs_fit(v: Variant, g: Geometry) -> bool:
     """Whether a warp can score ``g.runs`` runs of tokens at the same time.
 
-    The accumulators and the unpacked floats must fit in registers, and each warp must have work in every step.
+    It can if the accumulators and the unpacked floats fit in registers, and if each warp has enough tokens in each
+    step.
     """
     unpacked = g.runs * g.key_words * 4 // v.cache_item_bytes
     busy = g.runs * TOKENS_PER_RUN * (g.threads // WIDEST_WARP) <= g.step
@@ -320,9 +371,13 @@ def _runs_fit(v: Variant, g: Geometry) -> bool:
 
 
 def _steps(v: Variant, chosen: int | None) -> list[int]:
-    """The numbers of tokens per step to try. If the spec fixes the number (``chosen``), this is the only one (at most
-    the partition size), or none if it is shorter than a page. Otherwise, these are the partition size, its half, and so
-    on down to 64 tokens or a page.
+    """Return the numbers of tokens per step that may be chosen.
+
+    If the spec prescribes a number, the result is only this number, but at most the partition size. It is empty if the
+    number is smaller than a page. Without such a number, the result is the partition size, half of it, a quarter, and
+    so on, down to 64 tokens or a page, whichever is larger.
+
+    chosen: the number that the spec prescribes, or None.
     """
     if chosen:
         return [min(chosen, v.partition_size)] if chosen >= v.block_size else []
@@ -333,8 +388,10 @@ def _steps(v: Variant, chosen: int | None) -> list[int]:
 
 
 def _key_words(v: Variant, load_bytes: int) -> int:
-    """The number of 32-bit words that a thread reads with one load of K. The choice is the widest load with which no
-    lane of a 64-lane warp is idle, or the widest load if there is no such load.
+    """Choose the number of 32-bit words that a thread reads with one load of K.
+
+    The choice is the widest load of at most ``load_bytes`` bytes with which all lanes of a 64-lane warp are busy. If
+    there is no such load, the choice is the widest load.
     """
     widths = [width for width in (16, 8, 4) if width <= load_bytes]
     whole = [width for width in widths if page_bytes(v) // width % WIDEST_WARP == 0]
@@ -342,10 +399,15 @@ def _key_words(v: Variant, load_bytes: int) -> int:
 
 
 def _rows(v: Variant, threads: int, load_bytes: int) -> list[tuple[int, int]]:
-    """The possible pairs of (32-bit words per load of V, threads that read one row of V side by side), the best first.
+    """Return the ways in which threads may read a row of V, the best first. Each is a pair: the number of 32-bit words
+    that a thread reads with one load, and the number of threads that read one row side by side.
 
-    Pairs with which no thread is idle come before others. Among these, loads of at most the target's ``load_bytes``
-    come before wider loads. The threads of a row together read the whole row, or at least one sector of the row.
+    Pairs with which no thread is idle come before others. Otherwise, pairs with loads of at most ``load_bytes`` bytes
+    come before pairs with wider loads. With one load each, the threads of a row read the whole row, or at least one
+    sector of it.
+
+    threads: the number of threads in a thread block.
+    load_bytes: the width of a load that is best on the target, in bytes.
     """
     row = v.block_size * v.cache_item_bytes
     widths = [w for w in (16, 8, 4) if w <= min(load_bytes, row)] + [w for w in (16,) if load_bytes < w <= row]

@@ -1,25 +1,27 @@
-"""Chooses the layout of a CUDA extend kernel: the query rows of a thread block, its shared memory, and its threads.
+"""Chooses the layout of a CUDA extend kernel: the numbers of query rows and of threads per thread block, and the use of
+shared memory.
 
-A query row is a pair of a query token and a query head. A tile is a number of consecutive query tokens of one sequence.
-A thread block processes one tile and one partition of the keys, with all query heads of a KV head if they fit. The
-block reads each key and value once for all its query rows. Three resources limit the number of query rows. Shared
-memory stores their queries and softmax weights. Registers store their outputs. The arithmetic grows with the number of
-query rows.
+A query row is a pair of a query token and a query head. A query tile is a set of consecutive query tokens of one
+sequence. A thread block processes one query tile and one partition of the keys, for all query heads of one KV head if
+they fit. It reads each key and value once for all its query rows. Three resources limit the number of query rows per
+thread block: shared memory, which holds their queries and softmax weights; registers, which hold their outputs; and the
+time for arithmetic, which grows with each query row.
 
-Which calls prefer this kernel
-------------------------------
-The unit of time here is the time to read K and V of the whole sequence once. A block with R query rows does R
-multiply-adds for each element that it reads. If an element has two bytes, a multiprocessor does ``BALANCED_ROWS``
-multiply-adds in the time that the read of one element takes. So a tile takes R / ``BALANCED_ROWS`` units of time, or 1
-unit if that is more. A query of q tokens, with G query heads per KV head, takes at least
+Which calls prefer the CUDA kernel to the PyTorch kernel
+--------------------------------------------------------
+A model of the time of both kernels decides. Its unit of time is the time to read K and V of the whole sequence once. In
+the CUDA kernel, a thread block with R query rows does R multiply-adds for each element that it reads. If an element has
+two bytes, a multiprocessor does ``BALANCED_ROWS`` multiply-adds in the time that it takes to read one element. So a
+query tile with R query rows takes R / ``BALANCED_ROWS`` units, but at least 1 unit. A query of q tokens, with G query
+heads per KV head and query tiles of t tokens, takes the CUDA kernel at least this number of units:
 
-    max(ceil(q / tile), q * G / BALANCED_ROWS)
+    max(ceil(q / t), q * G / BALANCED_ROWS)
 
-The PyTorch kernel gathers K and V only once for a short query. The gather reads each element and writes it as float32,
-and then the matrix product reads the float32. Together this takes 1 + 2 * 4 / (bytes of an element) units. The vendor's
-BLAS library then does the arithmetic many times as fast as scalar code. ``query_len`` is the longest query for which
-the CUDA kernel takes at most the time of the PyTorch kernel. The model leaves out the time to launch kernels. This
-favours the PyTorch kernel, because it launches more kernels.
+The PyTorch kernel copies K and V of a short query only once. The copy reads each element of the KV cache and writes it
+as float32; then the matrix product reads the float32. Together, this takes 1 + 2 * 4 / (bytes of an element) units. The
+arithmetic is assumed to take no time, because the vendor's BLAS library does it many times as fast as scalar code.
+``query_len`` is the length of the longest query for which the CUDA kernel takes at most as long as the PyTorch kernel.
+The model ignores the time to launch kernels. This favours the PyTorch kernel, which launches more kernels.
 """
 
 from __future__ import annotations
@@ -36,39 +38,43 @@ from pav2gen.plan.cuda_picture import extend_picture
 from pav2gen.plan.cuda_plan import REGISTER_FILE, RESIDENT_THREADS, SCALARS, SHARED_LIMIT, STORED
 from pav2gen.runtime.tiling import partitions_reached
 
-#: The most query tokens per tile, and the most query rows per thread block.
+#: MOST_TOKENS is the largest number of query tokens per query tile. MOST_ROWS is the largest number of query rows per
+#: thread block.
 MOST_TOKENS, MOST_ROWS = 16, 48
 
-#: The number of query rows for which the arithmetic on a two-byte element of the cache takes as long as the read of
-#: this element. At the peak of a BI-V100, this number is 63: each of 16 multiprocessors does 768 multiply-adds per
-#: cycle at 1.5 GHz, while 584 GB/s arrive. A scalar loop is assumed to reach 40 % of the peak, because it also converts
-#: elements and reads its operands from shared memory.
+#: The number of query rows with which the arithmetic on an element takes as long as reading it, for a KV cache with two
+#: bytes per element. At the peak of a BI-V100, this number is 63: each of 16 multiprocessors does 768 multiply-adds per
+#: cycle at 1.5 GHz, and all together read 584 GB/s. A scalar loop is assumed to reach 40 % of the peak, because it also
+#: converts elements and reads its operands from shared memory.
 BALANCED_ROWS = 25
 
-#: The most and the fewest bytes of K (or of V) that a thread block loads in one step. Other numbers of bytes are used
-#: only if no layout fits with these.
+#: The largest and the smallest number of bytes of K (and also of V) that a thread block loads in one step. The plan
+#: uses fewer bytes only if no other layout fits, and more bytes only if even the shortest step has more.
 MOST_STEP_BYTES, LEAST_STEP_BYTES = 16 << 10, 8 << 10
 
-#: The most loads that a thread block issues at the same time. Each load needs registers for its address.
+#: The largest number of loads of K (and also of V) in a step, over all threads of a thread block. Each load needs
+#: registers for its address.
 MOST_LOADS = 2048
 
-#: MOST_OUTPUTS: the most float32 accumulators of outputs per thread. FEWEST_OUTPUTS: a thread block has more than 128
-#: threads only if each thread has at least this many accumulators of outputs.
+#: MOST_OUTPUTS is the largest number of float32 accumulators per thread for the output. A thread block has more than
+#: 128 threads only if each thread then has at least FEWEST_OUTPUTS of these accumulators.
 MOST_OUTPUTS, FEWEST_OUTPUTS = 48, 12
 
-#: The most elements of a query row's output that a thread computes. For each element, the thread unpacks up to eight
-#: values at a time.
+#: The largest number of elements of the head that a thread computes in the output of one query row. For each of them,
+#: the thread holds up to eight values as float32 at the same time.
 MOST_ELEMENTS = 2
 
-#: The most query rows that a warp scores at the same time, the most keys that a lane scores at the same time, and the
-#: most score accumulators of a lane (one for each pair of such a query row and such a key).
+#: MOST_CHUNK_ROWS is the largest number of query rows that a warp scores at the same time. MOST_LANE_KEYS is the
+#: largest number of keys that a lane scores at the same time. MOST_SCORES is the largest number of score accumulators
+#: of a lane. A lane has one for each pair of such a query row and such a key.
 MOST_CHUNK_ROWS, MOST_LANE_KEYS, MOST_SCORES = 8, 2, 8
 
-#: A partition is long enough if the partial results of a thread block have at most this share of the bytes that the
-#: block reads. The plan chooses the shortest partition that is long enough, else the longest one.
+#: A thread block reads K and V of one partition, and writes partial results. The plan chooses the shortest partition
+#: with which the bytes written are at most this share of the bytes read. If there is none, it chooses the longest
+#: partition.
 PARTIALS_SHARE = 1 / 10
 
-#: The possible partition sizes, in keys.
+#: The partition sizes that the plan can choose, as numbers of keys.
 PARTITIONS = (256, 512, 1024, 2048)
 
 #: The number of bytes in a sector of memory, on every target.
@@ -77,7 +83,9 @@ SECTOR = 32
 
 @dataclass(frozen=True)
 class ExtendCudaPlan:
-    """The plan of a CUDA extend kernel."""
+    """The layout of a CUDA extend kernel, the resources that it needs, and the longest query for which it is preferred
+    to the PyTorch kernel.
+    """
 
     variant: ExtendVariant
     geometry: ExtendGeometry
@@ -85,23 +93,23 @@ class ExtendCudaPlan:
 
     @property
     def scalar(self) -> str:
-        """The CUDA type of query and out."""
+        """The CUDA type of the elements of the tensors query and out."""
         return SCALARS[self.variant.dtype]
 
     @property
     def query_format(self) -> str:
-        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the query."""
+        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the query tensor."""
         return STORED[self.variant.dtype]
 
     @property
     def stored(self) -> str:
-        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the cache."""
+        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the KV cache."""
         v = self.variant
         return STORED[v.dtype if v.kv_cache_dtype == "auto" else v.kv_cache_dtype]
 
     @property
     def scaled(self) -> bool:
-        """Whether the cache holds encoded elements, so that K and V have scales."""
+        """Whether the KV cache holds codes: 8-bit numbers that become keys and values when multiplied by a scale."""
         return self.variant.kv_cache_dtype != "auto"
 
     @property
@@ -111,64 +119,68 @@ class ExtendCudaPlan:
 
     @property
     def blocks_per_group(self) -> int:
-        """The number of thread blocks that the query heads of one KV head are divided over. Every one of these thread
-        blocks reads the cache.
+        """The number of thread blocks that share the query heads of one KV head. Each of them reads the keys and values
+        of this KV head from the KV cache.
         """
         return -(-self.variant.gqa_ratio // self.geometry.heads)
 
     @property
     def uneven(self) -> bool:
-        """Whether the query heads of a KV head do not divide evenly, so that the last of their thread blocks has fewer
-        heads.
+        """Whether the last of the thread blocks that share the query heads of a KV head computes fewer heads than the
+        others.
         """
         return self.variant.gqa_ratio % self.geometry.heads != 0
 
     @property
     def head_count(self) -> str:
-        """The CUDA text for the number of query heads of a thread block."""
+        """The CUDA code for the number of query heads that a thread block computes."""
         return "at.heads" if self.uneven else "kBlockHeads"
 
     @property
     def dims_may_end(self) -> bool:
-        """Whether some threads are idle in the last round of adding values, because no element of the head is left for
-        them.
+        """Whether some threads are idle in the last round of adding values. In each round, each thread takes one
+        element of the head, and in the last round fewer elements than threads may be left.
         """
         return self.variant.head_size % self.geometry.dim_lanes != 0
 
     @property
     def loads_may_end(self) -> bool:
-        """Whether some threads are idle in the last round of loading keys or values, because nothing is left to
-        load.
+        """Whether some threads are idle in the last round of loading the keys or values of a step, because fewer loads
+        than threads are left.
         """
         return kv_bytes(self.variant, self.geometry.step) % (4 * self.geometry.load_words * self.geometry.threads) != 0
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K in a page, for one KV head. V has as many bytes as K."""
+        """The size in bytes of all keys in a page, for one KV head. The values have the same size."""
         return kv_bytes(self.variant, self.variant.block_size)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of static shared memory of the kernel that computes partitions. The reduction kernel is not
-        included.
+        """The bytes of static shared memory per thread block of the kernel that computes partitions. The reduction,
+        which merges the results of the partitions, is another kernel and is not included.
         """
         return shared_bytes(self.variant, self.geometry)
 
     @property
     def outputs_per_thread(self) -> int:
-        """The number of float32 accumulators of outputs per thread."""
+        """The number of float32 accumulators per thread for the output."""
         return outputs(self.variant, self.geometry)
 
     @property
     def max_registers(self) -> int:
-        """The most registers per thread with which ``RESIDENT_THREADS`` threads can be resident on a multiprocessor."""
+        """The most registers per thread with which ``RESIDENT_THREADS`` threads fit on a multiprocessor."""
         return min(255, REGISTER_FILE // max(self.geometry.threads, RESIDENT_THREADS))
 
     def partials_bytes(self, num_heads: int, max_seq_len: int) -> int:
-        """Bytes of workspace for the partial results of one tile of query tokens. A launch needs at least this
+        """Return the bytes of workspace that the partial results of one query tile need. A launch needs at least this
         workspace.
 
-        Each partition of the keys has a partial result. With only one partition, no workspace is needed.
+        There is a partial result for each partition of the keys. If there is only one partition, the launch needs no
+        workspace, and the result is 0.
+
+        num_heads: the number of query heads.
+        max_seq_len: the upper bound of the sequence lengths, in tokens.
         """
         v, g = self.variant, self.geometry
         reach = None if v.sliding_window is None else v.sliding_window + g.tokens - 1
@@ -177,13 +189,13 @@ class ExtendCudaPlan:
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """The code between the product q·k and the softmax, which changes scores and masks keys."""
+        """The generated code that runs between the product q·k and the softmax. It changes scores and masks keys."""
         return CudaHooks(self.variant)
 
     @property
     def reads_head(self) -> bool:
-        """Whether the hooks read the index of the query head in the thread block: as the index of an element of a
-        parameter tensor, or to compute the index among all query heads.
+        """Whether the hooks read the index of the query head in the thread block. They read it to find this head's
+        element of a parameter tensor, or to compute the head's index among all query heads.
         """
         return bool(self.hooks.parameters) or self.reads_heads_number
 
@@ -199,13 +211,15 @@ class ExtendCudaPlan:
 
     @property
     def picture(self) -> list[str]:
-        """A picture of how threads divide keys and values, as lines for the comment at the top of a CUDA source."""
+        """A picture of how the threads divide keys and values, as lines of text for the comment at the top of a CUDA
+        source.
+        """
         return extend_picture(self.variant, self.geometry)
 
     @property
     def query_len(self) -> int:
-        """The longest query, in tokens, for which this kernel is preferred to the PyTorch kernel. The module's
-        docstring explains how this length is estimated.
+        """The length in tokens of the longest query for which this kernel is preferred to the PyTorch kernel. The
+        docstring of this module explains the estimate.
         """
         v, g = self.variant, self.geometry
         other = 1 + 2 * 4 / v.cache_item_bytes
@@ -215,7 +229,9 @@ class ExtendCudaPlan:
         return max(1, min(by_reads, by_arithmetic))
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """The numbers about the CUDA kernel that ``pav2gen list`` shows, by column."""
+        """Return the figures of the CUDA kernel that ``pav2gen list`` shows, as a dict from the name of a column to a
+        figure.
+        """
         g = self.geometry
         return {
             "threads": g.threads,
@@ -230,15 +246,15 @@ class ExtendCudaPlan:
 
 
 def kv_bytes(v: ExtendVariant, keys: int) -> int:
-    """Bytes of K for ``keys`` tokens and one KV head. V has as many bytes as K."""
+    """Return the size in bytes of ``keys`` keys of one KV head. Their values have the same size."""
     return keys * v.head_size * v.cache_item_bytes
 
 
 def shared_bytes(v: ExtendVariant, g: ExtendGeometry) -> int:
-    """Bytes of shared memory per thread block.
+    """Return the bytes of shared memory that a thread block with variant ``v`` and geometry ``g`` needs.
 
-    Shared memory holds the keys or values of a step, the queries, the softmax weights, page numbers, and a few numbers
-    per query row or head.
+    Shared memory holds the keys or the values of one step, the queries, the softmax weights, the block number of each
+    page of the partition, and a few numbers per query row or query head.
     """
     item = {"float16": 2, "bfloat16": 2, "float32": 4}[v.dtype]
     queries = g.row_slots * v.head_size * item
@@ -248,16 +264,16 @@ def shared_bytes(v: ExtendVariant, g: ExtendGeometry) -> int:
 
 
 def outputs(v: ExtendVariant, g: ExtendGeometry) -> int:
-    """The number of float32 accumulators of outputs per thread."""
+    """Return the number of float32 accumulators per thread for the output."""
     return -(-g.rows // g.row_groups) * -(-v.head_size // g.dim_lanes)
 
 
 def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
-    """Choose the layout of a CUDA extend kernel.
+    """Choose the layout of the CUDA extend kernel of variant ``v`` for the GPU ``target``.
 
-    The query heads of one KV head are divided over as few thread blocks as possible. Then the tile has as many query
-    tokens as fit. Fewer blocks and fewer tiles save time, because each block and each tile reads the cache again.
-    Raises ValueError if not even a block with one query row fits.
+    The query heads of one KV head are divided over as few thread blocks as possible, because each thread block reads
+    the KV cache. A query tile then has as many query tokens as fit, because each query tile reads the KV cache too.
+    Raises ValueError if not even a thread block with one query row fits.
     """
     limit = shared_limit(target)
     for least in (LEAST_STEP_BYTES, 0):
@@ -272,18 +288,19 @@ def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
 
 
 def shared_limit(target: Target) -> int:
-    """The most bytes of shared memory that a thread block may use."""
+    """Return the largest number of bytes of shared memory that a thread block on ``target`` may use."""
     return min(SHARED_LIMIT, target.shared_memory_bytes)
 
 
 def least_shared_bytes(v: ExtendVariant, target: Target) -> int:
-    """The bytes of shared memory of the smallest possible thread block, which has one query row."""
+    """Return the bytes of shared memory that the smallest possible thread block needs, which has one query row."""
     return min(shared_bytes(v, g) for g in _candidates(v, target, heads=1, tokens=1))
 
 
 def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> Iterator[ExtendGeometry]:
-    """The geometries to try for ``heads`` query heads and ``tokens`` query tokens per block. Longer steps come
-    first.
+    """Yield the geometries to try, those with longer steps first.
+
+    heads, tokens: the numbers of query heads and of query tokens that a thread block computes.
     """
     rows = heads * tokens
     threads = _threads(v, target, rows)
@@ -295,19 +312,24 @@ def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> It
 
 
 def _threads(v: ExtendVariant, target: Target, rows: int) -> int:
-    """The number of threads in a thread block: 512, or fewer if each thread would have less than ``FEWEST_OUTPUTS``
-    accumulators.
+    """Choose the number of threads in a thread block that computes ``rows`` query rows. The choice is the largest of
+    512 and 256 that the target allows and with which each thread has at least ``FEWEST_OUTPUTS`` accumulators for the
+    output. If there is none, the choice is 128.
     """
     counts = [threads for threads in (512, 256) if threads <= target.max_threads_per_block]
     return next((threads for threads in counts if rows * v.head_size >= FEWEST_OUTPUTS * threads), 128)
 
 
 def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
-    """The number of threads that divide the elements of one query row's output among them while values are added.
+    """Choose the number of threads that add values to the output of the same query row.
 
-    The number is a multiple of a warp, so that all lanes of a warp read the softmax weights of the same query row. The
-    choice is the number with the fewest accumulators per thread. Among numbers with equally many accumulators, the
-    smallest is chosen. A thread then adds values to the most elements for each softmax weight that it reads.
+    These threads divide the elements of the head among them. Their number is a multiple of 64, so that all lanes of a
+    warp read the softmax weights of the same query row. The choice is the number with the fewest accumulators per
+    thread. Among numbers with equally many accumulators, it is the smallest: with fewer threads, each thread uses a
+    softmax weight for more elements of the head.
+
+    threads: the number of threads in a thread block.
+    rows: the number of query rows that a thread block computes.
     """
     least = min(threads, -(-v.head_size // MOST_ELEMENTS))
     choices = [lanes for lanes in (64, 128, 256, 512) if least <= lanes <= threads]
@@ -319,9 +341,10 @@ def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
 
 
 def _steps(v: ExtendVariant, target: Target) -> list[int]:
-    """The possible numbers of keys per step, the largest first. A step is a number of whole pages, or a part of a page.
+    """Return the numbers of keys that a step may have, the largest first.
 
-    A part of a page is possible only if its rows of V are at least one sector of memory.
+    A step is a number of whole pages, or a fraction of a page. It can be a fraction only if the part of a row of V that
+    it loads is at least one sector of memory.
     """
     page, item = v.block_size, v.cache_item_bytes
     steps = [
@@ -334,11 +357,15 @@ def _steps(v: ExtendVariant, target: Target) -> list[int]:
 
 
 def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
-    """Choose the number of query rows per warp and of keys per lane that are scored at the same time, for the least
-    time.
+    """Choose how many query rows a warp scores at the same time, and how many keys a lane scores at the same time.
+    Return this pair of numbers.
 
-    The estimate of the time: for each element of the head, a lane converts its keys and queries to float32, and
-    multiplies each key by each query.
+    The choice is the pair with the shortest estimated time. The estimate counts what a lane does for each element of
+    the head: it converts its keys and queries to float32, and multiplies each key by each query.
+
+    step: the number of keys in a step.
+    rows: the number of query rows that a thread block computes.
+    warps: the number of warps in a thread block.
     """
 
     def cost(choice: tuple[int, int]) -> tuple[int, int]:
@@ -352,15 +379,17 @@ def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
 
 
 def _load_words(v: ExtendVariant, target: Target, step: int) -> int:
-    """The number of 32-bit words that a thread reads with one load. A load has the target's ``load_bytes``, or fewer
-    bytes if a step has only a shorter part of a row of V.
+    """Choose the number of 32-bit words that a thread reads with one load. A load has ``load_bytes`` of the target, but
+    not more bytes than a step has of a row of V.
     """
     return min(target.load_bytes, min(step, v.block_size) * v.cache_item_bytes, 16) // 4
 
 
 def _partition(v: ExtendVariant, rows: int) -> int:
-    """The number of keys per thread block: large enough that the partial results are small compared with the keys and
-    values.
+    """Choose the number of keys in a partition. It is so large that the partial results, which a thread block writes,
+    have few bytes compared with the keys and values that it reads (see ``PARTIALS_SHARE``).
+
+    rows: the number of query rows that a thread block computes.
     """
     share = [2 * 4 * rows / (2 * keys * v.cache_item_bytes) for keys in PARTITIONS]
     return next((keys for keys, part in zip(PARTITIONS, share) if part <= PARTIALS_SHARE), PARTITIONS[-1])

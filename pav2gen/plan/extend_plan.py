@@ -1,5 +1,5 @@
-"""The plan of an extend kernel: the plans of its PyTorch and CUDA versions, and the calls that prefer the CUDA
-version.
+"""The plan of an extend kernel: the plans of its PyTorch version and its CUDA version, and its row in the dispatch
+table.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pav2gen.runtime.dispatch_row import MIB, Row
 
 @dataclass(frozen=True)
 class ExtendPlan(AttentionPlan):
-    """The plan of one extend kernel."""
+    """The plans of the PyTorch version and the CUDA version of one extend kernel, and its row in the dispatch table."""
 
     variant: ExtendVariant
     torch: ExtendTorchPlan
 
     @cached_property
     def cuda(self) -> ExtendCudaPlan:
-        """The plan of the CUDA kernel, computed at the first use."""
+        """The plan of the kernel's CUDA version, computed when this property is first read."""
         return plan_extend_cuda(self.variant, self.spec.target)
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The numbers that ``pav2gen list`` shows, by column."""
+        """The figures of this kernel that ``pav2gen list`` shows, as a dict from the name of a column to a figure."""
         return {
             "heads": f"{self.rank.num_heads}/{self.rank.num_kv_heads}",
             "workspace_mib": self.spec.limits.workspace_mib,
@@ -38,7 +38,7 @@ class ExtendPlan(AttentionPlan):
         }
 
     def row(self) -> Row:
-        """The kernel's row in the dispatch table."""
+        """Return the kernel's row in the dispatch table."""
         if "cuda" not in self.spec.backends:
             return self.base_row(0)
         row = self.base_row(self.cuda.partition_size)
@@ -50,5 +50,5 @@ class ExtendPlan(AttentionPlan):
 
 
 def plan_extend(variant: ExtendVariant, spec: Spec) -> ExtendPlan:
-    """Make the plan of an extend kernel. ``spec`` states the target and the limits."""
+    """Make the plan of the extend kernel ``variant``. ``spec`` states the target and the workspace limit."""
     return ExtendPlan(variant, spec, ExtendTorchPlan(variant, spec.limits.workspace_mib * MIB))

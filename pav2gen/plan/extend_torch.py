@@ -1,4 +1,6 @@
-"""The plan of a PyTorch extend kernel: its tiles of query tokens, its workspace, and its number of ATen calls."""
+"""The plan of a PyTorch extend kernel: the sizes of its query tiles and its workspace, and the number of ATen calls
+that it makes.
+"""
 
 from __future__ import annotations
 
@@ -12,87 +14,96 @@ from pav2gen.runtime.dispatch_row import MIB
 from pav2gen.runtime.extend.tiles import ExtendBudget, Group, Shape, copies_of, gathers_items
 from pav2gen.runtime.tiling import Tile
 
-#: The most query rows per KV head in a query tile. A query row is a pair of a query token and a query head. With this
-#: many rows, the matrix products take so long that the reads of K and V hardly matter. A query tile of at most
-#: LEAST_TILE query tokens may have more query rows.
+#: CPU_ROWS and GPU_ROWS are the most query rows in a query tile, for each KV head. A query row is a pair of a query
+#: token and a query head. With this many rows, the matrix products take so long that the time to read K and V hardly
+#: matters. However, a query tile may always have LEAST_TILE query tokens, even if these are more query rows.
 CPU_ROWS, GPU_ROWS = 384, 768
 LEAST_TILE = 64
 
-#: The number of tokens in a partition of the keys, before rounding down to whole pages.
+#: The number of tokens in a partition, before the plan rounds it down to whole pages.
 KEYS = 512
 
-#: The two parts of the workspace, in bytes. CHUNK bytes hold the keys of a chunk, and later its values. SEGMENT bytes
-#: hold the scores of a tile. ``runtime.tiling`` defines chunks and tiles. On a GPU, CHUNK has the share GPU_CHUNK_SHARE
-#: of the workspace. Both parts must be large enough to fill the card, and few chunks mean few launches. On a CPU, both
-#: parts should stay in the last-level cache. CPU_WIDE_BYTES is the bound for scores that keeps them there. It applies
-#: to query tiles of more than ``NARROW`` query tokens (see ``runtime.extend.tiles``). For narrower query tiles, a
-#: larger bound is faster, because fewer tiles save more time than the cache does (docs/performance.md).
+#: How the workspace of a PyTorch extend kernel is divided into two parts. ``runtime.tiling`` defines chunks and tiles.
+#: The chunk part holds the keys of one chunk, and later its values. The segment part holds the scores of one tile.
+#: CPU_CHUNK_BYTES and CPU_SEGMENT_BYTES are the sizes of the two parts on a CPU, in bytes. GPU_CHUNK_SHARE is the chunk
+#: part's share of the workspace on a GPU.
+#: On a GPU, both parts must be so large that they keep all multiprocessors busy. Larger chunks also need fewer kernel
+#: launches. On a CPU, both parts should stay in the last-level cache. For query tiles of more than ``NARROW`` query
+#: tokens (see ``runtime.extend.tiles``), the segment part is therefore limited to CPU_WIDE_BYTES. For narrower query
+#: tiles, the larger segment part is faster: the time saved by fewer tiles is more than the time lost by leaving the
+#: cache (docs/performance.md).
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES, CPU_WIDE_BYTES = 8 * MIB, 32 * MIB, 16 * MIB
 GPU_CHUNK_SHARE = 1 / 2
 
-#: The amount of padding that takes as long to process as one more tile, as bytes of K or V and as a number of
-#: floating-point operations. A tile costs 40 to 50 ATen calls: about 150 us on a CPU, or about 1 ms of launches on a
-#: GPU.
+#: How much padding takes as long to process as one more tile. CPU_PADDING_BYTES and GPU_PADDING_BYTES are for the time
+#: to read padding in K or V. CPU_PADDING_OPERATIONS and GPU_PADDING_OPERATIONS are for the time to compute with
+#: padding, in floating-point operations. One more tile costs 40 to 50 more ATen calls. These calls take about 150 us on
+#: a CPU. On a GPU, their launches take about 1 ms.
 CPU_PADDING_BYTES, GPU_PADDING_BYTES = 1 * MIB, 256 * MIB
 CPU_PADDING_OPERATIONS, GPU_PADDING_OPERATIONS = 30 * 10**6, 10**10
 
 
 @dataclass(frozen=True)
 class ExtendTorchPlan(TorchFigures):
-    """The plan of a PyTorch extend kernel.
+    """The sizes of the query tiles of a PyTorch extend kernel, the bounds of its workspace, and its number of ATen
+    calls.
 
-    A query tile is a run of query tokens of one sequence. A property in bytes is the size for one KV head, and for one
-    query token if it depends on the number of query tokens.
+    A query tile is a set of consecutive query tokens of one sequence. Sizes in bytes are for one KV head, unless a
+    docstring names another unit. Sizes that grow with the number of query tokens are for one query token.
     """
 
     variant: ExtendVariant
 
     @property
     def keys(self) -> int:
-        """The number of tokens in a partition of the keys."""
+        """The number of tokens in a partition, a whole number of pages."""
         page = self.variant.block_size
         return max(1, KEYS // page) * page
 
     @property
     def cpu_tile(self) -> int:
-        """The most query tokens in a query tile on a CPU."""
+        """The largest number of query tokens that a query tile may have on a CPU."""
         return max(LEAST_TILE, CPU_ROWS // self.variant.gqa_ratio)
 
     @property
     def gpu_tile(self) -> int:
-        """The most query tokens in a query tile on a GPU."""
+        """The largest number of query tokens that a query tile may have on a GPU."""
         return max(LEAST_TILE, GPU_ROWS // self.variant.gqa_ratio)
 
     @property
     def group_row_bytes(self) -> int:
-        """Bytes of one query token's query, or output, in the dtype of the call, for the query heads of one KV head."""
+        """The size in bytes of one token's query in the dtype of the query tensor, for all query heads that share one
+        KV head. The output of the token has the same size.
+        """
         return self.group_bytes // 4 * ITEM_BYTES[self.variant.dtype]
 
     @property
     def value_row_bytes(self) -> int:
-        """Bytes of a row of V in a page: one element of the head for all tokens of the page."""
+        """The size in bytes of a row of V: one element of the head, for all tokens of a page."""
         return self.variant.block_size * self.variant.cache_item_bytes
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of the mask of a page of V. The same mask serves all KV heads."""
+        """The size in bytes of the mask of one page, which clears the values of tokens that must not be read. All KV
+        heads use the same mask.
+        """
         return self.value_row_bytes
 
     @property
     def mask_words(self) -> int:
-        """The number of 8-byte words in the mask of a page of V."""
+        """The number of 8-byte words in the mask of one page."""
         return self.mask_bytes // 8
 
     @cached_property
     def cpu(self) -> ExtendBudget:
-        """The bounds of the workspace on a CPU, which keep the workspace within the CPU's caches."""
+        """The bounds of the workspace on a CPU. With them, the workspace stays in the CPU's caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         segment = min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk)
         return self._budget(self.cpu_tile, chunk, segment, CPU_WIDE_BYTES, CPU_PADDING_BYTES, CPU_PADDING_OPERATIONS)
 
     @cached_property
     def gpu(self) -> ExtendBudget:
-        """The bounds of the workspace on a GPU, which add up to the workspace limit of the spec."""
+        """The bounds of the workspace on a GPU. The bounds of its two parts add up to the spec's workspace limit."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         segment = self.workspace_bytes - chunk
         return self._budget(self.gpu_tile, chunk, segment, segment, GPU_PADDING_BYTES, GPU_PADDING_OPERATIONS)
@@ -118,29 +129,40 @@ class ExtendTorchPlan(TorchFigures):
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
-        """The smallest workspace in bytes: enough for one partition and one query token, with ``kv_heads`` KV heads."""
+        """Return the smallest possible workspace in bytes. It is enough for one query token and one partition, with
+        ``kv_heads`` KV heads.
+        """
         budget, pages = self.gpu, self.keys // self.variant.block_size
         each = pages * (budget.chunk_page + budget.segment_page) + budget.segment_item + budget.row
         return kv_heads * each + pages * (budget.page + budget.row_page)
 
     def shape(self, kv_heads: int) -> Shape:
-        """The sizes that determine how a call is split into query tiles."""
+        """Return the sizes that decide how a call is split into query tiles, for ``kv_heads`` KV heads."""
         return Shape(kv_heads, self.keys, self.variant.block_size, self.variant.sliding_window)
 
     def calls(self, num_seqs: int, tokens: int, max_query_len: int, max_seq_len: int, kv_heads: int) -> int:
-        """The number of ATen calls of one call of the operator on a CPU, not counting views.
+        """Return the number of ATen calls that one call of the extend operator makes on a CPU, not counting views.
 
-        The call does not ask for lse. The host knows only the upper bounds ``max_query_len`` and ``max_seq_len`` of the
-        lengths. ``tokens`` is the number of query tokens of all sequences.
+        The number is for a call that does not ask for the log-sum-exp (lse), if the host does not know the lengths of
+        the sequences.
+
+        num_seqs: the number of sequences.
+        tokens: the number of query tokens of all sequences together.
+        max_query_len, max_seq_len: upper bounds, in tokens, of the query lengths and of the sequence lengths.
+        kv_heads: the number of KV heads.
         """
         group = self.cpu.bound(tokens, num_seqs, max_seq_len, self.shape(kv_heads), max_query_len)
         return self.calls_of((group,), kv_heads)
 
     def calls_of(self, groups: Sequence[Group], kv_heads: int) -> int:
-        """The number of ATen calls of one call of the operator that is split into ``groups``, not counting views.
+        """Return the number of ATen calls that one call of the extend operator makes, not counting views.
 
-        The call does not ask for lse. The numbers must match the code in templates/torch/extend.py.j2,
-        runtime/extend/rows.py and runtime/state.py. Generated tests count the calls.
+        The number is for a call that does not ask for the log-sum-exp (lse). The numbers here must match the code in
+        templates/torch/extend.py.j2, runtime/extend/rows.py and runtime/state.py. Generated tests compare them with the
+        real number of calls.
+
+        groups: the groups of query tiles into which the call is split.
+        kv_heads: the number of KV heads.
         """
         return 1 + sum(self._calls_of_group(group, kv_heads) for group in groups)  # workspace
 
@@ -165,10 +187,14 @@ class ExtendTorchPlan(TorchFigures):
         )
 
     def _calls_of_values(self, tile: Tile, kv_heads: int) -> int:
-        """The number of ATen calls that gather the values of a tile: one for each item, or two for each chunk."""
+        """Return the number of ATen calls that copy the values of ``tile`` from the KV cache to the workspace. The
+        kernel makes one such call for each item, or two for each chunk.
+        """
         grains = kv_heads * self.page_bytes // (8 if self.value_row_bytes % 16 else 16)
         return tile.items if gathers_items(tile, grains) else 2 * -(-tile.items // tile.chunk)
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """The numbers about the PyTorch kernel that ``pav2gen list`` shows, by column."""
+        """Return the figures of the PyTorch kernel that ``pav2gen list`` shows, as a dict from the name of a column to
+        a figure.
+        """
         return {"query_tile": self.gpu_tile}

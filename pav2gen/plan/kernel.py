@@ -1,7 +1,6 @@
-"""Makes the plan of each kernel: all numbers that follow from its axis values, each computed once.
+"""Makes the plan of each kernel: all numbers that follow from the kernel's axis values and its spec.
 
-Templates write these numbers into sources as literals, ``pav2gen list`` shows the numbers, and tests compare kernels
-with the numbers.
+Templates write these numbers into sources, ``pav2gen list`` shows them, and tests compare them with what kernels do.
 """
 
 from __future__ import annotations
@@ -25,22 +24,23 @@ from pav2gen.runtime.tiling import Budget
 
 @dataclass(frozen=True)
 class Plan(AttentionPlan):
-    """The plan of one decode kernel."""
+    """The plans of the PyTorch version and the CUDA version of one decode kernel, its figures and its dispatch row."""
 
     variant: Variant
     torch: TorchPlan
 
     @cached_property
     def cuda(self) -> CudaPlan:
-        """The plan of the CUDA kernel, computed at the first use."""
+        """The plan of the kernel's CUDA version, computed when this property is first read."""
         return plan_cuda(self.variant, self.spec.target, self.spec.cuda)
 
     def torch_calls(self, num_seqs: int, max_seq_len: int, budget: Budget, *, known: bool = False) -> int:
-        """The number of ATen calls of the PyTorch kernel for ``num_seqs`` sequences of ``max_seq_len`` tokens, not
-        counting views.
+        """Return the number of ATen calls that one call of the PyTorch kernel makes, not counting views. The number of
+        KV heads is that of ``rank``.
 
-        ``budget`` is ``torch.cpu`` or ``torch.gpu``. ``known`` says whether the host knows the lengths. ``rank`` states
-        the number of KV heads.
+        num_seqs, max_seq_len: the number of sequences, and the number of tokens of each.
+        budget: the bounds of the workspace: ``torch.cpu`` or ``torch.gpu``.
+        known: whether the host knows the sequence lengths.
         """
         v, lengths = self.variant, self.torch.lengths(num_seqs, max_seq_len)
         known = known and v.sliding_window is None
@@ -49,9 +49,11 @@ class Plan(AttentionPlan):
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The numbers that ``pav2gen list`` shows, by column. None means that a number is not known.
+        """The figures of this kernel that ``pav2gen list`` shows, as a dict from the name of a column to a figure. A
+        figure is None if it is not known.
 
-        Numbers that depend on a call are for one sequence of the model's ``max_seq_len``.
+        Figures that depend on a call are for a call with one sequence of ``max_seq_len`` tokens, the longest of the
+        model.
         """
         tokens = self.spec.model.max_seq_len
         bandwidth = self.spec.target.bandwidth_gbps
@@ -68,12 +70,14 @@ class Plan(AttentionPlan):
         }
 
     def predictions(self) -> dict[str, float | None]:
-        """The times that the wave model predicts for the CUDA kernel, in ms. ``pav2gen list`` shows these times.
+        """Return the predicted times of the CUDA kernel in ms, as a dict. The keys are names of columns of ``pav2gen
+        list``.
 
-        predicted_ms: the time for one sequence of the model's ``max_seq_len``. replay_ms: the time for a sequence of
-        one token, in a CUDA graph that was captured for ``max_seq_len``.
+        predicted_ms: the time of a call with one sequence of ``max_seq_len`` tokens, the longest of the model.
+        replay_ms: the time of a call with one sequence of one token, in a CUDA graph that was captured for
+        ``max_seq_len``.
 
-        Both times are None if the target lacks a figure.
+        Both times are None if the target does not state its bandwidth or its number of multiprocessors.
         """
         target, tokens = self.spec.target, self.spec.model.max_seq_len
         if not predictable(target):
@@ -82,7 +86,7 @@ class Plan(AttentionPlan):
         return {"predicted_ms": round(own.ms(1, tokens), 3), "replay_ms": round(own.ms(1, 1, tokens), 3)}
 
     def row(self) -> Row:
-        """The kernel's row in the dispatch table."""
+        """Return the kernel's row in the dispatch table."""
         row = self.base_row(self.variant.partition_size)
         if not row.cuda:
             return row
@@ -95,37 +99,49 @@ class Plan(AttentionPlan):
 
 
 def plan(variant: Variant, spec: Spec) -> Plan:
-    """Make the plan of a decode kernel. ``spec`` states the target and the limits."""
+    """Make the plan of the decode kernel ``variant``. ``spec`` states the target and the workspace limit."""
     return Plan(variant, spec, TorchPlan(variant, spec.limits.workspace_mib * MIB))
 
 
 class Kernel(NamedTuple):
-    """A decode kernel ``v`` and its plan ``p``. Templates also use the names ``v`` and ``p``."""
+    """A decode kernel and its plan. The fields have the names that templates use.
+
+    v: the variant.
+    p: the plan.
+    """
 
     v: Variant
     p: Plan
 
 
 class Extender(NamedTuple):
-    """An extend kernel ``v`` and its plan ``p``. Templates also use the names ``v`` and ``p``."""
+    """An extend kernel and its plan. The fields have the names that templates use.
+
+    v: the variant.
+    p: the plan.
+    """
 
     v: ExtendVariant
     p: ExtendPlan
 
 
 class Writer(NamedTuple):
-    """A cache writer ``v`` and its plan ``p``. Templates also use the names ``v`` and ``p``."""
+    """A cache writer and its plan. The fields have the names that templates use.
+
+    v: the variant.
+    p: the plan.
+    """
 
     v: CacheVariant
     p: CachePlan
 
 
-#: A kernel of any operator.
+#: A kernel of any operator, with its plan.
 AnyKernel = Kernel | Extender | Writer
 
 
 def kernel(point: Point, spec: Spec) -> AnyKernel:
-    """Make the plan of the kernel ``point``, which may belong to any operator. Returns the kernel and the plan."""
+    """Make the plan of the kernel ``point``, which may be a kernel of any operator. Return the kernel with its plan."""
     if isinstance(point, CacheVariant):
         return Writer(point, plan_cache(point, spec))
     if isinstance(point, ExtendVariant):
@@ -136,5 +152,5 @@ def kernel(point: Point, spec: Spec) -> AnyKernel:
 
 
 def kernels(spec: Spec, points: Iterable[Point]) -> tuple[AnyKernel, ...]:
-    """The kernels ``points`` with their plans, in the same order. All generated files are rendered from this tuple."""
+    """Make the plans of the kernels ``points`` of ``spec``. Return the kernels with their plans, in the same order."""
     return tuple(kernel(point, spec) for point in points)

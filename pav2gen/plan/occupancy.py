@@ -1,7 +1,7 @@
-"""Estimates the occupancy of a multiprocessor: its resident thread blocks, and how many bytes of their loads are in
-flight.
+"""Estimates how many thread blocks of a CUDA decode kernel are resident on a multiprocessor at the same time, and how
+many bytes they have in flight: bytes that were requested from memory and have not arrived yet.
 
-By Little's law, full bandwidth needs (bandwidth × latency) bytes in flight.
+By Little's law, a multiprocessor uses its full bandwidth if (bandwidth × latency of a load) bytes are in flight.
 """
 
 from __future__ import annotations
@@ -12,28 +12,31 @@ from pav2gen.family.target import Target
 from pav2gen.family.variant import Variant
 from pav2gen.plan.cuda_geometry import Geometry
 
-#: The estimate of the registers per thread is BASE_REGISTERS, plus one per accumulator. The first MOST_OVERLAPPED
-#: accumulators count twice, because with few accumulators a compiler overlaps more work. A test checks that, for each
-#: kernel of the committed specs, the estimate differs by at most 40 registers from ptxas for sm_75.
+#: The constants of ``estimated_registers``. A thread is estimated to need BASE_REGISTERS registers, plus one for each
+#: of its accumulators. The first MOST_OVERLAPPED accumulators count twice, because a compiler uses free registers to
+#: overlap more loads. A test compares the estimate with ptxas for sm_75: it differs by at most 40 registers for each
+#: kernel of the committed specs.
 BASE_REGISTERS, MOST_OVERLAPPED = 56, 40
 
-#: The most registers that a compiler assigns to a thread.
+#: The largest number of registers that a compiler can assign to a thread.
 MOST_REGISTERS = 255
 
-#: The numbers of registers and of threads of a multiprocessor, if the target's figures are not known. NVIDIA's cards
-#: have these figures.
+#: The number of registers of a multiprocessor, and the largest number of threads on it, that are assumed if the target
+#: does not state them. NVIDIA's GPUs have these numbers.
 ASSUMED_REGISTERS, ASSUMED_THREADS = 64 << 10, 2048
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The resident thread blocks of a multiprocessor, and the bytes of their loads that are in flight.
+    """How many thread blocks are resident on a multiprocessor, and how many bytes they have in flight.
 
-    blocks: the number of resident thread blocks.
-    limited_by: the resource that limits this number.
-    key_bytes: bytes in flight while keys are read.
-    value_bytes: bytes in flight while values are read.
-    needed: bytes in flight that full bandwidth needs; None if the target's bandwidth is not known.
+    Bytes in flight were requested from memory and have not arrived yet. All bytes are for one multiprocessor.
+
+    blocks: the number of thread blocks that are resident at the same time.
+    limited_by: what limits ``blocks``: "registers", "shared memory" or "threads".
+    key_bytes: the bytes in flight while the kernel reads keys.
+    value_bytes: the bytes in flight while the kernel reads values.
+    needed: the bytes in flight that full bandwidth needs, or None if the bandwidth of the target is not known.
     """
 
     blocks: int
@@ -44,18 +47,20 @@ class Occupancy:
 
     @property
     def bytes_in_flight(self) -> int:
-        """The smaller of ``key_bytes`` and ``value_bytes``."""
+        """The bytes in flight in the worse of two phases: while the kernel reads keys, and while it reads values."""
         return min(self.key_bytes, self.value_bytes)
 
     @property
     def share(self) -> float | None:
-        """Bytes in flight divided by the bytes that full bandwidth needs. None if the target's bandwidth is not
-        known.
+        """``bytes_in_flight`` divided by ``needed``: 1 or more is enough for full bandwidth. None if ``needed`` is
+        None.
         """
         return None if self.needed is None else self.bytes_in_flight / self.needed
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """The numbers about the occupancy that ``pav2gen list`` shows, by column."""
+        """Return the figures of the occupancy that ``pav2gen list`` shows, as a dict from the name of a column to a
+        figure.
+        """
         return {
             "resident_blocks": self.blocks,
             "kib_in_flight": round(self.bytes_in_flight / 1024, 1),
@@ -64,8 +69,12 @@ class Occupancy:
 
 
 def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, registers: int | None = None) -> Occupancy:
-    """Estimate the occupancy of a decode kernel. ``registers`` is the number per thread from a compiler; None means an
-    estimate.
+    """Estimate how many thread blocks of a CUDA decode kernel are resident on a multiprocessor of ``target``, and how
+    many bytes they have in flight.
+
+    v, g: the variant of the kernel, and its geometry.
+    shared_bytes: the bytes of shared memory per thread block.
+    registers: the number of registers per thread that a compiler reported, or None to use an estimate.
     """
     per_thread = estimated_registers(v, g) if registers is None else registers
     limits = {
@@ -81,24 +90,26 @@ def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, regist
 
 
 def bytes_needed(target: Target) -> int | None:
-    """Bytes in flight that one multiprocessor needs at full bandwidth. None if the target's bandwidth is not known."""
+    """Return the bytes in flight that one multiprocessor of ``target`` needs to use its full share of the memory
+    bandwidth. None if the target does not state its bandwidth or its number of multiprocessors.
+    """
     if target.bandwidth_gbps is None or target.multiprocessors is None:
         return None
     return round(target.bandwidth_gbps / target.multiprocessors * target.latency_ns)
 
 
 def rows_per_thread(v: Variant, g: Geometry) -> int:
-    """The number of rows of V that a thread loads at the same time. A row is one element of the head for all tokens of
-    a page.
+    """Return the number of rows of V from which a thread loads at the same time. A row of V is one element of the head,
+    for all tokens of a page.
     """
     return -(-v.head_size * g.row_lanes // g.threads)
 
 
 def accumulators(v: Variant, g: Geometry) -> int:
-    """The most float32 accumulators of a thread at any time.
+    """Return the largest number of float32 accumulators that a thread needs at the same time.
 
-    If a partition is processed in several steps, the accumulators of values stay live while the next scores are
-    computed.
+    These are accumulators of scores or of the output. If a partition is processed in several steps, a thread must keep
+    its accumulators of the output while it computes the scores of the next step.
     """
     values = rows_per_thread(v, g) * g.heads
     held = values if g.step < v.partition_size else 0
@@ -106,8 +117,8 @@ def accumulators(v: Variant, g: Geometry) -> int:
 
 
 def estimated_registers(v: Variant, g: Geometry) -> int:
-    """Estimate the registers per thread before compilation: a multiple of 8, because the hardware assigns registers by
-    eights.
+    """Estimate the number of registers per thread before the kernel is compiled. The result is a multiple of 8, because
+    the hardware assigns registers in groups of 8.
     """
     held = accumulators(v, g)
     estimate = BASE_REGISTERS + held + min(held, MOST_OVERLAPPED)

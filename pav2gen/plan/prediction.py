@@ -1,4 +1,6 @@
-"""Predicts kernel times on a GPU from its bandwidth, its multiprocessors and its launch time, without measurements."""
+"""Predicts the time of decode calls on a GPU without measurements. The prediction uses the GPU's bandwidth, its number
+of multiprocessors and its time to launch a kernel.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts the time of a decode call on ``target`` with the numbers of heads of ``rank``.
+    """Predicts the time of a decode call on a GPU, for the kernels of one key.
 
-    plans: the plans of the kernels with the same key, which differ in their partition sizes. The wave model chooses a
-    kernel.
+    plans: the plans of the decode kernels that have this key. They differ only in their partition sizes. For each call,
+    the wave model (``runtime.waves``) chooses one of them.
+    rank: the numbers of query heads and KV heads of the call.
+    target: the GPU.
     """
 
     plans: Sequence[Plan]
@@ -28,21 +32,27 @@ class Predictor:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K and V for one token and one KV head."""
+        """The size in bytes of the key and the value of one token, for one KV head."""
         variant = self.plans[0].variant
         return 2 * variant.head_size * variant.cache_item_bytes
 
     def floor_ms(self, num_seqs: int, seq_len: int) -> float:
-        """The time to read each byte of K and V once, at the bandwidth of the target, in ms."""
+        """Return the lower bound of the time of a call, in ms: the time to read each byte of K and V once at full
+        bandwidth.
+
+        num_seqs, seq_len: the number of sequences, and the number of tokens of each.
+        """
         return num_seqs * seq_len * self.rank.num_kv_heads * self.token_bytes / (self._bandwidth * 1e6)
 
     def ms(self, num_seqs: int, seq_len: int, captured: int | None = None) -> float:
-        """The predicted time of a call in ms: the time to launch two kernels, plus the time to read K and V.
+        """Return the predicted time of a call in ms: the time to launch two kernels, plus the time to read K and V.
 
-        Each multiprocessor has an equal part of the bandwidth. ``waves.cost`` estimates how the thread blocks are
-        distributed over the multiprocessors.
-        captured: the sequence length that a CUDA graph was captured for, if the call replays a graph. The graph also
-        launches the thread blocks for the partitions from ``seq_len`` to this length.
+        The prediction assumes that each multiprocessor has an equal part of the bandwidth. ``waves.cost`` estimates how
+        the thread blocks are distributed over the multiprocessors.
+
+        num_seqs, seq_len: the number of sequences, and the number of tokens of each.
+        captured: None, or the sequence length in tokens that a CUDA graph was captured for, if the call replays this
+        graph. The graph also launches thread blocks for the partitions between ``seq_len`` and this length.
         """
         rows, heads = [plan.row() for plan in self.plans], self.rank.num_kv_heads
         longest = seq_len if captured is None else captured
@@ -63,5 +73,7 @@ class Predictor:
 
 
 def predictable(target: Target) -> bool:
-    """Whether the target's bandwidth and its number of multiprocessors are known, which a prediction needs."""
+    """Whether ``target`` states the two figures that a prediction needs: the bandwidth and the number of
+    multiprocessors.
+    """
     return target.bandwidth_gbps is not None and target.multiprocessors is not None

@@ -1,4 +1,4 @@
-"""Writes the PyTorch statements of a kernel's two hooks: one changes the scores before the softmax, the other masks
+"""Writes the PyTorch code of a kernel's two hooks. One hook changes the scores before the softmax. The other masks
 keys.
 """
 
@@ -21,15 +21,20 @@ from pav2gen.family.modifications.torch_text import (
 from pav2gen.family.modifications.tree import Expression
 from pav2gen.family.variant import AttentionVariant
 
-#: The PyTorch text of each name in an expression. It is a tensor that broadcasts to the shape of the scores: [rows,
-#: parts, kv_heads, group, tokens]. Scores of extend kernels have one more axis after the KV heads: the query tokens of
-#: a tile.
+#: NAMES is a dict from a name in the expressions of a modification to its PyTorch code. The code is a tensor that
+#: broadcasts to the scores, which have the shape [rows, parts, kv_heads, group, tokens]. In an extend kernel, the
+#: scores have one more axis after kv_heads, for the query tokens of a query tile. SLOT is the code of a workspace
+#: buffer for temporaries; the number of the buffer replaces ``{}``.
 NAMES = {"s": "scores", "q": "q", "k": "k", "h": "h", "kvh": "kvh", "len": "length"}
 SLOT = "space.term{}"
 
 
 class Step(NamedTuple):
-    """One step of a hook: the name of the modification, and its PyTorch statements."""
+    """One step of a hook.
+
+    about: the name of the modification that the step comes from.
+    text: the PyTorch statements of the step, and their costs.
+    """
 
     about: str
     text: TorchText
@@ -37,9 +42,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class TorchHooks:
-    """The two hooks of a PyTorch kernel.
+    """The PyTorch code of a kernel's two hooks, one that changes the scores and one that masks keys, and its costs.
 
-    A sliding window needs no hook. The kernel masks tokens before the window in the same way as tokens past the end.
+    A sliding window needs no hook. The kernel masks the tokens before the window as it masks those past the end of a
+    sequence.
     """
 
     variant: AttentionVariant
@@ -65,10 +71,12 @@ class TorchHooks:
         return EXTEND_DIMENSIONS if self._extends else DIMENSIONS
 
     def _axes(self, entry: Modification) -> Mapping[str, str]:
-        """The dimensions over which names and parameter tensors vary, where they differ from the defaults of
-        ``torch_text``.
+        """Return over which dimensions of the scores the names and parameter tensors in the expressions of ``entry``
+        vary.
 
-        With a sliding window, the positions ``k`` differ between sequences.
+        The result is a dict from a name to a key of ``torch_text.REACH``. It has the names of all parameter tensors. It
+        has other names only if the default of ``torch_text`` is wrong for this kernel: for example, the position ``k``
+        of a key differs between sequences if there is a sliding window.
         """
         axes = {**entry.tensors}
         if self.variant.sliding_window:
@@ -77,14 +85,14 @@ class TorchHooks:
 
     @cached_property
     def scores(self) -> tuple[Step, ...]:
-        """The steps of the hook that changes the scores in place."""
+        """The steps of the hook that changes the scores. They run in order and change the scores in place."""
         trees = ((e, e.score_tree) for e in self._entries)
         return tuple(Step(e.name, self._text(score_text, e, x)) for e, x in trees if x)
 
     @cached_property
     def masks(self) -> tuple[Step, ...]:
-        """The steps of the hook that masks keys. The tensor of each step is true where a query does not attend to a
-        key.
+        """The steps of the hook that masks keys. Each step computes a tensor that is true where a query does not attend
+        to a key.
         """
         trees = ((e, e.mask_tree) for e in self._entries)
         return tuple(Step(e.name, self._text(hidden_text, e, x)) for e, x in trees if x)
@@ -93,8 +101,8 @@ class TorchHooks:
         return translate(tree, self._names, self._axes(entry), SLOT, self._dimensions)
 
     def inputs(self, steps: tuple[Step, ...]) -> dict[str, str]:
-        """The parameter tensors that ``steps`` read: a dict from a name to the PyTorch text of a view of the call's
-        tensor.
+        """Return the parameter tensors that ``steps`` read, as a dict. It maps the tensor's name in the steps to
+        PyTorch code for a view of the tensor that was passed to the kernel.
         """
         read = frozenset().union(*(step.text.names for step in steps))
         pointers = {SLOPES: ("slopes", "call.alibi_slopes", "heads")}
@@ -107,20 +115,22 @@ class TorchHooks:
         }
 
     def reads(self, steps: tuple[Step, ...], name: str) -> bool:
-        """Whether ``steps`` read the name ``name`` of an expression."""
+        """Whether ``steps`` read ``name``, which is a name in the expressions of a modification, such as ``k`` or
+        ``len``.
+        """
         return any(name in step.text.names for step in steps)
 
     @property
     def slots(self) -> int:
-        """The number of workspace buffers, each as large as the scores of a tile, that the hooks need for
-        temporaries.
+        """The number of buffers that the hooks need in the workspace for temporaries. Each is as large as the scores of
+        a tile.
         """
         return max((step.text.slots for step in (*self.scores, *self.masks)), default=0)
 
     @property
     def token_values(self) -> int:
-        """The most tensors with one element per token that one hook allocates. The two hooks do not run at the same
-        time.
+        """The number of temporaries with one element per token of an item that the hooks allocate. The hooks do not run
+        at the same time, so this is the number for the hook that allocates more of them.
         """
         return max((sum(step.text.token_values for step in steps) for steps in (self.scores, self.masks)), default=0)
 
@@ -131,12 +141,12 @@ class TorchHooks:
         return made + sum(step.text.calls for step in steps)
 
     def clamps(self, steps: tuple[Step, ...]) -> bool:
-        """Whether the kernel replaces a length of 0 by 1 for ``steps``, because an expression may divide by the
-        length.
+        """Whether the kernel replaces a sequence length of 0 by 1 before it runs ``steps``, because one of their
+        expressions may divide by the length.
         """
         return bool(self.variant.own) and (self.reads(steps, "len") or self.reads(steps, "q"))
 
     @property
     def calls(self) -> int:
-        """The number of ATen calls of both hooks for one tile, not counting views."""
+        """The number of ATen calls that both hooks together make for one tile, not counting views."""
         return self._calls_of(self.scores) + self._calls_of(self.masks) + len(self.masks)

@@ -1,4 +1,6 @@
-"""The plan of a PyTorch decode kernel: the sizes of its buffers and its workspace, and its number of ATen calls."""
+"""The plan of a PyTorch decode kernel: the sizes of its buffers and its workspace, and the number of ATen calls that it
+makes.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,30 @@ from pav2gen.plan.torch_hooks import TorchHooks
 from pav2gen.runtime.dispatch_row import MIB
 from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_reached
 
-#: The two parts of the workspace, in bytes. CHUNK bytes hold the keys of a chunk, and later its values. SEGMENT bytes
-#: hold the scores of a tile. ``runtime.tiling`` defines chunks and tiles. On a GPU, CHUNK has the share GPU_CHUNK_SHARE
-#: of the workspace. On a CPU, a chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3:
-#: docs/performance.md). On a GPU, a chunk must be large enough to fill the card, and few chunks mean few launches (20
-#: to 30 us each on a BI-V100).
+#: How the workspace of a PyTorch decode kernel is divided into two parts. ``runtime.tiling`` defines chunks and tiles.
+#: The chunk part holds the keys of one chunk, and later its values. The segment part holds the scores of one tile.
+#: CPU_CHUNK_BYTES and CPU_SEGMENT_BYTES are the sizes of the two parts on a CPU, in bytes. GPU_CHUNK_SHARE is the chunk
+#: part's share of the workspace on a GPU.
+#: On a CPU, a chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3: docs/performance.md). On
+#: a GPU, a chunk must be so large that it keeps all multiprocessors busy. Larger chunks also need fewer kernel
+#: launches, which take 20 to 30 us each on a BI-V100.
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 8 * MIB
 GPU_CHUNK_SHARE = 5 / 8
 
-#: Bytes of padding that take as long to process as one more tile. A tile costs 40 to 50 ATen calls: about 150 us on a
-#: CPU (docs/performance.md), or about 1 ms of launches on a GPU.
+#: The number of bytes of padding that take as long to process as one more tile. One more tile costs 40 to 50 more ATen
+#: calls. These calls take about 150 us on a CPU (docs/performance.md). On a GPU, their launches take about 1 ms.
 CPU_PADDING_BYTES, GPU_PADDING_BYTES = 1 * MIB, 256 * MIB
 
-#: A row of the mask is repeated until it has this many bytes, so that the loop that applies the mask can be vectorised.
+#: The mask clears V at tokens that must not be read. A row of the mask is doubled as long as the doubled row has at
+#: most this number of bytes, so that the loop that applies the mask can be vectorised.
 MASK_SPAN_BYTES = 128
 
 
 @dataclass(frozen=True)
 class TorchFigures:
-    """The part of a PyTorch kernel's plan that decode and extend kernels have in common.
+    """The figures that the plans of PyTorch decode kernels and of PyTorch extend kernels have in common.
 
-    A property in bytes is the size for one KV head, and for one query token if it depends on the number of query
-    tokens.
+    Sizes in bytes are for one KV head. Sizes that grow with the number of query tokens are for one query token.
     """
 
     variant: AttentionVariant
@@ -39,85 +43,91 @@ class TorchFigures:
 
     @property
     def fp8(self) -> bool:
-        """Whether the cache's elements are fp8, which the kernel decodes with a table."""
+        """Whether the elements of the KV cache are fp8. The kernel decodes fp8 with a lookup table."""
         return self.variant.kv_cache_dtype.startswith("fp8")
 
     @property
     def scaled(self) -> bool:
-        """Whether the cache holds encoded elements, which are values divided by a scale."""
+        """Whether the KV cache holds codes: 8-bit numbers that become keys and values when multiplied by a scale."""
         return self.variant.kv_cache_dtype != "auto"
 
     @property
     def storage(self) -> str:
-        """The dtype of the cache's tensors."""
+        """The dtype of the tensors of the KV cache, as the name of a torch dtype."""
         return self.variant.storage
 
     @property
     def converts(self) -> bool:
-        """Whether the kernel converts the cache's elements to float32, because their dtype is not float32."""
+        """Whether the kernel converts the elements of the KV cache to float32, because they have another dtype."""
         return self.storage != "float32"
 
     @property
     def key_grains(self) -> int:
-        """The number of 16-byte groups in the key of one token and KV head."""
+        """The number of 16-byte groups in the cached key of one token, for one KV head."""
         return self.variant.head_size // self.variant.grain
 
     @property
     def page_values(self) -> int:
-        """The number of elements of K in a page, for one KV head. V has as many elements as K."""
+        """The number of elements that all keys in a page have together, for one KV head. The values have as many
+        elements.
+        """
         return self.variant.block_size * self.variant.head_size
 
     @property
     def page_floats(self) -> int:
-        """Bytes of K in a page for one KV head, in float32. V has as many bytes as K."""
+        """The size in bytes of all keys in a page, converted to float32, for one KV head. The values have the same
+        size.
+        """
         return self.page_values * 4
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K in a page for one KV head, in the dtype of the cache. V has as many bytes as K."""
+        """The size in bytes of all keys in a page, in the dtype of the KV cache, for one KV head. The values have the
+        same size.
+        """
         return self.page_values * self.variant.cache_item_bytes
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of the query of one token in float32, for the query heads of one KV head. The output has as many bytes
-        as the query.
+        """The size in bytes of one token's query in float32, for all query heads that share one KV head. The output of
+        the token has the same size.
         """
         return self.variant.gqa_ratio * self.variant.head_size * 4
 
     @property
     def score_bytes(self) -> int:
-        """Bytes of the float32 scores of one query token with the tokens of one page, for the query heads of one KV
-        head.
+        """The size in bytes of the float32 scores of one query token with all tokens of one page, for all query heads
+        that share one KV head.
         """
         return self.variant.gqa_ratio * self.variant.block_size * 4
 
     @cached_property
     def hooks(self) -> TorchHooks:
-        """The code between the product q·k and the softmax, which changes scores and masks keys."""
+        """The generated code that runs between the product q·k and the softmax. It changes scores and masks keys."""
         return TorchHooks(self.variant)
 
 
 @dataclass(frozen=True)
 class TorchPlan(TorchFigures):
-    """The plan of a PyTorch decode kernel.
+    """The sizes of the buffers of a PyTorch decode kernel, the bounds of its workspace, and its number of ATen calls.
 
-    An item is one partition of one sequence. A tile is a set of items that are processed together. A property in bytes
-    is the size for one item and one KV head.
+    An item is one partition of one sequence. A tile is a set of items that are processed together. Sizes in bytes are
+    for one item and one KV head, unless a docstring names another unit.
     """
 
     variant: Variant
 
     @property
     def work_bytes(self) -> int:
-        """Bytes per page of a buffer that first holds the keys in the order of tokens, and later the weighted sums of
-        values.
+        """The bytes per page and KV head of the buffer ``work``. This buffer first holds the keys of a chunk in the
+        order of tokens. Later, it holds for each page the sum of the values, weighted by the softmax.
         """
         return max(self.page_bytes, self.group_bytes)
 
     @cached_property
     def mask_repeats(self) -> int:
-        """The number of rows of V that one row of the mask covers. A row of V is one element of the head for all tokens
-        of a page.
+        """The number of rows of V to which one row of the mask applies. A row of V is one element of the head, for all
+        tokens of a page.
         """
         repeats = 1
         row = self.variant.block_size * self.variant.cache_item_bytes
@@ -127,7 +137,7 @@ class TorchPlan(TorchFigures):
 
     @property
     def mask_rows(self) -> int:
-        """The number of mask rows that cover the V of a page for one KV head."""
+        """How many times a row of the mask is applied to mask the whole V of a page, for one KV head."""
         return self.variant.head_size // self.mask_repeats
 
     @property
@@ -137,40 +147,42 @@ class TorchPlan(TorchFigures):
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of the mask of a page. The same mask serves all KV heads."""
+        """The size in bytes of the mask of one page. All KV heads use the same mask."""
         return self.mask_words * 8
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of workspace per token of an item, in addition to its scores: the position as int and as float, and
-        temporaries of hooks.
+        """The bytes of workspace per token of an item, for all heads together and without scores. They hold the token's
+        position as an int and as a float, a flag for masked tokens, and temporaries of the hooks.
         """
         return 13 + 4 * self.hooks.token_values + 4 * bool(self.variant.sliding_window)
 
     @property
     def reads_positions(self) -> bool:
-        """Whether the hooks or the block-sparse pattern read the positions of keys or the lengths of sequences."""
+        """Whether the hooks or the block-sparse pattern need the positions of keys or queries, or the lengths of
+        sequences.
+        """
         hooks, steps = self.hooks, (*self.hooks.scores, *self.hooks.masks)
         return self.variant.blocksparse or any(hooks.reads(steps, name) for name in ("k", "q", "len"))
 
     @property
     def always_attends(self) -> bool:
-        """Whether every query attends to all tokens of its sequence, so that the softmax sum of a partition with tokens
-        is not 0.
+        """Whether every query attends to all tokens of its sequence. Then the sum of the softmax weights in a partition
+        that has tokens is never 0.
         """
         v = self.variant
         return not (v.blocksparse or v.sliding_window or v.own or self.hooks.masks)
 
     @property
     def lone_output(self) -> bool:
-        """Whether the output of a partition is already the output of its sequence, if the sequence has only this
-        partition.
+        """Whether the output of a sequence with only one partition is the output of this partition, without further
+        steps.
         """
         return not (self.variant.sinks or self.variant.sliding_window)
 
     def lengths(self, num_seqs: int, longest: int) -> tuple[int, ...]:
-        """The numbers of tokens to process for ``num_seqs`` sequences of ``longest`` tokens. A sliding window reduces
-        these numbers.
+        """Return, for each of ``num_seqs`` sequences of ``longest`` tokens, the number of tokens that the kernel
+        processes. With a sliding window, this number can be smaller than ``longest``.
         """
         partition = self.variant.partition_size
         reached = partition * partitions_reached(longest, partition, self.variant.sliding_window)
@@ -178,13 +190,13 @@ class TorchPlan(TorchFigures):
 
     @cached_property
     def cpu(self) -> Budget:
-        """The bounds of the workspace on a CPU, which keep the workspace within the CPU's caches."""
+        """The bounds of the workspace on a CPU. With them, the workspace stays in the CPU's caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         return self._budget(chunk, min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk), CPU_PADDING_BYTES)
 
     @cached_property
     def gpu(self) -> Budget:
-        """The bounds of the workspace on a GPU, which add up to the workspace limit of the spec."""
+        """The bounds of the workspace on a GPU. The bounds of its two parts add up to the spec's workspace limit."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         return self._budget(chunk, self.workspace_bytes - chunk, GPU_PADDING_BYTES)
 
@@ -205,18 +217,23 @@ class TorchPlan(TorchFigures):
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
-        """The smallest workspace in bytes: enough for one partition with ``kv_heads`` KV heads."""
+        """Return the smallest possible workspace in bytes. It is enough for one partition of one sequence, with
+        ``kv_heads`` KV heads.
+        """
         budget, pages = self.gpu, self.variant.pages_per_partition
         return kv_heads * (pages * budget.chunk_page + budget.row) + budget.item(pages, kv_heads)
 
     def calls(self, tiling: Tiling) -> int:
-        """The number of ATen calls of one call of the operator, not counting views.
+        """Return the number of ATen calls that one call of the decode operator makes, not counting views.
 
-        The call is split as ``tiling`` says, passes scratch tensors (exp_sums, max_logits, tmp_out) and does not ask
-        for lse. The numbers must match the code in templates/torch/kernel.py.j2 and
-        runtime/{call,rows,scratch,sparse,state,window}.py. Generated tests count the calls. The tiles write the first
-        ``tiling.covered`` partitions of the scratch tensors. If these tensors have more partitions, two further calls
-        clear the rest. These two calls are not counted here.
+        The number is for a call that is divided into the tiles of ``tiling``, that passes the scratch tensors exp_sums,
+        max_logits and tmp_out, and that does not ask for the log-sum-exp (lse).
+
+        The kernel writes the first ``tiling.covered`` partitions of the scratch tensors. If these tensors have more
+        partitions, two further ATen calls clear the rest; the number returned does not include these two.
+
+        The numbers here must match the code in templates/torch/kernel.py.j2 and
+        runtime/{call,rows,scratch,sparse,state,window}.py. Generated tests compare them with the real number of calls.
         """
         window, ordered = bool(self.variant.sliding_window), tiling.ordered
         clamped = ordered or window or self.reads_positions or any(tile.masked for tile in tiling.tiles())
@@ -229,8 +246,10 @@ class TorchPlan(TorchFigures):
         )
 
     def _row_tile_calls(self, row_tile: RowTile, ordered: bool) -> int:
-        """The number of ATen calls for a row tile: the set of tiles that process the same sequences. ``ordered`` says
-        whether the call's sequences are sorted by length.
+        """Return the number of ATen calls for ``row_tile``, which is the set of all tiles that process the same
+        sequences.
+
+        ordered: whether the sequences of the call are sorted by length.
         """
         tiles, rounds = row_tile.tiles, self._rounds(ordered)
         lone = self.lone_output and len(tiles) == tiles[0].num_parts == 1 and not ordered
@@ -242,8 +261,10 @@ class TorchPlan(TorchFigures):
         return ordered + sum(self._tile_calls(tile, ordered, lone) for tile in tiles) + merges + output
 
     def _tile_calls(self, tile: Tile, ordered: bool, lone: bool) -> int:
-        """The number of ATen calls for one tile. ``ordered`` says whether the call's sequences are sorted by length,
-        and ``lone`` whether the output of the tile is already the output of its sequences.
+        """Return the number of ATen calls for one tile.
+
+        ordered: whether the sequences of the call are sorted by length.
+        lone: whether the outputs of the tile's partitions are already the outputs of its sequences.
         """
         v, window, paged = self.variant, bool(self.variant.sliding_window), tile.pages > 1
         segment = (
@@ -271,14 +292,16 @@ class TorchPlan(TorchFigures):
         )
 
     def _rounds(self, ordered: bool) -> bool:
-        """Whether the results are rounded to the output's dtype before they are written in the call's order.
-        ``ordered`` says whether the call's sequences are sorted by length.
+        """Whether the kernel rounds its float32 results to the dtype of the output in a separate ATen call. It does so
+        if it then writes the results in the order of the sequences in the call.
+
+        ordered: whether the sequences of the call are sorted by length.
         """
         return ordered and self.variant.dtype != "float32"
 
 
 def smallest_workspace_bytes(variant: Variant, num_kv_heads: int) -> int:
-    """The smallest workspace of a PyTorch decode kernel in bytes: enough for one partition with ``num_kv_heads`` KV
-    heads.
+    """Return the smallest possible workspace in bytes for the PyTorch decode kernel of ``variant``. It is enough for
+    one partition of one sequence, with ``num_kv_heads`` KV heads.
     """
     return TorchPlan(variant, 0).smallest_workspace(num_kv_heads)

@@ -1,4 +1,4 @@
-"""Reads the value of an axis from a YAML node."""
+"""Reads a value of an axis from a YAML node."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pav2gen.reading.yaml_node import Node
 def reader_of(axis: Axis) -> Callable[[Node], object]:
     """Make a function that reads one value of ``axis`` from a YAML node.
 
-    The function raises UserError, with ``file:line``, for a value of another type. The function does not check the
-    range. Rules check the range later, because rules can give a better message.
+    The function raises UserError, with ``file:line``, for a value that does not have the axis's type. It does not check
+    whether the axis allows the value. Rules check this later, because rules can give a better message.
     """
     read = {int: Node.integer, float: Node.number, bool: Node.boolean, str: Node.text}[axis.kind]
 

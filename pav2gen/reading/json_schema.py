@@ -1,4 +1,4 @@
-"""The JSON Schema of spec files. Editors use the schema to complete and check a spec while it is written.
+"""The JSON Schema of spec files. Editors use the schema to complete and check a spec while the user writes it.
 
 The keys come from ``spec_file.KEYS`` and the axes from ``family.axes``. The schema checks types, names and ranges. Only
 ``pav2gen build`` checks the rules that compare several values.
@@ -60,7 +60,7 @@ def _mapping(section: str) -> JsonSchema:
 
 
 def _property(path: str) -> JsonSchema:
-    """The schema of the value at ``path`` in a spec, with its description and its default."""
+    """The schema of the value at the dotted path ``path`` in a spec, with its description and its default."""
     if path in KEYS:
         return {"description": SECTIONS[path], **_mapping(path)}
     axis = AXES.get(path.rpartition(".")[2])
@@ -74,7 +74,7 @@ def _property(path: str) -> JsonSchema:
 
 
 def _axis(axis: Axis) -> JsonSchema:
-    """The schema of an axis in a spec: one value, or a list of distinct values."""
+    """The schema of an axis's values in a spec: one value, or a list of distinct values."""
     works = f" Values: {axis.works}." if axis.works else ""
     return {"description": axis.about + works, **_one_or_many(_value(axis))}
 
@@ -106,8 +106,8 @@ def _figure(figure: Figure) -> JsonSchema:
 
 
 def _target() -> JsonSchema:
-    """The schema of a target: the name of a target, or a mapping with a ``base`` target and changed hardware
-    figures.
+    """The schema of a spec's ``target``: the name of a target, or a mapping with the name of a ``base`` target and the
+    hardware figures that the spec changes.
     """
     name: JsonSchema = {"enum": list(TARGETS)}
     figures = {figure: _figure(FIGURES[figure]) for figure in FIGURES}
@@ -121,7 +121,9 @@ def _target() -> JsonSchema:
 
 
 def _exclusions() -> JsonSchema:
-    """The schema of the exclusions: each has values of some axes, and the reason why these kernels are left out."""
+    """The schema of a spec's ``exclude``: each entry has values of some axes, and the reason why kernels with these
+    values are left out.
+    """
     when = {axis.name: _one_or_many(_value(axis)) for axis in AXES.values()}
     exclusion = {
         "type": "object",
@@ -136,7 +138,9 @@ def _exclusions() -> JsonSchema:
 
 
 def _modifications() -> JsonSchema:
-    """The schema of the modifications: for each name, expressions and the dimension of each parameter tensor."""
+    """The schema of a spec's ``modifications``: it maps the name of each modification to the modification's expressions
+    and to the dimension of each of its parameter tensors.
+    """
     expression: JsonSchema = {"type": "string", "maxLength": LONGEST}
     axes: JsonSchema = {"type": "array", "items": {"enum": list(INDEX)}, "minItems": 1, "maxItems": 1}
     tensors = {"type": "object", "additionalProperties": axes, "minProperties": 1, "maxProperties": MOST_TENSORS}
@@ -150,7 +154,7 @@ def _modifications() -> JsonSchema:
     return {"type": "object", "propertyNames": name, "additionalProperties": one}
 
 
-#: The description of each section of a spec.
+#: Section of a spec -> its description in the JSON Schema.
 SECTIONS: Mapping[str, str] = {
     "model": "The sizes of the model that the kernels serve.",
     "axes": "The values of each axis; the family is their product.",
@@ -160,7 +164,7 @@ SECTIONS: Mapping[str, str] = {
     "limits": "Bounds of the family and of a call.",
 }
 
-#: The schema of each key that is neither a section nor an axis.
+#: Dotted path of a key in a spec -> the schema of the key's value. Sections and axes are not in this table.
 FIELDS: Mapping[str, JsonSchema] = {
     "schema": {"description": "The version of this form.", "const": SCHEMA},
     "name": {

@@ -28,13 +28,14 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "deberta", "albert")
 
 @dataclass(frozen=True)
 class Attention:
-    """The properties of a model's attention.
+    """The properties of a model's attention that decide which kernels the model needs.
 
-    ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads. ``max_seq_len`` is in tokens. ``dtype`` is
-    the stated dtype, or "". ``windows`` lists the distinct window sizes of the layers, in tokens. None in this list
-    means attention to all tokens. ``scale`` is the factor of the scores, or None if it is ``head_size ** -0.5``.
-    ``features`` has a sentence for each feature that kernels support, ``uncovered`` a sentence for each feature that no
-    kernel supports. ``notes`` has other remarks.
+    ``title`` is the model's name. ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads. ``head_size``
+    is in elements. ``max_seq_len`` is the longest context in tokens. ``dtype`` is the dtype that the config states, or
+    "" if it states none. ``windows`` lists the distinct window sizes of the layers, in tokens. None in this list means
+    attention to all tokens. ``scale`` is the factor of the scores, or None if it is ``head_size ** -0.5`` or attention
+    is latent. ``features`` has a sentence for each feature that kernels support, ``uncovered`` a sentence for each
+    feature that no kernel supports. ``notes`` has further sentences, for comments in the spec that ``init`` drafts.
     """
 
     title: str
@@ -58,8 +59,8 @@ class Attention:
 def read_attention(path: str | os.PathLike[str]) -> Attention:
     """Read the properties of a model's attention from the config.json at ``path``.
 
-    Raises UserError, with the file and the key, if the file is not a model's config. Raises UserError too if the layers
-    differ in their KV heads in a way that vLLM cannot run.
+    Raises UserError if the file is not a model's config.json, with the file's path and, where one is at fault, the key.
+    Raises UserError too if the layers differ in their KV heads in a way that vLLM cannot run.
     """
     fields = Fields(_read_json(path), printable(os.fspath(path)))
     heads = num_heads(fields)
@@ -89,7 +90,9 @@ def read_attention(path: str | os.PathLike[str]) -> Attention:
 
 
 def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the JSON object in the file at ``path``. Raises UserError if the file has no JSON object."""
+    """Read the JSON object in the file at ``path``. Raises UserError if the file cannot be read or does not have a JSON
+    object.
+    """
     file = printable(os.fspath(path))
     try:
         config = json.loads(read_file(path, MAX_BYTES).decode())
@@ -105,7 +108,11 @@ def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
-    """A sentence for each feature of the model's attention that no kernel supports."""
+    """A sentence for each feature of the model's attention that no kernel supports.
+
+    length: the longest context in tokens.
+    size: the size of a head of Q and K, in elements.
+    """
     yield from uncovered_layers(fields, length)
     if fields.flag("is_encoder_decoder") or fields.listed("cross_attention_layers"):
         yield "cross attention to an encoder's output: kernels serve only the decoder's self-attention"
@@ -116,7 +123,9 @@ def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
 
 
 def _features(fields: Fields, length: int) -> Iterator[str]:
-    """A sentence for each feature of the model's attention that kernels support."""
+    """A sentence for each feature of the model's attention that kernels support. ``length`` is the longest context in
+    tokens.
+    """
     yield from window_sentences(fields, length)
     if cap := scores.softcap(fields):
         yield f"a softcap of {cap:g} on the logits"
@@ -125,13 +134,17 @@ def _features(fields: Fields, length: int) -> Iterator[str]:
 
 
 def _scale_note(fields: Fields, size: int) -> Iterator[str]:
-    """A sentence that states the factor of the scores, if the factor is not ``head_size ** -0.5``."""
+    """A sentence that states the factor of the scores, if the factor is not ``size ** -0.5``. ``size`` is the head
+    size.
+    """
     if (scale := scores.scale(fields, size)) is not None:
         yield f"the model scales its scores by {scale:.6g}, not by head_size ** -0.5: vLLM passes that to the kernel"
 
 
 def _title(fields: Fields, path: Path) -> str:
-    """The model's name: the name in its config, else the name of the folder of the config.json."""
+    """The model's name: the name in its config.json, else the name of the folder of the config.json, which is at
+    ``path``.
+    """
     origin = str(fields.get("_name_or_path") or "")
     return _words(Path(origin).name) or _words(path.absolute().parent.name) or "model"
 

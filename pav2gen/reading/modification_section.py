@@ -16,12 +16,14 @@ MOST_TENSORS = 4
 
 
 def read_modifications(node: Node) -> dict[str, Modification]:
-    """The modifications of a spec by name. Raises UserError for a mistake in a modification."""
+    """Read the section ``modifications`` of a spec. Returns the modifications by name. Raises UserError for a mistake
+    in a modification.
+    """
     return {name: _modification(name, child) for name, child in node.fields((), _names(node)).items()}
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    """The names in the section. Raises UserError for a name of a wrong form."""
+    """The names of the modifications in the section ``node``. Raises UserError for a name that is not allowed."""
     fields = node.value if isinstance(node.value, dict) else {}
     for name, child in fields.items():
         _check_name(child, name, "the name of a modification")

@@ -22,7 +22,9 @@ def check(spec: Spec) -> None:
 
 
 def _axis_rule(axis: str, reason: str) -> AxisRule:
-    """Make the rule that every value of ``axis`` is among the ``allowed`` values of the axis."""
+    """Make the rule that every value that a spec gives for the axis named ``axis`` is among the axis's ``allowed``
+    values.
+    """
     allowed, works = AXES[axis].allowed, AXES[axis].works
 
     def number(value: int) -> str | None:
@@ -63,7 +65,7 @@ def _window_positive(window: int | None) -> str | None:
     return f"sliding_window cannot be {window}: it must be {AXES['sliding_window'].works}"
 
 
-#: Every rule, in the order in which they are checked.
+#: All rules, in the order in which ``check`` checks them.
 RULES: tuple[Rule, ...] = (
     SpecRule(
         "kv-heads-divide-heads",

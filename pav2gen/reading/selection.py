@@ -1,4 +1,4 @@
-"""Loads the specs that the arguments of a command name, and selects their kernels by ``--filter``."""
+"""Loads the specs that the user names on the command line, and selects their kernels by ``--filter``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Selection:
     """A loaded spec, and the kernels of the spec that ``--filter`` selects.
 
     ``path`` is the path of the spec file. ``built`` has the selected kernels of all operators. ``filters`` has the
-    filters that were applied. Without filters, all kernels are selected. ``tuned`` has the spec's tuning files.
+    texts of the filters that were applied. Without filters, all kernels are selected. ``tuned`` has the content of the
+    spec's tuning files.
     """
 
     spec: Spec
@@ -44,10 +45,12 @@ class Selection:
 
 
 def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True) -> list[Selection]:
-    """Load the specs at ``paths`` and select their kernels. The selections are sorted by the names of the specs.
+    """Load the specs at ``paths`` and select their kernels by ``filters``. The selections are sorted by the names of
+    the specs.
 
-    A spec without a selected kernel is left out. ``tuned`` says whether to read the tuning files too. Raises UserError
-    for an invalid spec or tuning file, for two specs with the same name, and for a filter that selects nothing.
+    A spec without a selected kernel is left out. ``tuned`` says whether to read the specs' tuning files too. Raises
+    UserError for an invalid spec or tuning file, for two specs with the same name, and for a filter that selects
+    nothing.
     """
     specs: dict[str, tuple[Spec, Path]] = {}
     for path in paths:
@@ -73,7 +76,8 @@ def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True)
 
 
 def _with_readable_name(loaded: Spec) -> Spec:
-    """Decode the file name of a spec as UTF-8 in any locale, because comments of generated files contain the file name.
+    """Return ``loaded`` with its file name decoded as UTF-8, whatever the locale is. Comments of generated files
+    contain the file name.
 
     Raises UserError if the name has characters that cannot be printed.
     """
@@ -93,10 +97,10 @@ def _with_readable_name(loaded: Spec) -> Spec:
 def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ...]:
     """The kernels of ``family`` that ``filters`` select, in the order of ``family``. Without filters, all kernels.
 
-    A filter is ``axis=value``, ``operator=name``, or a glob pattern for a kernel's slug (``hd256_*_f16_*``). For each
-    axis with filters, a kernel must match at least one of these filters; likewise for operators and for patterns. A
-    kernel of an operator without an axis matches all filters on this axis. Raises UserError for an unknown axis and for
-    a filter that selects nothing.
+    A filter is ``axis=value``, ``operator=name``, or a glob pattern for a kernel's slug (``hd256_*_f16_*``). If several
+    filters are about the same axis, a kernel must match at least one of them. The same holds for several operators and
+    for several patterns. A kernel that does not have the axis of a filter, as a cache writer has no partition size,
+    matches the filter. Raises UserError for an unknown axis and for a filter that selects nothing.
     """
     every = tuple(family)
     groups: dict[str, list[Condition]] = {}
@@ -114,8 +118,8 @@ def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ..
 
 
 def _condition(text: str) -> tuple[str, Condition]:
-    """Parse a filter. Returns what the filter tests (the name of an axis, or "slug") and a function that tests a
-    kernel.
+    """Parse one filter. Returns what the filter tests (the name of an axis, "operator" or "slug") and a function that
+    says whether a kernel matches the filter.
     """
     axis, equals, value = text.partition("=")
     if not equals:
@@ -130,15 +134,15 @@ def _condition(text: str) -> tuple[str, Condition]:
 
 
 def read_operator(text: str) -> str:
-    """The operator of this name. Raises UserError if there is none."""
+    """Return ``text`` if it is the name of an operator. Raises UserError if there is no such operator."""
     if text not in OPERATORS:
         raise UserError(f"there is no operator {quoted(text)}; {did_you_mean(text, OPERATORS)}")
     return text
 
 
 def _operators_with(filter_text: str) -> str:
-    """The line of a spec file, such as ``operators: [decode, extend]``, that a filter such as ``operator=extend``
-    needs.
+    """The line of a spec file without which the filter selects no kernel: for ``operator=extend``, it is ``operators:
+    [decode, extend]``.
     """
     operators = ", ".join(dict.fromkeys(("decode", filter_text.partition("=")[2])))
     return f"operators: [{operators}]"

@@ -1,7 +1,7 @@
-"""The functions that check a spec as a whole. ``reading.rules`` lists all rules.
+"""The functions that check a spec as a whole, one function for each ``SpecRule`` in ``reading.rules``.
 
-Each function returns the first violation of its rule in a spec, or None. ``expanded`` returns the spec's decode
-kernels.
+Each function returns the first violation of its rule in a spec, or None. ``expanded`` is a function that returns the
+spec's decode kernels.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, s
 
 
 def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that every modification that ``features`` names is defined, and that every defined modification is
-    named.
+    """Check that the spec defines every modification that ``features`` names, and that ``features`` names every
+    modification that the spec defines.
     """
     names = [name for name in spec.axes["modification"] if name is not None]
     for place, name in enumerate(spec.axes["modification"]):
@@ -40,7 +40,9 @@ def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def positions_fit(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that token positions up to ``max_seq_len`` fit the 32-bit integers of a modification's expressions."""
+    """If the spec has modifications, check that token positions up to ``max_seq_len`` fit the 32-bit integers of their
+    expressions.
+    """
     if spec.model.max_seq_len <= MOST_TOKENS or spec.axes["modification"] == (None,):
         return None
     sentence = (
@@ -50,7 +52,7 @@ def positions_fit(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def kv_heads_divide_heads(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that the number of query heads is a multiple of the number of KV heads."""
+    """Check that the model's number of query heads is a multiple of its number of KV heads."""
     heads, kv_heads = spec.model.num_heads, spec.model.num_kv_heads
     if heads % kv_heads == 0:
         return None
@@ -58,7 +60,7 @@ def kv_heads_divide_heads(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that vLLM can distribute the heads over every tensor-parallel size of the spec."""
+    """Check that vLLM can distribute the model's heads over every number of ranks in ``model.tensor_parallel``."""
     model = spec.model
     for index, size in enumerate(model.tensor_parallel):
         if not model.shards_over(size):
@@ -70,7 +72,7 @@ def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that the product of the numbers of axis values is at most ``limits.max_variants``."""
+    """Check that the axis values have at most ``limits.max_variants`` combinations. Excluded combinations count too."""
     sizes = [len(spec.axes[axis]) for axis in AXES]
     product, limit = math.prod(sizes), spec.limits.max_variants
     if product <= limit:
@@ -81,7 +83,7 @@ def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that every value in an exclusion is among the values of that axis in the spec."""
+    """Check that every value that an exclusion gives for an axis is among the spec's values for this axis."""
     for index, exclusion in enumerate(spec.exclude):
         for axis, values in exclusion.when.items():
             for place, value in enumerate(values):
@@ -94,7 +96,9 @@ def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that every exclusion removes at least one kernel, and that at least one kernel is left."""
+    """Check that every exclusion removes at least one kernel that the exclusions above it leave, and that at least one
+    kernel is left in the end.
+    """
     left = expand(spec.name, spec.axes) if spec.exclude else ()
     for index, exclusion in enumerate(spec.exclude):
         rest = tuple(variant for variant in left if not exclusion.covers(variant))
@@ -109,7 +113,9 @@ def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that there is a kernel for the ratio of query heads to KV heads on every tensor-parallel size."""
+    """Check that, for every number of ranks in ``model.tensor_parallel``, a decode kernel has the ratio of query heads
+    to KV heads that a rank has.
+    """
     ratios = {variant.gqa_ratio for variant in expanded()}
     for index, rank in enumerate(spec.model.ranks()):
         if rank.gqa_ratio not in ratios:
@@ -123,7 +129,7 @@ def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that a spec that builds extend kernels has no block-sparse kernels."""
+    """Check that the spec has no block-sparse kernels if it builds extend kernels."""
     if "extend" not in spec.operators or not any(variant.blocksparse for variant in expanded()):
         return None
     sentence = (
@@ -134,8 +140,8 @@ def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec fixes a partition size, check that a kernel of this size is built for each combination of the other
-    axes.
+    """If the spec fixes the partition size of all calls, check that a kernel with this partition size is built for each
+    combination of the other axes' values.
     """
     partition, paths = spec.dispatch.partition, ("dispatch.partition", "dispatch")
     if partition is None:
@@ -155,7 +161,9 @@ def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that the settings in the section ``cuda`` have allowed values, and that the spec builds CUDA kernels."""
+    """If the spec has the section ``cuda``, check that its settings have allowed values, and that the spec builds CUDA
+    decode kernels.
+    """
     if spec.cuda and "cuda" not in spec.backends:
         return Violation(
             "no CUDA kernel is built that could use this setting; write backends: [torch, cuda]", ("cuda",)
@@ -170,7 +178,9 @@ def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that ``cuda.step`` is at least the number of tokens in a page."""
+    """If the spec sets ``cuda.step``, check that it is at least the number of tokens in the largest page of its
+    kernels.
+    """
     step, page = spec.cuda.get("step"), max(variant.block_size for variant in expanded())
     if step is None or step >= page:
         return None
@@ -178,7 +188,9 @@ def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that a CUDA grid can have one thread block for each partition of the longest sequence."""
+    """If the spec builds CUDA kernels, check that a CUDA grid can have one thread block for each partition of a
+    sequence of ``max_seq_len`` tokens.
+    """
     length = spec.model.max_seq_len
     smallest = min(variant.partition_size for variant in expanded())
     if "cuda" not in spec.backends or length <= MOST_BLOCKS * smallest:
@@ -192,7 +204,9 @@ def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that ``limits.workspace_mib`` is enough for one partition of one sequence, with all KV heads of a rank."""
+    """Check that, for every PyTorch kernel, ``limits.workspace_mib`` is enough for one partition of one sequence, with
+    all KV heads of a rank.
+    """
     kv_heads: dict[int, int] = {}
     for rank in spec.model.ranks():
         kv_heads[rank.gqa_ratio] = max(rank.num_kv_heads, kv_heads.get(rank.gqa_ratio, 1))
@@ -213,7 +227,7 @@ def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | N
 
 
 def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that the smallest possible thread block of each CUDA extend kernel fits the target's shared memory."""
+    """Check that the smallest possible thread block of each CUDA extend kernel fits into the target's shared memory."""
     limit = shared_limit(spec.target)
     for variant in _cuda_extenders(spec, expanded):
         if (needed := least_shared_bytes(variant, spec.target)) > limit:
@@ -225,7 +239,7 @@ def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | Non
 def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
     """Check that ``limits.workspace_mib`` is enough for the partial results of one tile of each CUDA extend kernel.
 
-    A tile is a number of consecutive query tokens of one sequence.
+    A tile is a fixed number of consecutive query tokens of one sequence.
     """
     most = spec.limits.workspace_mib
     for variant in _cuda_extenders(spec, expanded):
@@ -241,12 +255,14 @@ def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def _cuda_extenders(spec: Spec, expanded: Expanded) -> tuple[ExtendVariant, ...]:
-    """The extend kernels for which the spec builds a CUDA source."""
+    """The extend kernels for which the spec builds CUDA sources."""
     return extenders_of(expanded()) if "extend" in spec.operators and "cuda" in spec.backends else ()
 
 
 def _workspace_bytes(variant: Variant | ExtendVariant, kv_heads: int) -> int:
-    """The smallest workspace, in bytes, with which the PyTorch kernel of ``variant`` can run."""
+    """The smallest workspace, in bytes, with which the PyTorch kernel of ``variant`` can run with ``kv_heads`` KV
+    heads.
+    """
     if isinstance(variant, Variant):
         return smallest_workspace_bytes(variant, kv_heads)
     return ExtendTorchPlan(variant, 0).smallest_workspace(kv_heads)

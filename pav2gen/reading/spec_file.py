@@ -1,4 +1,6 @@
-"""Reads a spec from a YAML file and checks all rules. An error message gives ``file:line`` and says what would work."""
+"""Reads a spec from a YAML file and checks that it satisfies all rules. An error message gives ``file:line`` and says
+what would work.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ SCHEMA = 1
 
 
 def _keys_of(section: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the axes in a section of a spec, in two tuples: axes that a spec must give, and axes with a
-    default.
+    """The names of the axes in the section ``section`` of a spec, in two tuples: axes that a spec must give, and axes
+    with a default.
     """
     axes = [axis for axis in AXES.values() if axis.section == section]
     required = tuple(axis.name for axis in axes if axis.default is None)
     return required, tuple(axis.name for axis in axes if axis.default is not None)
 
 
-#: The keys of each mapping in a spec file, in two lists: required keys and optional keys. "" is the whole file.
+#: Section of a spec file -> its keys, in two tuples: required keys and optional keys. "" is the whole file.
 KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "": (
         ("schema", "name", "target", "model", "axes"),
@@ -50,7 +52,8 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "limits": ((), ("max_variants", "workspace_mib")),
 }
 
-#: The default of each optional key, by path. The default of ``about`` is the spec's name.
+#: Dotted path of each optional key -> its default. The default of ``about``, which is not in this table, is the spec's
+#: name.
 DEFAULTS: Mapping[str, object] = {
     "model.tensor_parallel": (1,),
     **{axis.path: axis.default for axis in AXES.values() if axis.default is not None},
@@ -77,7 +80,7 @@ LONGEST_TEXT = 200
 
 _NOT_IN_COMMENTS = ('"', "\\", "/*", "*/")
 _DEVICES = ("con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)))
-#: Reserved names: those of the generated package's own modules, and device names of Windows.
+#: Names that a spec must not have: those of the generated package's own modules, and device names of Windows.
 RESERVED_NAMES = frozenset(
     (
         *("runtime", "dispatch", "test", "tests", "conftest", "generated", "pav2gen", *_DEVICES),
@@ -91,7 +94,8 @@ RESERVED_NAMES = frozenset(
 def load(path: str | os.PathLike[str]) -> Spec:
     """Read the spec in the file at ``path``.
 
-    Raises UserError, with ``file:line`` and what would work, if the file is not a spec or the spec breaks a rule.
+    Raises UserError if the file is not a spec or the spec breaks a rule. The message gives ``file:line`` and says what
+    would work.
     """
     return parse(read_file(path), os.fspath(path))
 
@@ -108,7 +112,9 @@ def parse(data: bytes, file: str) -> Spec:
 
 
 class _Fields:
-    """Reads the values of a spec by their dotted paths. A missing value is replaced by its default."""
+    """Reads the values of a spec by their dotted paths, such as ``limits.max_variants``. A missing value is replaced by
+    its default.
+    """
 
     def __init__(self, root: Node) -> None:
         self.nodes: dict[str, Node] = {"": root}
@@ -118,11 +124,14 @@ class _Fields:
                 self.nodes.update((child.name, child) for child in children)
 
     def one(self, path: str, read: Callable[[Node], Any]) -> Any:
-        """The value at ``path``, converted by ``read``. A missing value is replaced by its default."""
+        """The value at the dotted path ``path``. The function ``read`` converts its YAML node. A missing value is
+        replaced by its default.
+        """
         return read(self.nodes[path]) if path in self.nodes else DEFAULTS[path]
 
     def many(self, path: str, read: Callable[[Node], Any], nullable: bool = False) -> Any:
-        """The values at ``path`` as a tuple, each converted by ``read``. Missing values are replaced by their default.
+        """The values at the dotted path ``path``, as a tuple. The function ``read`` converts each YAML node. Missing
+        values are replaced by their default.
 
         A repeated value is an error. ``nullable`` says whether null is an allowed value.
         """
@@ -130,7 +139,9 @@ class _Fields:
 
 
 def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
-    """The path and the ``file:line`` of ``node``, and of every value inside ``node``."""
+    """The dotted path of ``node`` and its ``file:line``, and the same for every value inside ``node``. ``path`` is the
+    dotted path of ``node``.
+    """
     yield path, node.where
     if isinstance(node.value, dict):
         for key, child in node.value.items():
@@ -141,7 +152,10 @@ def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -> tuple[Any, ...]:
-    """The items of ``node``, each converted by ``read``. Raises UserError for a repeated value."""
+    """The items of the list ``node``, each converted by the function ``read``. Raises UserError for a repeated value.
+
+    If ``nullable``, ``node`` may also be null, which counts as a list with null as its only item.
+    """
     values: dict[Any, None] = {}
     for item in (node,) if nullable and node.is_null() else node.items():
         value = read(item)
@@ -152,8 +166,8 @@ def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -
 
 
 def _check_schema(root: Node) -> None:
-    """Raise UserError if ``schema`` is not the version that this code reads. The version is checked before the other
-    keys.
+    """Raise UserError if the value of the key ``schema`` is not the version that this code reads. This is checked
+    before the other keys, because these depend on the version.
     """
     if isinstance(root.value, dict) and "schema" in root.value:
         schema = root.value["schema"]
@@ -162,7 +176,7 @@ def _check_schema(root: Node) -> None:
 
 
 def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
-    """Make the spec from ``fields``, without checking the rules."""
+    """Make the spec from ``fields``, without checking the rules. ``sha256`` is the SHA-256 of the spec file."""
     name = fields.one("name", _name)
     return Spec(
         name=name,
@@ -191,7 +205,7 @@ def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
 
 
 def _model(fields: _Fields) -> Model:
-    """Read the section ``model``."""
+    """Read the section ``model`` of a spec."""
     return Model(
         num_heads=fields.one("model.num_heads", lambda node: node.integer(1, MOST_HEADS)),
         num_kv_heads=fields.one("model.num_kv_heads", lambda node: node.integer(1, MOST_HEADS)),
@@ -215,7 +229,7 @@ def _name(node: Node) -> str:
 
 
 def _comment(node: Node) -> str:
-    """Read a text that generated files will contain in comments."""
+    """Read a text of a spec that generated files will contain in comments."""
     text = node.text()
     if len(text) > LONGEST_TEXT:
         raise node.fail(f"{node.title} has {len(text)} characters; at most {LONGEST_TEXT} are allowed")
@@ -225,7 +239,9 @@ def _comment(node: Node) -> str:
 
 
 def _target(node: Node) -> Target:
-    """Read the target: the name of a target, or a mapping with a ``base`` target and changed hardware figures."""
+    """Read a spec's ``target``: the name of a target, or a mapping with the name of a ``base`` target and the hardware
+    figures that the spec changes.
+    """
     figures = node.fields(("base",), tuple(FIGURES)) if isinstance(node.value, dict) else {"base": node}
     base = figures.pop("base")
     with base.placed():
@@ -238,7 +254,7 @@ def _target(node: Node) -> Target:
 
 
 def _partition(node: Node) -> int | None:
-    """Read the partition size for all calls. Returns None for ``auto``."""
+    """Read ``dispatch.partition``, the partition size for all calls, in tokens. Returns None for ``auto``."""
     if node.yaml_type == "str":
         node.choice(("auto",))
         return None
@@ -246,12 +262,12 @@ def _partition(node: Node) -> int | None:
 
 
 def _exclusions(node: Node) -> tuple[Exclusion, ...]:
-    """Read the list of exclusions, which may be empty."""
+    """Read a spec's ``exclude``, the list of exclusions, which may be empty."""
     return () if node.value == () else tuple(map(_exclusion, node.items()))
 
 
 def _exclusion(node: Node) -> Exclusion:
-    """Read one exclusion."""
+    """Read one entry of a spec's ``exclude``."""
     fields = node.fields(("when", "because"))
     given = fields["when"].fields((), tuple(AXES))
     when = {name: _distinct(values, reader_of(AXES[name]), AXES[name].nullable) for name, values in given.items()}

@@ -1,7 +1,8 @@
-"""Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, which ``pav2gen tune`` writes. A mistake raises UserError.
+"""Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, which ``pav2gen tune`` writes. A mistake in a file raises
+UserError.
 
-A row of a tuning file states which partition size was the fastest in calls of one size, and the measured times.
-docs/tuning.md describes the format.
+A row of a tuning file states which partition size was the fastest in calls with one number and length of sequences, and
+the measured times. docs/tuning.md describes the format.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from pav2gen.wording import one_of, quoted
 
 SCHEMA = 1
 
-#: The folder of tuning files, beside the specs.
+#: The name of the folder of tuning files. The folder is in the folder of the spec files.
 FOLDER = "tuning"
 
 MOST_BYTES = 4 << 20
 LARGEST_INT32 = 2**31 - 1
 
-#: LEAST_RUNS: the fewest runs per row. MOST_SPREAD: the largest allowed spread, which is the difference between the
-#: slowest and the fastest run, divided by the median of the runs.
+#: LEAST_RUNS: how many times, at least, each time in a tuning file must have been measured. MOST_SPREAD: the largest
+#: allowed spread of a row, which is the difference between the slowest and the fastest run, divided by the median of
+#: the runs.
 LEAST_RUNS, MOST_SPREAD = 2, 0.10
 
-#: The keys of each mapping in a tuning file, in two lists: required keys and optional keys.
+#: The keys of the mappings in a tuning file (the whole file, an entry of ``kernels``, a row), in two tuples: required
+#: keys and optional keys.
 FILE_KEYS = (
     ("schema", "spec", "device", "date", "command", "runs", "kernels"),
     ("about", "versions", "rounds"),
@@ -43,9 +46,10 @@ ROW_KEYS = (("num_seqs", "max_seq_len", "partition_size", "ms", "spread"), ())
 
 @dataclass(frozen=True)
 class TunedRow:
-    """A result of tuning: ``partition_size`` was the fastest for ``num_seqs`` sequences of ``max_seq_len`` tokens each.
+    """A result of tuning: ``partition_size`` was the fastest in calls with ``num_seqs`` sequences of ``max_seq_len``
+    tokens each.
 
-    The calls matched ``key``, ran on ``backend`` and had ``kv_heads`` KV heads.
+    The calls had the axis values ``key``, ran on ``backend`` and had ``kv_heads`` KV heads.
     """
 
     key: Key
@@ -58,7 +62,7 @@ class TunedRow:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The content of a tuning file: its path, its SHA-256, the device that was measured, and the rows."""
+    """The content of a tuning file: its path, its SHA-256, the name of the device that was measured, and the rows."""
 
     path: str
     sha256: str
@@ -66,9 +70,9 @@ class Tuning:
     rows: tuple[TunedRow, ...]
 
     def of(self, key: Key, partition_size: int) -> list[dict[str, object]]:
-        """The rows in which the kernel with ``key`` and ``partition_size`` was the fastest.
+        """The rows in which the kernel with ``key`` and ``partition_size`` was the fastest, each as a dict.
 
-        Each row has the fields of ``runtime.dispatch_row.Tuned`` without ``symbol``.
+        The dict has the fields of ``runtime.dispatch_row.Tuned`` without ``symbol``.
         """
         return [
             {
@@ -84,31 +88,31 @@ class Tuning:
 
 
 def slug(device: str) -> str:
-    """The part of a tuning file's name that states the device: ``iluvatar_bi_v100``."""
+    """The part of a tuning file's name that states the device ``device``, such as ``iluvatar_bi_v100``."""
     return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") or "device"
 
 
 def path_of(spec_path: Path, spec_name: str, device: str) -> Path:
-    """The path of the tuning file for the spec at ``spec_path`` and the given device."""
+    """The path of the tuning file for the spec at ``spec_path`` and for the device named ``device``."""
     return spec_path.parent / FOLDER / f"{spec_name}.{slug(device)}.yaml"
 
 
 def load_all(spec_path: Path, spec: Spec) -> tuple[Tuning, ...]:
-    """Read every tuning file of the spec at ``spec_path``, in the order of their names. Raises UserError as ``load``
-    does.
+    """Read every tuning file of the spec at ``spec_path``, in the order of the files' names. Raises UserError as
+    ``load`` does.
     """
     return tuple(load(path, spec) for path in sorted((spec_path.parent / FOLDER).glob(f"{spec.name}.*.yaml")))
 
 
 def load(path: Path, spec: Spec) -> Tuning:
     """Read the tuning file at ``path``. Raises UserError, with ``file:line``, if the file is invalid or is for another
-    spec.
+    spec than ``spec``.
     """
     return parse(read_file(path, MOST_BYTES), path, spec)
 
 
 def parse(data: bytes, path: Path, spec: Spec) -> Tuning:
-    """Parse ``data``, the bytes of a tuning file. ``path`` is used in messages. Raises UserError as ``load`` does."""
+    """Parse ``data``, the bytes of the tuning file at ``path``. Raises UserError as ``load`` does."""
     fields = parse_yaml(data, str(path)).fields(*FILE_KEYS)
     _check_head(fields, path, spec)
     built, rows = _built(spec), []
@@ -123,7 +127,9 @@ def parse(data: bytes, path: Path, spec: Spec) -> Tuning:
 
 
 def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
-    """Check the keys before ``kernels``. Raises UserError for a wrong schema, spec or device, and for too few runs."""
+    """Check the keys of a tuning file that come before ``kernels``. Raises UserError for a wrong schema, spec or
+    device, and for too few runs.
+    """
     schema, name, device = fields["schema"], fields["spec"], fields["device"]
     if schema.integer() != SCHEMA:
         raise schema.fail(f"schema {schema.value} is not known; this version reads schema: {SCHEMA}")
@@ -146,7 +152,7 @@ def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
 
 
 def _built(spec: Spec) -> dict[Key, list[int]]:
-    """The partition sizes that ``spec`` builds for each key."""
+    """The partition sizes of the decode kernels that ``spec`` builds for each key."""
     built: dict[Key, list[int]] = {}
     for variant in variants(spec):
         built.setdefault(variant.key, []).append(variant.partition_size)
@@ -154,12 +160,14 @@ def _built(spec: Spec) -> dict[Key, list[int]]:
 
 
 def _list(node: Node) -> Iterable[Node]:
-    """The items of a list, which may be empty."""
+    """The items of the YAML list ``node``, which may be empty."""
     return () if node.value == () else node.items()
 
 
 def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[tuple[Node, TunedRow]]:
-    """The rows of one entry of ``kernels``, each with its YAML node."""
+    """The rows of ``kernel``, an entry of ``kernels`` in a tuning file, each with its YAML node. ``built`` has the
+    partition sizes that the spec builds for each key.
+    """
     fields = kernel.fields(*KERNEL_KEYS)
     optional = tuple(Key._field_defaults)  # features that a file from before them does not name
     axes = fields["key"].fields([axis for axis in Key._fields if axis not in optional], optional)
@@ -172,8 +180,10 @@ def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[
 
 
 def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], spec: Spec) -> TunedRow:
-    """Read one row. Raises UserError if the row's partition size is not the fastest by its times, or if the runs vary
-    too much.
+    """Read one row of a tuning file. ``sizes`` are the partition sizes that the spec builds for ``key``.
+
+    Raises UserError if the row's partition size is not the fastest by the row's times, or if the spread of the runs is
+    too large.
     """
     fields = node.fields(*ROW_KEYS)
     chosen = fields["partition_size"]
@@ -191,8 +201,10 @@ def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], sp
 
 
 def _milliseconds(node: Node, sizes: list[int], spec: Spec) -> dict[int, float]:
-    """The time of each measured partition size in ms. Raises UserError for fewer than two times and for a time of 0 or
-    less.
+    """The measured time in ms of each partition size in a row. Raises UserError for fewer than two times and for a time
+    of 0 or less.
+
+    sizes: the partition sizes that may have a time.
     """
     times = {}
     for name, time in node.fields((), [str(size) for size in sizes]).items():

@@ -1,4 +1,4 @@
-"""Parses YAML into nodes that know their file and line. The caller then reads each node as a given type.
+"""Parses YAML into nodes that know their file and line. The caller then reads each node as the type that it expects.
 
 Only a strict subset of YAML is accepted, so that all YAML parsers read a file in the same way. The subset has only one
 document, and no anchors, aliases, tags, merge keys or tabs. When a caller reads a node as a type, values that versions
@@ -27,7 +27,7 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """Read the regular file at ``path``. Raises UserError if the file cannot be read or is larger than
+    """Read the bytes of the regular file at ``path``. Raises UserError if the file cannot be read or is larger than
     ``max_bytes``.
     """
     name = os.fspath(path)
@@ -67,7 +67,9 @@ def parse_yaml(data: bytes, file: str) -> Node:
 
 
 def decode(data: bytes, file: str) -> str:
-    """Decode UTF-8 text. Raises UserError for invalid UTF-8, a byte-order mark, a tab or a control character."""
+    """Decode ``data`` as UTF-8 text. Raises UserError for invalid UTF-8, a byte-order mark, a tab or a control
+    character. ``file`` is the path of the file, for messages.
+    """
     if data.startswith(codecs.BOM_UTF8):
         raise UserError("starts with a byte-order mark; save it as UTF-8 without one", f"{file}:1")
     try:
@@ -85,13 +87,15 @@ def decode(data: bytes, file: str) -> str:
 
 
 def printable(name: str) -> str:
-    """The path ``name`` for a message: on one line, with escapes in place of characters that cannot be printed."""
+    """Return the path ``name`` as messages show it: on one line, with escapes in place of characters that cannot be
+    printed.
+    """
     return name if name.isprintable() else ascii(name)
 
 
 def _neighbour(name: str) -> str:
-    """A clause for a message that suggests the most similar file name in the same folder. Empty if no file name is
-    similar.
+    """The end of the message that the file at ``name`` is missing. It suggests the most similar file name in the same
+    folder. Empty if no file name is similar.
     """
     folder, base = os.path.split(name)
     kind = os.path.splitext(base)[1] or ".yaml"
@@ -104,8 +108,8 @@ def _neighbour(name: str) -> str:
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
-    """The message for a syntax error: the parser's problem, the line where the surrounding construct begins, and
-    advice.
+    """The message for a syntax error: the parser's description, the line on which the surrounding construct begins (if
+    it is not ``line``, the line of the error), and advice.
     """
     problem = (error.problem or "it does not parse").replace(" in this context", " here")[:80]
     start = error.context_mark.line + 1 if error.context_mark else line
@@ -118,14 +122,16 @@ def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
 
 
 class _Composer:
-    """Builds nodes from the parser's events. A YAML alias is refused before it is expanded."""
+    """Builds nodes from the events of a YAML parser. A YAML alias is refused before it is expanded."""
 
     def __init__(self, parser: Any, file: str) -> None:
         self.parser = parser
         self.file = file
 
     def document(self) -> Node:
-        """Read the only document. Returns its root. Raises UserError if the file is empty or has a second document."""
+        """Read the file's only document. Returns its root. Raises UserError if the file is empty or has a second
+        document.
+        """
         self.parser.get_event()
         root = self.value("", None, 0) if isinstance(self.parser.get_event(), yaml.DocumentStartEvent) else None
         if root is None or root.is_null():
@@ -137,7 +143,7 @@ class _Composer:
         return root
 
     def value(self, name: str, key_line: int | None, depth: int) -> Node:
-        """Read the value that begins with the parser's next event.
+        """Read the value that begins with the parser's next event. Returns its node.
 
         ``name`` is the value's dotted path. ``key_line`` is the line of the value's key, or None for a value without a
         key. The node gets the line of the key. ``depth`` is the number of lists and mappings around the value.
@@ -154,14 +160,20 @@ class _Composer:
         return Node(self.file, line, name, self.fields(name, depth + 1))
 
     def items(self, name: str, depth: int) -> Iterator[Node]:
-        """Read the items of a list, after the event that begins the list."""
+        """Read the items of a list up to the event that ends the list. The event that begins the list has been read
+        already.
+
+        ``name`` is the list's dotted path. ``depth`` is the number of lists and mappings around each item.
+        """
         while not self.parser.check_event(yaml.SequenceEndEvent):
             yield self.value(name, None, depth)
         self.parser.get_event()
 
     def fields(self, name: str, depth: int) -> dict[str, Node]:
-        """Read the fields of a mapping, after the event that begins the mapping. Raises UserError for a repeated
-        key.
+        """Read the fields of a mapping up to the event that ends the mapping. The event that begins the mapping has
+        been read already. Raises UserError for a repeated key.
+
+        ``name`` is the mapping's dotted path. ``depth`` is the number of lists and mappings around each field.
         """
         fields: dict[str, Node] = {}
         while not self.parser.check_event(yaml.MappingEndEvent):
@@ -187,13 +199,13 @@ class _Composer:
             raise self.error(event, f"tags ({quoted(event.tag)}) are not supported; remove the tag")
 
     def error(self, event: Any, message: str) -> UserError:
-        """Make a UserError with the line where ``event`` begins."""
+        """Make a UserError with ``message`` and the line where ``event`` begins."""
         return UserError(message, f"{self.file}:{event.start_mark.line + 1}")
 
 
 def _column(event: Any, line: int) -> int:
-    """The column, from 1, of a scalar's text on ``line``. 0 if the text in the file differs from the value, as with
-    escapes.
+    """The column, from 1, at which the text of the scalar ``event`` begins on ``line``. 0 if the text is not on this
+    line alone, or if the text in the file differs from the value, as with escapes.
     """
     start, end, quotes = event.start_mark, event.end_mark, 2 if event.style else 0
     as_it_reads = end.column - start.column == len(event.value) + quotes

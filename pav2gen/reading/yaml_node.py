@@ -1,4 +1,6 @@
-"""A value in a YAML file, with its file and line. The methods read the value as a given type or raise UserError."""
+"""A value in a YAML file, with its file and line. The methods read the value as a type, or raise UserError if the value
+does not have the type.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,12 @@ _TYPES = {"bool": "a boolean", "int": "a whole number", "float": "a float", "nul
 
 @dataclass(frozen=True)
 class Node:
-    """A value in a YAML file. ``value`` is the text of a scalar, a tuple of items, or a mapping of keys to fields.
+    """A value in a YAML file. ``value`` is the text of a scalar, the items of a list as a tuple, or the fields of a
+    mapping as a dict.
 
-    ``line`` counts from 1. ``name`` is the dotted path from the root, such as ``axes.head_size``. ``plain`` is true for
-    a scalar without quotes. ``column`` is the column of a scalar's text on its line, from 1, or 0 if the text in the
-    file differs from ``value``, as with escapes.
+    ``line`` counts from 1. ``name`` is the dotted path from the root of the file, such as ``axes.head_size``. ``plain``
+    is true for a scalar without quotes. ``column`` is the column of a scalar's text on its line, from 1, or 0 if the
+    text in the file differs from ``value``, as with escapes.
     """
 
     file: str
@@ -39,7 +42,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """The name of the value in messages."""
+        """What messages call the value: its dotted path, or "the spec" for the root of the file."""
         return self.name or "the spec"
 
     @property
@@ -49,8 +52,8 @@ class Node:
 
     @property
     def yaml_type(self) -> str:
-        """The type that YAML 1.1 gives to the value: ``str``, ``bool``, ``int``, ``float``, ``null``, ``timestamp``,
-        ``map``, ``seq``.
+        """The name of the type that YAML 1.1 gives to the value: ``str``, ``bool``, ``int``, ``float``, ``null``,
+        ``timestamp``, ``map``, ``seq``.
         """
         if not isinstance(self.value, str):
             return "map" if isinstance(self.value, dict) else "seq"
@@ -60,13 +63,13 @@ class Node:
         return tag.rpartition(":")[2]
 
     def fail(self, message: str) -> UserError:
-        """Make a UserError with the ``file:line`` of this value."""
+        """Make a UserError with ``message`` and the ``file:line`` of this value."""
         return UserError(message, self.where)
 
     def fail_at(self, column: int, message: str) -> UserError:
-        """Make a UserError for a mistake at ``column`` (from 1) of this scalar's text.
+        """Make a UserError with ``message`` for a mistake at ``column`` (from 1) of this scalar's text.
 
-        The error has ``file:line:column`` if the text's own column in the file is known.
+        The error has ``file:line:column`` if it is known at which column of the file the text begins.
         """
         if self.column:
             return UserError(message, f"{self.where}:{self.column + column - 1}")
@@ -74,8 +77,8 @@ class Node:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """A context manager. A UserError that leaves the ``with`` block without a ``file:line`` gets the ``file:line``
-        of this value.
+        """Return a context manager. A UserError that leaves the ``with`` block without a ``file:line`` gets the
+        ``file:line`` of this value.
         """
         try:
             yield
@@ -83,8 +86,8 @@ class Node:
             raise error if error.where else self.fail(error.message) from None
 
     def fields(self, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Node]:
-        """The fields of a mapping. Raises UserError for another type, for an unknown key, and for a missing required
-        key.
+        """The fields of this mapping by key. Raises UserError if the value is not a mapping, for an unknown key, and
+        for a missing required key.
         """
         if not isinstance(self.value, dict):
             raise self.fail(f"{self.title} must be a mapping of keys to values, not {self._seen()}")
@@ -98,7 +101,7 @@ class Node:
         return dict(self.value)
 
     def items(self) -> tuple[Node, ...]:
-        """The items of a list. A scalar counts as a list of one item. Raises UserError for a mapping, for an empty
+        """The items of this list. A scalar counts as a list of one item. Raises UserError for a mapping, for an empty
         list, and for a list in quotes.
         """
         if isinstance(self.value, dict):
@@ -111,7 +114,9 @@ class Node:
         return self.value if isinstance(self.value, tuple) else (self,)
 
     def integer(self, low: int = -(10**18), high: int = 10**18) -> int:
-        """A whole number from ``low`` to ``high``, in plain decimal digits. Raises UserError for anything else."""
+        """The value as a whole number from ``low`` to ``high``. Raises UserError unless it is such a number in plain
+        decimal digits.
+        """
         if not (isinstance(self.value, str) and self.plain and _INTEGER.fullmatch(self.value)):
             raise self.fail(f"{self.title} must be a whole number, not {self._seen(_INTEGER)}")
         if not low <= int(self.value) <= high:
@@ -128,14 +133,14 @@ class Node:
         raise self.fail(f"{self.title} must be a number, not {self._seen(_DECIMAL)}")
 
     def boolean(self) -> bool:
-        """``true`` or ``false``, spelled exactly so. Raises UserError for anything else."""
+        """The value as a bool. Raises UserError unless it is spelled exactly ``true`` or ``false``."""
         if not (self.plain and self.value in ("true", "false")):
             raise self.fail(f"{self.title} must be true or false, not {self._seen()}")
         return self.value == "true"
 
     def text(self) -> str:
-        """A text of one line. Raises UserError for another type, and for a text without quotes that YAML reads as
-        another type.
+        """The value as a text of one line. Raises UserError if the value is not such a text, and for a text without
+        quotes that YAML reads as another type.
         """
         if not isinstance(self.value, str) or (self.plain and not self.value):
             raise self.fail(f"{self.title} must be a text, not {self._seen()}")
@@ -149,14 +154,16 @@ class Node:
         return line
 
     def choice(self, choices: Collection[str]) -> str:
-        """A text that is one of ``choices``. Raises UserError, with the most similar choice, for anything else."""
+        """The value as a text that is one of ``choices``. Raises UserError for any other value, with a message that
+        suggests the most similar choice.
+        """
         word = self.text()
         if word not in choices:
             raise self.fail(f"{self.title} cannot be {quoted(word)}; {did_you_mean(word, choices)}")
         return word
 
     def is_null(self) -> bool:
-        """Whether the value is null or empty."""
+        """Whether YAML reads the value as null: ``null``, ``~`` or nothing at all."""
         return self.yaml_type == "null"
 
     def _seen(self, number: re.Pattern[str] | None = None) -> str:
@@ -189,7 +196,9 @@ def _plain_digits(text: str, yaml_type: str) -> str:
 
 
 def _surprise(text: str, yaml_type: str) -> str:
-    """The end of a message about a text without quotes that YAML 1.1 reads in an unexpected way, such as ``yes``."""
+    """The end of an error message about a text without quotes that YAML 1.1 reads in an unexpected way, such as
+    ``yes``. ``yaml_type`` is the type that YAML 1.1 gives to the text.
+    """
     if yaml_type == "bool" and text not in ("true", "false"):
         meant = spelled(text.lower() in ("yes", "on", "true"))
         return f", which YAML 1.1 reads as {meant}: write {meant}"
@@ -201,7 +210,9 @@ def _surprise(text: str, yaml_type: str) -> str:
 
 
 def _oddity(text: str) -> str:
-    """A clause that says how YAML 1.1 reads an integer in an unusual notation: 1:30, 0x1f, 010, 1_000, +1."""
+    """A clause for a message, which says how YAML 1.1 reads an integer in an unusual notation: 1:30, 0x1f, 010, 1_000,
+    +1.
+    """
     digits = text.lstrip("+-").replace("_", "")
     if len(digits) > 18:
         return "is too large"

@@ -1,4 +1,6 @@
-"""Chooses the data of generated tests: sequence lengths, block-sparse patterns, and expected numbers of ATen calls."""
+"""Chooses the input sizes of generated tests, such as sequence lengths, and the numbers of ATen calls that the tests
+expect.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +10,25 @@ from pav2gen.family.modifications.tree import INTEGER, walk
 from pav2gen.family.variant import AttentionVariant, ExtendVariant, Variant
 from pav2gen.plan.kernel import AnyKernel, Extender, Kernel
 
-#: The number of full partitions in the long sequence of a kernel's tests. The reduction merges 64 partitions at a time,
-#: so it needs a second round. (With a head size of at most 32, it merges 128 at a time, and the sequence has twice as
-#: many partitions.)
+#: The number of full partitions in the long sequence with which a kernel's tests check the reduction. The reduction
+#: merges 64 partitions in a round, so it needs a second round. For a head size of at most 32, it merges 128 in a round,
+#: and the sequence has twice as many partitions.
 LONG_PARTITIONS = 66
 
 
-#: Tests have sequences shorter and longer than each distance in a mask, if the distance is at most this many tokens.
-#: Larger distances would make the tests slow.
+#: The longest distance in a mask, in tokens, for which tests have shorter and longer sequences. With longer distances,
+#: tests would be slow.
 LONGEST_DISTANCE = 8192
 
-#: Tests have more new tokens than a sliding window, if the window has at most this many tokens. Larger windows would
-#: make the tests slow.
+#: The longest sliding window, in tokens, for which tests have queries with more tokens than the window. With longer
+#: windows, tests would be slow.
 LONGEST_INNER_WINDOW = 256
 
 
 class SparsePattern(NamedTuple):
-    """The block-sparse arguments of a call, in the order of ``runtime.call.BlockSparse``."""
+    """The arguments of a decode call that describe a block-sparse pattern, in the order of
+    ``runtime.call.BlockSparse``.
+    """
 
     local_blocks: int
     vert_stride: int
@@ -34,10 +38,13 @@ class SparsePattern(NamedTuple):
 
 
 class CaseData(NamedTuple):
-    """The data of a decode kernel's tests. Templates call this object ``data``.
+    """The input sizes and expected numbers for the tests of a decode kernel. Templates have it as the variable
+    ``data``.
 
-    ``boundary_lengths`` and ``long_length`` are sequence lengths in tokens. ``calls_by_sequences`` has pairs (number of
-    sequences, expected number of ATen calls).
+    boundary_lengths: sequence lengths in tokens, from the function ``boundary_lengths``.
+    long_length: the length, in tokens, of a sequence that needs a second round of the reduction.
+    sparse_patterns: the block-sparse patterns.
+    calls_by_sequences: pairs (number of sequences, expected number of ATen calls).
     """
 
     boundary_lengths: list[int]
@@ -47,12 +54,14 @@ class CaseData(NamedTuple):
 
 
 class ExtendData(NamedTuple):
-    """The data of an extend kernel's tests. Templates call this object ``data``.
+    """The input sizes and expected numbers for the tests of an extend kernel. Templates have it as the variable
+    ``data``.
 
-    windows: batches for a sliding window; empty without a window. A batch is a pair of lists, with one number of tokens
-    per sequence: query lengths, and context lengths before the query.
-    distances: context lengths in tokens, near the distances in the modification's mask.
-    calls: (number of sequences, query tokens per sequence, context per sequence, expected number of ATen calls).
+    windows: the batches for tests of the sliding window, empty without a window. A batch is a pair of lists: for each
+    sequence, the number of query tokens, and the number of tokens before them (the context).
+    distances: the distances in the modification's mask, in tokens. Tests have contexts of about these lengths.
+    calls: tuples (number of sequences, query tokens per sequence, context tokens per sequence, expected number of ATen
+    calls).
     """
 
     windows: list[tuple[list[int], list[int]]]
@@ -61,7 +70,9 @@ class ExtendData(NamedTuple):
 
 
 def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
-    """The data of the generated tests of ``kernel``. None for an operator with tests that need no data."""
+    """Return the input sizes and expected numbers for the tests of ``kernel``. The result is None for a cache writer,
+    because the tests of cache writers need none.
+    """
     if isinstance(kernel, Extender):
         return ExtendData(extend_windows(kernel.v), mask_distances(kernel.v), extend_calls(kernel))
     if not isinstance(kernel, Kernel):
@@ -75,11 +86,12 @@ def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
 
 
 def boundary_lengths(variant: Variant) -> list[int]:
-    """Sequence lengths in tokens: 0, a page, a partition, a partition plus a page, two partitions, and each of these
-    plus and minus one token.
+    """Return sequence lengths in tokens: 0, a page, a partition, a partition plus a page, two partitions, and each of
+    these plus and minus one token.
 
-    With a sliding window, also lengths near the window, the window plus a page, and the window plus a partition. With a
-    modification, also lengths near the distances in its mask.
+    For a kernel with a sliding window, the result also has lengths within one token of the window, of the window plus a
+    page, and of the window plus a partition. For a kernel with a modification, it also has lengths within one token of
+    each distance in the mask, and of each distance plus a page.
     """
     page, partition, window = variant.block_size, variant.partition_size, variant.sliding_window
     edges = [0, page, partition, partition + page, 2 * partition]
@@ -91,19 +103,19 @@ def boundary_lengths(variant: Variant) -> list[int]:
 
 
 def long_length(variant: Variant) -> int:
-    """The length in tokens of a sequence with enough partitions for a second round of the reduction. The last page is
-    not full.
+    """Return the length in tokens of a sequence that has so many partitions that the reduction needs a second round.
+    The last page of the sequence is not full.
     """
     partitions = LONG_PARTITIONS * (2 if variant.head_size <= 32 else 1)
     return partitions * variant.partition_size + variant.block_size + 3
 
 
 def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
-    """Batches of query and context lengths, for tests of a sliding window.
+    """Return the batches for tests of the sliding window, in the form of ``ExtendData.windows``.
 
-    In the first sequence of the first batch, the window hides keys from only the last query tokens. In the other
-    sequences of this batch, the window hides keys from all query tokens. The second batch is only for short windows:
-    for its last query tokens, the window begins among the query tokens.
+    In the first sequence of the first batch, the window hides keys from the last query tokens, but not from the first.
+    In the other sequences of this batch, it hides keys from all query tokens. There is a second batch only if the
+    window is short. In it, the queries are so long that the window of the last query token begins within the query.
     """
     window, page = variant.sliding_window, variant.block_size
     if window is None:
@@ -115,8 +127,8 @@ def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
 
 
 def extend_calls(kernel: Extender) -> list[tuple[int, int, int, int]]:
-    """Batches of equal sequences with the expected number of ATen calls, on a CPU with two KV heads, as in
-    ``ExtendData.calls``.
+    """Return the batches for tests of the number of ATen calls, in the form of ``ExtendData.calls``. All sequences of a
+    batch have the same lengths. The expected numbers are for a CPU and two KV heads.
     """
     keys, page = kernel.p.torch.keys, kernel.v.block_size
     batches = [(1, 1, page), (3, 4, keys + page), (40, 2, 5), (1, kernel.p.torch.cpu_tile + 1, keys)]
@@ -124,9 +136,10 @@ def extend_calls(kernel: Extender) -> list[tuple[int, int, int, int]]:
 
 
 def mask_distances(variant: AttentionVariant) -> list[int]:
-    """The integers in the mask of the kernel's modification that may be distances between tokens.
+    """Return the integers in the mask expression of the kernel's modification that may be distances between tokens.
+    They are sorted, and at most ``LONGEST_DISTANCE``.
 
-    Tests use sequences that are shorter and longer than each distance.
+    Tests have sequences that are shorter and longer than each of these distances.
     """
     mask = variant.own.mask_tree if variant.own else None
     integers = {int(node.value) for node in walk(mask) if node.is_literal and node.type == INTEGER} if mask else set()
@@ -134,7 +147,10 @@ def mask_distances(variant: AttentionVariant) -> list[int]:
 
 
 def sparse_patterns(page: int) -> list[SparsePattern]:
-    """Block-sparse patterns that together vary every argument. ``page`` is the number of tokens in a page."""
+    """Return block-sparse patterns in which each argument has several values.
+
+    page: the number of tokens in a page.
+    """
     return [
         SparsePattern(local_blocks=1, vert_stride=2, block_size=page, head_sliding_step=0, tp_rank=0),
         SparsePattern(local_blocks=0, vert_stride=4, block_size=2 * page, head_sliding_step=1, tp_rank=0),
@@ -145,8 +161,8 @@ def sparse_patterns(page: int) -> list[SparsePattern]:
 
 
 def calls_by_sequences(kernel: Kernel) -> list[tuple[int, int]]:
-    """Pairs (number of sequences, expected number of ATen calls), for calls on a CPU with one KV head and two
-    partitions.
+    """Return pairs (number of sequences, expected number of ATen calls). They are for decode calls on a CPU, with one
+    KV head and with sequences of two partitions.
     """
     v, p = kernel
     tokens, budget = v.partition_size + 1, p.torch.cpu

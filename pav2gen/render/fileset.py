@@ -1,4 +1,6 @@
-"""The ``FileSet``, which holds all files of a build in memory before anything is written."""
+"""The class ``FileSet``. It holds the files of one spec, or the files that all specs share, in memory until they are
+written to the disk.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pav2gen.files import checked_path, sha256
 
 
 class FileSet(Mapping[str, bytes]):
-    """A mapping of relative posix paths to file contents, sorted by path. Adding a path twice is an error."""
+    """A mapping from the paths of files to their contents, in the order of the sorted paths. The paths are relative to
+    the generated package, with ``/`` between folders.
+    """
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
@@ -17,22 +21,22 @@ class FileSet(Mapping[str, bytes]):
     def add(self, path: str, content: str | bytes) -> None:
         """Add a file with ``content`` at ``path``. Text is encoded as UTF-8.
 
-        Raises ValueError if the path was added before, even with equal content, or if the path leads out of the
-        package.
+        Raises ValueError if this set already has a file at ``path``, even with equal content, or if ``path`` leads out
+        of the generated package.
         """
         if path in self._files:
             raise ValueError(f"two texts for one path: {path}")
         self._files[checked_path(path)] = content.encode() if isinstance(content, str) else content
 
     def digest(self, path: str) -> str:
-        """The sha256 of the file at ``path``, computed once."""
+        """Return the sha256 of the file at ``path`` as hexadecimal digits. It is computed only once for each file."""
         digest = self._digests.get(path)
         if digest is None:
             digest = self._digests[path] = sha256(self._files[path])
         return digest
 
     def update(self, other: Mapping[str, bytes]) -> None:
-        """Add every file of ``other``. Raises ValueError as ``add`` does."""
+        """Add every file of ``other``, which maps paths to contents. Raises ValueError in the same cases as ``add``."""
         for path, content in other.items():
             self.add(path, content)
 

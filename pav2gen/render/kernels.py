@@ -1,5 +1,5 @@
-"""Renders the files of a spec, and the files that all specs share. The tables here say which template makes which
-file.
+"""Renders the files of a spec, and the files that all specs share. The dicts in this module say which template is
+rendered to which file.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from pav2gen.wording import one_line, spelled
 
 GENERATOR = f"pav2gen {pav2gen.__version__}"
 
-#: The beginning and the end of a comment line in each kind of file.
+#: A dict from the ending of a file name to the text before and the text after a comment on a line. Other files have
+#: comments like HASH_COMMENT.
 COMMENTS = {".cu": ("// ", ""), ".md": ("<!-- ", " -->")}
 HASH_COMMENT = ("# ", "")
-#: A line of a header has at most this many axes.
+#: The largest number of axis values on one line of the comment at the top of a kernel's file.
 AXES_OF_A_LINE = 5
 
-#: Template -> file, for the files of the whole package. The runtime is copied beside them.
+#: A dict from the template of each file that all specs share to the path of this file in the generated package. The
+#: files of the runtime are copied, not rendered.
 SHARED_TEMPLATES = {
     "package/__init__.py.j2": "__init__.py",
     "package/dispatch.py.j2": "dispatch.py",
@@ -37,18 +39,22 @@ SHARED_TEMPLATES = {
     "package/workers.py.j2": "tests/conftest.py",
     "package/gitignore.j2": ".gitignore",
 }
-#: The only template of SHARED_TEMPLATES that depends on the specs. The header of its file names the specs.
+#: The template of the dispatch table. Of all SHARED_TEMPLATES, only this one depends on specs, so the comment at the
+#: top of its file names them.
 TABLE_TEMPLATE = "package/dispatch.py.j2"
 RUNTIME = PACKAGE / "runtime"
 
-#: Template -> file below the spec's folder. The folder is a namespace package, without an __init__.py. pytest imports
-#: the packages around a test file, and therefore stops at this folder.
+#: A dict from the template of each file that a spec has once to the path of this file in the spec's folder. The folder
+#: has no __init__.py, so it is a namespace package. To import a test file, pytest also imports the packages around it;
+#: it stops at this folder, and so does not import the package above.
 SPEC_TEMPLATES = {"package/README.md.j2": "README.md", "tests/conftest.py.j2": "tests/conftest.py"}
 
-#: Kind of template -> the property of a kernel that gives the file's path.
+#: A dict from a kind of template, as in KERNEL_TEMPLATES, to the attribute of a variant that has the path of the
+#: rendered file.
 PATHS = {"torch": "torch_path", "cuda": "cuda_path", "tests": "test_path"}
 
-#: Operator -> its templates by kind: one for each backend, and one for the tests.
+#: A dict from an operator to the templates of its kernels. These are a dict from a kind to the name of a template. The
+#: kinds are the two backends, and "tests" for the file with the kernel's tests.
 KERNEL_TEMPLATES = {
     "decode": {"torch": "torch/kernel.py.j2", "cuda": "cuda/kernel.cu.j2", "tests": "tests/test_kernel.py.j2"},
     "extend": {"torch": "torch/extend.py.j2", "cuda": "cuda/extend.cu.j2", "tests": "tests/test_extend.py.j2"},
@@ -56,17 +62,19 @@ KERNEL_TEMPLATES = {
 }
 
 
-#: The variable of a spec's templates that holds the kernels of an operator -> the operator.
+#: A dict from the name of a variable to an operator. The templates in SPEC_TEMPLATES have these variables. Each holds
+#: all kernels of its operator, with their plans.
 GROUPS = {"kernels": "decode", "extenders": "extend", "writers": "cache"}
 
 
 def render_spec(spec: Spec, family: Sequence[AnyKernel], templates: Templates) -> FileSet:
-    """Render all files of a spec: sources and tests of its kernels, a README and a conftest.
+    """Render all files of a spec: the sources and tests of its kernels, a README and a conftest.py.
 
-    ``family`` has the kernels of the spec. All templates can use ``spec`` and ``header`` (the comment at the top of the
-    file, without its last newline). Templates of a kernel can also use ``v`` (the variant), ``p`` (the plan) and
-    ``data`` (for tests). Templates of the spec can also use the names in ``GROUPS``, which hold the kernels of each
-    operator.
+    family: the kernels to render, with their plans.
+
+    Every template has the variables ``spec`` and ``header``, the comment at the top of the file without its last
+    newline. The templates of a kernel also have ``v`` (its variant), ``p`` (its plan) and ``data`` (for tests, else
+    None). The templates of the spec also have the variables in ``GROUPS``.
 
     Raises UserError for a mistake in a template.
     """
@@ -89,12 +97,15 @@ def render_spec(spec: Spec, family: Sequence[AnyKernel], templates: Templates) -
 
 
 def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow], templates: Templates) -> FileSet:
-    """Render the files that all specs share: the package, the dispatch table, and an exact copy of the runtime.
+    """Render the files that all specs share: the package's ``__init__.py``, the dispatch table, settings for pytest and
+    git, and an exact copy of the runtime.
 
-    ``specs`` has the entry ``spec`` of each manifest. ``rows`` has the rows of the dispatch table, in order. Templates
-    can use ``specs``, ``rows``, ``tuned`` (the results of tuning), ``keys`` (names of key classes) and ``header``.
+    specs: the field ``spec`` of the manifest of each spec.
+    rows: the rows of the dispatch table, as in manifests, in order.
 
-    Raises UserError for a mistake in a template.
+    Every template has the variables ``specs``, ``rows`` (as ``Row``), ``tuned`` (the results of tuning), ``keys`` (the
+    names of the key classes) and ``header`` (the comment at the top of the file). Raises UserError for a mistake in a
+    template.
     """
     files = FileSet()
     sources = {f"specs/{spec['file']}": spec["sha256"] for spec in specs}
@@ -111,15 +122,17 @@ def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow
 
 
 def kernel_templates(spec: Spec) -> list[tuple[str, str, str]]:
-    """The templates for the kernels of ``spec``, as triples (operator, kind, template). The kind is a backend or
-    "tests".
+    """Return the templates that the kernels of ``spec`` are rendered from, as tuples (operator, kind, template). The
+    kinds are the backends of the spec and "tests".
     """
     kinds = (*spec.backends, "tests")
     return [(operator, kind, KERNEL_TEMPLATES[operator][kind]) for operator in spec.operators for kind in kinds]
 
 
 def runtime_files() -> Iterator[tuple[str, bytes]]:
-    """The sources of the runtime, as pairs (path in the generated package, content)."""
+    """Yield the files of the runtime that a generated package contains, as pairs (path in the generated package,
+    content).
+    """
     for file in sorted(RUNTIME.rglob("*")):
         path = file.relative_to(RUNTIME.parent).as_posix()
         if not is_leftover(path) and file.is_file():
@@ -127,15 +140,23 @@ def runtime_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _kind(path: str) -> str:
-    """The label in a file's header for the source at ``path``: ``spec`` or ``tuning``."""
+    """Return what the comment at the top of a generated file calls the source at ``path``: ``spec`` or ``tuning``."""
     return "tuning" if PurePosixPath(path).parent.name == FOLDER else "spec"
 
 
 class Heading:
-    """The comment at the top of a generated file: generator, source files, and the command that rebuilds the file."""
+    """The comment at the top of a generated file. It has pav2gen's version, the command that rebuilds the file, and the
+    sha256 digests of its sources and of its template.
+    """
 
     def __init__(self, template: str, templates: Templates, command: str, sources: Mapping[str, str]) -> None:
-        """``sources`` are the specs and tuning files that the comment names: path -> sha256."""
+        """Write the comment.
+
+        template: the name of the template that the file is rendered from.
+        templates: all templates, for the digest of this one.
+        command: the command that rebuilds the file.
+        sources: the specs and tuning files to name, as a dict from the path to the sha256.
+        """
         self._begin, self._end = COMMENTS.get(PurePosixPath(template.removesuffix(".j2")).suffix, HASH_COMMENT)
         lines = [
             f"Generated by {GENERATOR}. Do not edit: change the spec, and build again.",
@@ -146,8 +167,8 @@ class Heading:
         self.text = "\n".join(map(self._comment, lines))
 
     def of(self, v: Point) -> str:
-        """The comment for a file of the kernel ``v``. The comment includes the axis values in the form that ``pav2gen
-        explain`` takes.
+        """Return the comment for a file of the kernel ``v``. It has further lines with the kernel's axis values, in the
+        form that ``pav2gen explain`` takes.
         """
         axes = [f"{axis}={spelled(value)}" for axis, value in v.axes.items()]
         starts = range(0, len(axes), AXES_OF_A_LINE)
@@ -155,5 +176,7 @@ class Heading:
         return "\n".join((self.text, *map(self._comment, lines)))
 
     def _comment(self, line: str) -> str:
-        """``line`` as a comment. Text that would end the comment is escaped, so that the text cannot become code."""
+        """Return ``line`` as a comment. Text that would end the comment is changed, so that nothing in ``line`` becomes
+        code.
+        """
         return f"{self._begin}{one_line(line).replace('--', '- -') if self._end else one_line(line)}{self._end}"

@@ -1,8 +1,9 @@
-"""The content of a MANIFEST.json, which lists the files of a build and the sources that they were made from.
+"""The content of a MANIFEST.json, which lists files of a generated package and the sources that they were made from.
 
-Each spec has a manifest in its folder, which lists the files in this folder and has a row for each kernel. The shared
-manifest, at the top of the package, lists the files that all specs share. Manifests are written last, so that a
-manifest marks a complete build. docs/manifest.md documents the format.
+Each spec has a MANIFEST.json in its folder. It lists the files in this folder, and has a row for each kernel of the
+spec. The shared manifest, at the top of the generated package, lists the files that all specs share. A manifest is
+written after the files that it lists, so its presence means that the build of these files is complete. docs/manifest.md
+documents the format.
 """
 
 from __future__ import annotations
@@ -21,25 +22,29 @@ from pav2gen.runtime.key import KEYS
 SCHEMA = 1
 NAME = "MANIFEST.json"
 
-#: The owner of the files that all specs share. All other owners are names of specs.
+#: The owner of the files that all specs share. The owner of a spec's files is the name of the spec.
 SHARED = ""
 
-#: A kernel's row: the columns of ``runtime.dispatch_row.Row``, then ``EXTRA_COLUMNS``.
+#: The row of a kernel in a manifest, as a mapping from the name of a column to its value. The columns are the fields of
+#: ``runtime.dispatch_row.Row``, then ``EXTRA_COLUMNS``.
 ManifestRow = Mapping[str, Any]
 
-#: Columns of a manifest's row that the dispatch table does not have.
+#: The columns that a row has in a manifest, but not in the dispatch table: the results of tuning, the path of the
+#: kernel's tests, and the figures of its plan.
 EXTRA_COLUMNS = ("tuned", "test", "figures")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of one MANIFEST.json.
+    """The content of one MANIFEST.json. docs/manifest.md explains the fields that are not explained here.
 
-    ``owner`` is the name of the spec, or ``SHARED``. ``files`` maps paths, relative to the manifest's folder, to sha256
-    digests. ``spec`` and ``rows`` are empty in the shared manifest.
+    owner: the name of the spec that the manifest belongs to, or ``SHARED``.
+    spec, rows: the spec, and a row for each of its kernels; both are empty in the shared manifest.
+    files: the sha256 of each file, by its path relative to the manifest's folder.
+    unfit: why the other fields from the file could not be read, or an empty string if they could.
 
-    Every version of pav2gen can read ``files`` of every other version. If another version wrote the other fields in an
-    unknown format, these fields are empty, and ``unfit`` says why.
+    Every version of pav2gen can read ``files`` of all other versions. Another version may have written the other fields
+    in a form that this version does not know. Then these fields are empty, and ``unfit`` says why.
     """
 
     owner: str
@@ -54,16 +59,18 @@ class Manifest:
 
     @property
     def path(self) -> str:
-        """The path of the manifest, relative to the generated package."""
+        """The path of this MANIFEST.json, relative to the generated package."""
         return path_of(self.owner)
 
     def owned(self) -> dict[str, str]:
-        """The files that the manifest lists: path relative to the generated package -> sha256."""
+        """Return the files that the manifest lists, as a dict from the path, relative to the generated package, to the
+        sha256.
+        """
         return {below(self.owner, path): digest for path, digest in self.files.items()}
 
     def content(self) -> bytes:
-        """The bytes of the manifest file. Each row is on its own line, so that a diff names the kernels that
-        changed.
+        """Return the content of the MANIFEST.json in bytes. Each row is on a line of its own, so that a diff shows
+        which kernels changed.
         """
         entries = {
             "schema": _line(SCHEMA),
@@ -79,19 +86,22 @@ class Manifest:
 
 
 def path_of(owner: str) -> str:
-    """The path of the manifest of ``owner``, relative to the generated package."""
+    """Return the path of the MANIFEST.json of ``owner``, relative to the generated package."""
     return below(owner, NAME)
 
 
 def below(owner: str, path: str) -> str:
-    """Convert ``path``, which is relative to the folder of ``owner``, to a path relative to the generated package."""
+    """Convert ``path``, which is relative to the folder of ``owner``, to a path that is relative to the generated
+    package.
+    """
     return f"{owner}/{path}" if owner else path
 
 
 def describe(owner: str, files: FileSet, **entries: Any) -> Manifest:
-    """Make the manifest of ``owner`` for ``files``. All files must be in the owner's folder.
+    """Make the manifest of ``owner`` that lists ``files``. All these files must be in the owner's folder.
 
-    The paths in ``files`` are relative to the generated package. ``entries`` are the further fields of ``Manifest``.
+    files: the files, by their paths relative to the generated package.
+    entries: the values of the fields of ``Manifest`` other than ``owner`` and ``files``.
     """
     start = len(below(owner, ""))
     digests = {path[start:]: files.digest(path) for path in files}
@@ -99,16 +109,18 @@ def describe(owner: str, files: FileSet, **entries: Any) -> Manifest:
 
 
 def manifest_row(row: Row, **extra: object) -> ManifestRow:
-    """The row of a kernel in a manifest. ``row`` is the kernel's row in the dispatch table; ``extra`` has
-    ``EXTRA_COLUMNS``.
+    """Make the row of a kernel in a manifest.
+
+    row: the kernel's row in the dispatch table.
+    extra: the values of ``EXTRA_COLUMNS``.
     """
     modification = row.modification and row.modification._asdict()
     return {**row._asdict(), "key": row.key._asdict(), "modification": modification, **extra}
 
 
 def table_row(entry: ManifestRow) -> Row:
-    """Convert a kernel's row in a manifest to a row of the dispatch table. Raises KeyError or TypeError for an
-    incomplete row.
+    """Convert a kernel's row in a manifest to its row in the dispatch table. Raises KeyError or TypeError if columns
+    are missing.
     """
     columns = {name: entry[name] for name in Row._fields if name not in ("key", "modification", "operator")}
     operator = entry.get("operator", "decode")  # manifests of 0.1 lack this column
@@ -117,23 +129,27 @@ def table_row(entry: ManifestRow) -> Row:
 
 
 def _modification(entry: Mapping[str, Any] | None) -> Modification | None:
-    """Convert the column ``modification`` of a manifest's row. None if the kernel has no modification."""
+    """Convert the column ``modification`` of a row in a manifest to a ``Modification``, or to None if the kernel has
+    none.
+    """
     if entry is None:
         return None
     return Modification(entry["score"], entry["mask"], tuple((name, axis) for name, axis in entry["tensors"]))
 
 
 def tuned_rows(entry: ManifestRow) -> list[Tuned]:
-    """The results of tuning in a kernel's row of a manifest. Raises KeyError or TypeError if the row is incomplete."""
+    """Return the results of tuning that a kernel's row in a manifest contains. Raises KeyError or TypeError if columns
+    are missing.
+    """
     return [Tuned(symbol=entry["symbol"], **measured) for measured in entry["tuned"]]
 
 
 def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple[str, ...]]:
-    """Merge the rows of all manifests into the rows of the dispatch table. Also returns messages about keys of several
-    specs.
+    """Make the rows of the dispatch table from the rows of all manifests. Return them with messages to the user about
+    kernel keys that several specs have.
 
-    The rows keep the order of ``manifests`` (sorted by name). If several specs have the same key, only the rows of the
-    first of these specs are used for this key.
+    The rows are in the order of ``manifests``, which must be sorted by the names of the specs. If several specs have
+    kernels with the same key, the dispatch table gets only those of the first spec.
     """
     rows: list[ManifestRow] = []
     server: dict[tuple[object, ...], str] = {}
@@ -155,8 +171,12 @@ def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple
 
 
 def _check_definition(row: ManifestRow, owner: str, definitions: dict[str, tuple[object, str]]) -> None:
-    """Raise UserError if two specs define different modifications with the same name. A call of an operator states only
-    the name of a modification, not its definition.
+    """Raise UserError if another spec defines the modification of ``row`` differently under the same name. This is an
+    error because a call of an operator states only the name of a modification.
+
+    owner: the spec of the row.
+    definitions: the modifications in earlier rows, as a dict from a name to a definition and the first spec that has
+    it. The modification of ``row`` is added.
     """
     if row.get("modification"):
         name = row["key"]["modification"]
@@ -179,5 +199,9 @@ def _block(brackets: str, lines: Iterable[str]) -> str:
 
 
 def stamp_line(body: str) -> str:
-    """The last line of a manifest, which has the sha256 of all lines before it. ``body`` is these lines."""
+    """Return the end of a MANIFEST.json: the field ``stamp``, which is the sha256 of all lines before it, and the last
+    brace.
+
+    body: the lines before it, as one text.
+    """
     return f' "stamp": "{sha256(body.encode())}"\n}}\n'

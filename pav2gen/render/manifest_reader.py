@@ -1,5 +1,5 @@
-"""Reads a MANIFEST.json with strict checks. Someone may have edited the file, and its text goes into generated
-files.
+"""Reads a MANIFEST.json and checks every field strictly. The checks are needed because someone may have edited the
+file, and text from it goes into generated code.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from pav2gen.runtime.key import KEYS
 
 
 class NotAManifest(Exception):
-    """A MANIFEST.json cannot be used. The message continues a sentence that begins with the file's name."""
+    """Raised if a MANIFEST.json cannot be used. The message continues a sentence that begins with the file's name."""
 
 
 def parse(owner: str, content: bytes) -> Manifest:
-    """Parse ``content``, the bytes of the manifest of ``owner``. Raises NotAManifest unless a build wrote exactly these
-    bytes.
+    """Parse a MANIFEST.json. Raises NotAManifest if its bytes are not exactly those that a build wrote.
+
+    owner: the name of the spec that the manifest belongs to, or ``manifest.SHARED``.
+    content: the bytes of the file.
     """
     try:
         data = parse_json(content)
@@ -61,8 +63,12 @@ def parse(owner: str, content: bytes) -> Manifest:
 
 
 def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], content_digest: str) -> Manifest:
-    """Make the manifest from parsed JSON. If a field has the format of another version, all fields except ``files`` are
-    empty.
+    """Make a ``Manifest`` from a parsed MANIFEST.json. If a field does not have the form that this version of pav2gen
+    writes, all fields from the file except ``files`` are left empty, and ``unfit`` says what is wrong.
+
+    data: all fields of the JSON object.
+    files: the field ``files``, checked already.
+    content_digest: the sha256 of the file.
     """
     nothing: dict[str, Any] = {"generator": "", "spec": {}, "filter": (), "templates": {}, "rows": ()}
     try:
@@ -74,14 +80,16 @@ def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], co
 
 
 def _file_name(value: Any) -> str:
-    """Read a file name without a folder."""
+    """Check that ``value`` is the name of a file without a folder, and return it. Raises ValueError if it is not."""
     if "/" in path(value):
         raise ValueError(f"{seen(value)} is not the name of a file")
     return str(value)
 
 
 def _spec_reader(owner: str) -> Reader:
-    """Make a function that reads the field ``spec`` of a manifest. The field is empty in the shared manifest."""
+    """Make a function that checks the field ``spec`` of the manifest of ``owner``, and returns its value. The field is
+    an empty object in the shared manifest.
+    """
     spec = fields(
         {
             "name": constant(owner),
@@ -95,9 +103,10 @@ def _spec_reader(owner: str) -> Reader:
 
 
 def _row_reader(owner: str) -> Reader:
-    """Make a function that reads the row of a kernel in a manifest.
+    """Make a function that checks the row of a kernel in the manifest of ``owner``, and returns the row.
 
-    A row has the columns of the dispatch table, the results of tuning, the path of the test, and numbers of the plan.
+    A row has the columns of the dispatch table, the results of tuning, the path of the kernel's test file, and figures
+    of its plan.
     """
     measured = _columns(Tuned, text)
     del measured["symbol"]
@@ -121,15 +130,22 @@ def _row_reader(owner: str) -> Reader:
 
 
 def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> dict[str, Reader]:
-    """Make a function for each field of the NamedTuple class ``row``, except the fields ``leave_out``. The function
-    reads a JSON value of the field's type. ``read_text`` reads strings.
+    """Make a dict from the name of each field of a NamedTuple class to a function that checks a JSON value for this
+    field and returns it.
+
+    row: the NamedTuple class.
+    read_text: the function for fields that are strings.
+    leave_out: names of fields that are left out of the dict.
     """
     hints = get_type_hints(row)
     return {name: _reader(kind, read_text) for name, kind in hints.items() if name not in leave_out}
 
 
 def _reader(kind: Any, read_text: Reader) -> Reader:
-    """Make a function that reads a JSON value of the type ``kind``. ``read_text`` reads strings."""
+    """Make a function that checks a JSON value for a field of the Python type ``kind``, and returns it as this type.
+
+    read_text: the function to use for strings.
+    """
     if get_origin(kind) in (Union, UnionType):
         (some,) = (each for each in get_args(kind) if each is not NoneType)
         return optional(_reader(some, read_text))
@@ -144,7 +160,8 @@ def _reader(kind: Any, read_text: Reader) -> Reader:
     return {int: whole, bool: boolean, float: number, str: read_text}[kind]
 
 
-#: The readers of fields that have the same form for every owner.
+#: The functions that check the fields of a manifest, by the name of the field. The fields ``spec`` and ``rows`` are not
+#: here, because their functions depend on the owner.
 _FIELDS: Mapping[str, Reader] = {
     "schema": constant(SCHEMA),
     "generator": text,

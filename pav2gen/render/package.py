@@ -1,5 +1,5 @@
-"""Renders the files of a whole build in memory: the files and the MANIFEST.json of each built spec, and the shared
-files.
+"""Renders all files of a build in memory: for each built spec its files and its MANIFEST.json, and the files that all
+specs share.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from pav2gen.render.templates import Templates
 
 @dataclass(frozen=True)
 class Package:
-    """The rendered files of each owner, including the MANIFEST.json files.
+    """The rendered files of a build, including each MANIFEST.json.
 
-    An owner is a spec, by its name, or ``SHARED``. ``clashes`` has messages about keys that several specs have.
+    files: a dict from an owner to its files. An owner is the name of a built spec, or ``SHARED`` for the files that all
+    specs share.
+    clashes: messages to the user about kernel keys that several specs have.
     """
 
     files: Mapping[str, FileSet]
@@ -36,10 +38,13 @@ class Package:
 
 
 def render_package(selections: Iterable[Selection], others: Iterable[Manifest], templates: Templates) -> Package:
-    """Render the files of ``selections`` and the files that all specs of the generated package share.
+    """Render the files of the specs that are built, and the files that all specs of the generated package share.
 
-    ``others`` has the manifests of the specs that this build does not change. The dispatch table also has the rows of
-    these manifests. Raises UserError for a mistake in a template.
+    Raises UserError for a mistake in a template, and for two specs with different modifications of the same name.
+
+    selections: the specs that are built, with the kernels to render.
+    others: the manifests of the specs in the generated package that this build does not change. Their rows go into the
+    dispatch table too.
     """
     files: dict[str, FileSet] = {}
     manifests = list(others)
@@ -54,7 +59,11 @@ def render_package(selections: Iterable[Selection], others: Iterable[Manifest], 
 
 
 def _add_manifest(owner: str, files: FileSet, entries: Mapping[str, object]) -> Manifest:
-    """Make the manifest of ``files``, and add it to ``files`` as a further file."""
+    """Make the manifest of ``owner``, which lists ``files``. Add the MANIFEST.json to ``files``, and return the
+    manifest.
+
+    entries: the fields of the manifest other than ``owner`` and ``files``.
+    """
     described = manifest.describe(owner, files, **entries)
     files.add(described.path, described.content())
     return described
@@ -78,7 +87,10 @@ def _entries(chosen: Selection, templates: Templates) -> dict[str, object]:
 
 
 def _row(kernel: AnyKernel, tuned: Iterable[Tuning]) -> ManifestRow:
-    """The row of a kernel in the manifest."""
+    """Return the row of ``kernel`` in the manifest of its spec.
+
+    tuned: the tuning files of the spec. The row contains those of their results that name this kernel as the fastest.
+    """
     row = kernel.p.row()
     decodes = row.operator == "decode"
     measured = [entry for tuning in tuned for entry in tuning.of(row.key, row.partition_size)] if decodes else []

@@ -1,4 +1,6 @@
-"""Drafts the text of a spec file for a model, for ``pav2gen init``. Comments explain the choices to the user."""
+"""Writes the text of a spec file for a model, for the command ``pav2gen init``. Comments in the spec explain the
+choices to the user.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,13 @@ SHORT_MODEL = 8192
 
 
 def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi-v100") -> str:
-    """The text of a complete, valid spec for the model with the config.json at ``config``.
+    """Return the text of a complete and valid spec for a model.
 
-    ``name`` is the name of the spec. The default is made from the model's name. Raises UserError if the config cannot
-    be read, or if no kernel can serve the model's attention.
+    Raises UserError if the config.json cannot be read, or if no kernel can compute the model's attention.
+
+    config: the path of the model's config.json.
+    name: the name of the spec. If it is empty, the name is made from the model's name.
+    target: the name of the GPU that the spec targets.
     """
     file = printable(os.fspath(config))
     attention = read_attention(config)
@@ -41,14 +46,17 @@ def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi
 
 
 def family_name(title: str) -> str:
-    """Convert the name of a model to the name of a spec: ``Qwen2.5-7B-Instruct`` becomes ``qwen2_5_7b_instruct``."""
+    """Make the name of a spec from the name of a model: ``Qwen2.5-7B-Instruct`` becomes ``qwen2_5_7b_instruct``."""
     words = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
     name = (words if words[:1].isalpha() else f"model_{words}")[:LONGEST_NAME].strip("_")
     return f"{name[: LONGEST_NAME - 6]}_model" if name in RESERVED_NAMES else name
 
 
 def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
-    """The lines of the spec file."""
+    """Yield the lines of the spec file for a model with ``attention``, without newlines.
+
+    name, target: the names of the spec and of its target.
+    """
     ranks = tuple(size for size in RANKS if _model(attention, (1,)).shards_over(size))
     model = _model(attention, ranks)
     yield from _head(attention)
@@ -73,21 +81,23 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
 
 
 def _extends(attention: Attention) -> bool:
-    """Whether the draft builds extend kernels. vLLM needs extend kernels for a model with a softcap. No extend kernel
-    is block-sparse.
+    """Whether the spec asks for extend kernels: the model has a softcap, and its attention is not block-sparse. In a
+    model with a softcap, vLLM needs extend kernels beside decode kernels. Extend kernels cannot be block-sparse.
     """
     return attention.softcap is not None and not attention.blocksparse
 
 
 def _operators(attention: Attention) -> str:
-    """The list of operators in the spec, and a comment that says what the other operators are for."""
+    """Return the value of ``operators`` in the spec. A comment on the same line says what the others are for."""
     if _extends(attention):
         return "[decode, extend]  # a layer with softcap needs both in vLLM; add cache for compressed caches"
     return "[decode]  # add extend for chunked prefill and speculative decoding, cache for compressed caches"
 
 
 def _features(attention: Attention) -> Iterator[tuple[str, object]]:
-    """The entries of the section ``features``. A feature that only some layers have gets a list of values."""
+    """Yield the entries of ``features`` in the spec, as pairs (name, value). The value is a list if only some layers of
+    the model have the feature, or if layers have different values of it.
+    """
     yield "alibi", attention.alibi
     yield "blocksparse", "[false, true]" if attention.blocksparse else False
     if attention.softcap is not None:
@@ -99,7 +109,9 @@ def _features(attention: Attention) -> Iterator[tuple[str, object]]:
 
 
 def _head(attention: Attention) -> Iterator[str]:
-    """The comments at the top of the spec file."""
+    """Yield the comment lines at the top of the spec file. They state the model, and which features of its attention
+    kernels support.
+    """
     yield f"# {attention.title}: written by pav2gen init from its config.json, model type {attention.model_type}."
     for note in attention.notes:
         yield from textwrap.wrap(f"{note[0].upper()}{note[1:]}.", 120, initial_indent="# ", subsequent_indent="# ")
@@ -116,9 +128,9 @@ def _model(attention: Attention, ranks: tuple[int, ...]) -> Model:
 
 
 def _ratios(model: Model) -> str:
-    """The list of ``gqa_ratio`` values for all tensor-parallel sizes.
+    """Return the value of ``gqa_ratio`` in the spec: the ratios on a rank, for all tensor-parallel sizes of ``model``.
 
-    If the values differ, a comment says which tensor-parallel sizes have which ratio.
+    If there are several ratios, a comment on the same line says which tensor-parallel sizes have which ratio.
     """
     ranks: dict[int, list[int]] = {}
     for rank in model.ranks():
@@ -128,7 +140,9 @@ def _ratios(model: Model) -> str:
 
 
 def _dtypes(attention: Attention) -> str:
-    """The list of dtypes in the spec: float16, which vLLM uses on the BI-V100, and the model's own dtype."""
+    """Return the value of ``dtype`` in the spec: float16, which vLLM uses on the BI-V100, and bfloat16 if it is the
+    dtype of the model.
+    """
     if attention.dtype in DTYPE_TAGS and attention.dtype not in ("float16", "float32"):
         return f"[float16, {attention.dtype}]  # the model's own is {attention.dtype}"
     return "[float16]"
@@ -142,19 +156,21 @@ def _kv_cache_dtypes(attention: Attention) -> str:
 
 
 def _partitions(attention: Attention) -> tuple[int, ...]:
-    """The list of partition sizes in the spec, in tokens. Long partitions are left out for a model with a short
-    context.
-    """
+    """Return the partition sizes in the spec, in tokens. A model with a short context does not get the longest one."""
     return (256, 512) if attention.max_seq_len <= SHORT_MODEL else (256, 512, 1024)
 
 
 def _min_seq_len(attention: Attention) -> int:
-    """The value of ``dispatch.min_seq_len`` in tokens: vLLM's limit, or half of the longest context if that is less."""
+    """Return the value of ``dispatch.min_seq_len`` in the spec, in tokens: 8192, which is vLLM's limit, or half of the
+    model's longest context if that is less.
+    """
     return min(SHORT_MODEL, attention.max_seq_len // 2)
 
 
 def _workspace_mib(attention: Attention) -> int:
-    """The value of ``limits.workspace_mib``: the default, or the smallest workspace of the kernels if that is more."""
+    """Return the value of ``limits.workspace_mib`` in the spec, in MiB: the default of specs, or the smallest workspace
+    with which the kernels can run if that is more.
+    """
     ratio = max(1, attention.num_heads // attention.num_kv_heads)
     shape = (attention.head_size, ratio, 16, "float16", "auto", attention.alibi, attention.blocksparse)
     largest = Variant("", *shape, partition_size=_partitions(attention)[-1])

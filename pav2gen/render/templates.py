@@ -1,4 +1,4 @@
-"""Loads and renders the Jinja templates, and computes their sha256 digests."""
+"""Loads and renders the Jinja templates of kernels and other files, and computes the sha256 of each template."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def data_folder(name: str) -> Path:
-    """The folder ``templates`` or ``specs``, inside an installed wheel or at the top of a clone of the repository.
+    """Return the path of a folder with data of pav2gen: inside an installed wheel, or at the top of a clone of the
+    repository. Raises UserError if the folder is missing, which means that the installation is broken.
 
-    Raises UserError if the folder is missing, which means that the installation is broken.
+    name: the name of the folder: ``templates`` or ``specs``.
     """
     for folder in (PACKAGE / name, PACKAGE.parent / name):
         if folder.is_dir():
@@ -29,14 +30,14 @@ def data_folder(name: str) -> Path:
 
 
 class Templates:
-    """The Jinja templates in a folder. A template that uses an undefined variable is an error.
+    """The Jinja templates in a folder. Rendering fails for a template that uses an undefined variable.
 
     The name of a template is its path relative to the folder, such as ``torch/kernel.py.j2``. Messages and generated
-    files show it as ``templates/torch/kernel.py.j2``, even if the folder has another name.
+    files show this name as ``templates/torch/kernel.py.j2``, whatever the name of the folder is.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Load templates from ``folder``. The default is the folder of pav2gen's own templates."""
+        """Take templates from ``folder``. If it is None, take them from the folder of pav2gen's own templates."""
         self._folder = data_folder("templates") if folder is None else folder
         self._sha256: dict[str, str] = {}
         self._compiled: dict[str, jinja2.Template] = {}
@@ -54,8 +55,8 @@ class Templates:
         self._environment.filters["size"] = size
 
     def render(self, name: str, **context: object) -> str:
-        """Render the template ``name`` with the variables ``context``. Raises UserError, with the line, for a mistake
-        in it.
+        """Render the template ``name``, and return the text. ``context`` has the variables of the template. Raises
+        UserError for a mistake in the template; the message states the template and the line.
         """
         template = self._compiled.get(name) or self._compile(name)
         try:
@@ -64,14 +65,17 @@ class Templates:
             raise self._mistake(name, error) from error
 
     def sha256(self, name: str) -> str:
-        """The sha256 of the template ``name``. Raises UserError if the template is missing or has a mistake."""
+        """Return the sha256 of the file of the template ``name``. Raises UserError if the file is missing or is not a
+        valid template.
+        """
         if name not in self._compiled:
             self._compile(name)
         return self._sha256[name]
 
     def record(self, *names: str) -> dict[str, str]:
-        """The sha256 of the templates ``names`` and of all templates that they include, by path. The templates must
-        have been rendered before.
+        """Return the sha256 of the templates ``names`` and of all templates that they include, import or extend. The
+        result is a dict from a path, such as ``templates/torch/kernel.py.j2``, to the sha256. The templates ``names``
+        must have been rendered before.
         """
         used = set(names)
         queue = list(names)
@@ -109,7 +113,7 @@ class Templates:
 
 
 class _Environment(jinja2.Environment):
-    """A Jinja environment that records which other templates a template includes, imports or extends."""
+    """A Jinja environment that records in ``uses`` which other templates each template includes, imports or extends."""
 
     uses: defaultdict[str, set[str]]
 
@@ -118,8 +122,8 @@ class _Environment(jinja2.Environment):
         self.uses = defaultdict(set)
 
     def make_globals(self, d: Any) -> dict[str, Any]:
-        """The global names of templates, as a plain dict. Jinja's ChainMap would be slow, because each render copies
-        the names.
+        """Return the global variables of a template as a dict, which is fast to copy. By default, Jinja uses a
+        ChainMap, which is slow, because each render copies the variables.
         """
         return {**self.globals, **(d or {})}
 
@@ -129,15 +133,15 @@ class _Environment(jinja2.Environment):
 
 
 def literals(values: Iterable[object]) -> str:
-    """Template filter: ``values`` as the arguments of a Python call."""
+    """Template filter: write ``values`` as Python source, separated by commas, as in the arguments of a call."""
     return ", ".join(map(python, values))
 
 
 def python(value: object) -> str:
-    """Template filter: ``value`` as Python source.
+    """Template filter: write ``value`` as Python source.
 
-    A string gets double quotes, and escapes for all characters except printable ASCII. A named tuple becomes a call
-    with keyword arguments.
+    A string gets double quotes, and all its characters except printable ASCII are escaped. A named tuple becomes a call
+    of its class with keyword arguments.
     """
     if isinstance(value, str):
         return json.dumps(value)
@@ -150,7 +154,7 @@ def python(value: object) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Template filter: a number of bytes as Python source, such as ``8 << 20`` for 8 MiB."""
+    """Template filter: write a number of bytes as Python source that is easy to read, such as ``8 << 20`` for 8 MiB."""
     for shift in (20, 10):
         if num_bytes and num_bytes % (1 << shift) == 0:
             return f"{num_bytes >> shift} << {shift}"
@@ -158,10 +162,10 @@ def size(num_bytes: int) -> str:
 
 
 def _is_page(name: str | None) -> bool:
-    """Whether the template ``name`` renders HTML. In HTML, Jinja escapes the values."""
+    """Whether the template ``name`` is for an HTML page. In HTML pages, Jinja escapes the values of variables."""
     return bool(name) and str(name).startswith("report/")
 
 
 def shown(name: str) -> str:
-    """The path of the template ``name`` in messages and generated files."""
+    """Return the path by which messages and generated files name the template ``name``."""
     return f"templates/{name}"

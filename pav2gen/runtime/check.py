@@ -1,4 +1,6 @@
-"""Checks all arguments of a decode call that kernels rely on, before the operator writes anything."""
+"""Checks the arguments of a decode call, so that kernels can rely on them. The operator writes nothing before the
+checks.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,13 @@ DECODE = "paged_attention_v2"
 #: The smallest positive number of float32, in which kernels compute, and the largest one.
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = 2.0**-149, (2 - 2.0**-23) * 2.0**127
 
-#: An operator remembers up to this many layouts of calls that passed the checks. Then it forgets all of them.
+#: An operator remembers up to this many layouts of calls that passed the checks. Before it adds another one, it forgets
+#: all of them.
 MOST_LAYOUTS = 1024
 
 
 def fail(sentence: str, operator: str = DECODE) -> NoReturn:
-    """Raise ValueError with a message that begins with the operator's name."""
+    """Raise ValueError with a message that consists of the operator's name and ``sentence``."""
     raise ValueError(f"{operator}: {sentence}")
 
 
@@ -43,7 +46,7 @@ def dtype_name(dtype: torch.dtype | str) -> str:
 
 
 def kv_dtype(name: str, operator: str = DECODE) -> str:
-    """The canonical name of a KV cache dtype: ``fp8`` becomes ``fp8_e4m3``, and other names stay as they are.
+    """Return the full name of a KV cache dtype: ``fp8_e4m3`` for ``fp8``, and ``name`` itself for any other dtype.
 
     Raises ValueError for an unknown name.
     """
@@ -92,7 +95,8 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
 
 
 def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
-    """The layout of a call: a tuple of all properties that ``check`` looks at, such as shapes, strides and devices.
+    """Return the layout of a call: a tuple of all properties that ``check`` looks at, such as shapes, strides and
+    devices.
 
     If one call passes the checks, every call with an equal layout passes them too. The result is None if an argument
     that must be a tensor is not a tensor. ``check`` then reports that argument.
@@ -115,8 +119,8 @@ class Layouts:
     """Remembers the layouts of calls that passed the checks, so that a call with a known layout is not checked again.
 
     check: a function of a call and its kv_cache_dtype that returns the call's kernel key, or raises ValueError.
-    layout_of: a function of the same arguments that returns the call's layout. The layout must contain all properties
-    that ``check`` looks at.
+    layout_of: a function of the same arguments that returns the call's layout, or None. The layout must contain all
+    properties that ``check`` looks at.
     """
 
     def __init__(self, check: Callable[[Any, str], Key], layout_of: Callable[[Any, str], Hashable | None]) -> None:
@@ -148,7 +152,7 @@ def _optional(tensor: torch.Tensor | None) -> Hashable:
 
 
 def check_presence(call: Call) -> None:
-    """Raise ValueError unless every required argument is a tensor. torch's dispatcher would accept None."""
+    """Raise ValueError unless every tensor that a call needs is a tensor. torch's dispatcher would accept None."""
     for name in NEEDED:
         check_tensor(name, getattr(call, name))
     for name, tensor in zip(Scratch._fields, call.scratch or ()):
@@ -156,7 +160,7 @@ def check_presence(call: Call) -> None:
 
 
 def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``value`` is a tensor."""
+    """Raise ValueError unless ``value`` is a tensor. The message calls it ``name``."""
     if not isinstance(value, torch.Tensor):
         fail(f"{name} must be a tensor, got {value if value is None else type(value).__name__}", operator)
 
@@ -170,13 +174,13 @@ def check_int(name: str, value: object, operator: str = DECODE) -> None:
 
 
 def check_number(name: str, value: object, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``value`` is a number."""
+    """Raise ValueError unless ``value`` is a number. The message calls it ``name``."""
     if not hasattr(value, "__float__"):
         fail(f"{name} must be a number, got {described(value)}", operator)
 
 
 def check_text(name: str, value: object, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``value`` is a string."""
+    """Raise ValueError unless ``value`` is a string. The message calls it ``name``."""
     if not isinstance(value, str):
         fail(f"{name} must be a text, got {described(value)}", operator)
 
@@ -215,7 +219,7 @@ def check_declared(
 
 
 def check_query(query: torch.Tensor, out: torch.Tensor, rows: str = "seqs", operator: str = DECODE) -> None:
-    """Raise ValueError unless query is [rows, heads, head size] and out is contiguous, of the same shape and dtype.
+    """Raise ValueError unless query is [rows, heads, head size], and out is contiguous and has query's shape and dtype.
 
     The heads of each query row must be contiguous. rows: the name of the first dimension in messages.
     """
@@ -237,7 +241,7 @@ def check_cache(
     kv_cache_dtype: str,
     operator: str = DECODE,
 ) -> None:
-    """Raise ValueError unless the two cache tensors have the right dtype, shape, strides and alignment.
+    """Raise ValueError unless the two cache tensors have the dtype, shape, strides and alignment that kernels need.
 
     key_cache: [blocks, kv heads, head size / x, block size, x], where x is the number of elements in 16 bytes.
     value_cache: [blocks, kv heads, head size, block size]. ``check_pages`` describes the strides.
@@ -268,7 +272,7 @@ def check_cache(
 def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) -> None:
     """Raise ValueError unless every page is contiguous and starts at a multiple of 16 bytes.
 
-    A page is the slice ``cache[block, kv_head]``. x: the number of elements in 16 bytes.
+    A page here is the slice ``cache[block, kv_head]``, which one KV head reads. x: the number of elements in 16 bytes.
     """
     if not cache[0, 0].is_contiguous():
         fail(f"the page of a head must be contiguous in {name}, got strides {cache.stride()}", operator)
@@ -316,7 +320,7 @@ def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
 
 
 def check_scale(name: str, scale: torch.Tensor, kv_heads: int = 1, operator: str = DECODE) -> None:
-    """Raise ValueError unless a scale tensor is float32, with one element or contiguous of shape [kv_heads]."""
+    """Raise ValueError unless ``scale`` is float32, and has either one element or the shape [kv_heads] without gaps."""
     fits = scale.numel() == 1 or (scale.shape == (kv_heads,) and scale.is_contiguous())
     if not fits or scale.dtype != torch.float32:
         one, each = "one float32 element", f"contiguous float32 [{kv_heads}]"
@@ -333,9 +337,9 @@ def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None, operator: str 
 
 
 def check_sparse(sparse: BlockSparse | None, page: int) -> None:
-    """Raise ValueError if the block-sparse pattern is wrong. page: the number of tokens in a cache page.
+    """Raise ValueError if the parameters of the block-sparse pattern are out of range.
 
-    A sparse block must consist of whole cache pages, as in vLLM.
+    A sparse block must consist of whole cache pages, as in vLLM. page: the number of tokens in a cache page.
     """
     if sparse is None:
         return
@@ -349,7 +353,7 @@ def check_sparse(sparse: BlockSparse | None, page: int) -> None:
 
 
 def check_features(call: Call) -> None:
-    """Raise ValueError if softcap, sliding_window, sinks or lse is wrong.
+    """Raise ValueError if the softcap, sliding_window, sinks or lse of a call is not allowed.
 
     sinks must be None or contiguous float32 [heads]. lse must be None or contiguous float32 [seqs, heads].
     """
@@ -378,7 +382,7 @@ def check_factor(scale: float, operator: str = DECODE) -> None:
 
 
 def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...], operator: str = DECODE) -> None:
-    """Raise ValueError unless the tensor is None, or contiguous float32 of ``shape``."""
+    """Raise ValueError unless ``tensor`` is None, or contiguous float32 of ``shape``. The message calls it ``name``."""
     if tensor is None:
         return
     if tensor.dtype != torch.float32:
@@ -405,7 +409,10 @@ def check_devices(call: Call) -> None:
 
 
 def check_device(device: torch.device, arguments: Mapping[str, Any], operator: str = DECODE) -> None:
-    """Raise ValueError unless all tensors among ``arguments`` are on ``device``, which is the query's device."""
+    """Raise ValueError unless all tensors among the values of ``arguments`` are on ``device``, the query's device.
+
+    The keys of ``arguments`` are names for the message.
+    """
     for name, value in arguments.items():
         for tensor in value if isinstance(value, tuple) else (value,):
             if isinstance(tensor, torch.Tensor) and tensor.device != device:
@@ -413,7 +420,7 @@ def check_device(device: torch.device, arguments: Mapping[str, Any], operator: s
 
 
 def usable_scratch(scratch: Scratch | None, partitions: int) -> Scratch | None:
-    """The caller's scratch, or None if one of its tensors is too small for ``partitions`` partitions."""
+    """Return the caller's scratch, or None if one of its tensors has fewer than ``partitions`` partitions."""
     if scratch is None:
         return None
     exp_sums, max_logits, tmp_out = scratch

@@ -1,13 +1,14 @@
-"""The entries of a package's dispatch table: a row for each kernel, and results of tuning.
+"""The types of the entries in a package's dispatch table: a row for each kernel, and a ``Tuned`` for each result of
+tuning.
 
-This module is pure Python, because the generator uses it too.
+This module does not import torch, because the generator, which runs without torch, uses it too.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-#: Bytes of a mebibyte.
+#: The number of bytes in a mebibyte.
 MIB = 1 << 20
 
 
@@ -15,8 +16,9 @@ class Modification(NamedTuple):
     """A modification of the attention that a spec defines: expressions that change the scores or hide keys.
 
     score: the expression that replaces a score, or an empty string.
-    mask: the condition under which a key is attended, or an empty string.
-    tensors: (name, dimension) of each parameter tensor. The dimension is "heads" or "kv_heads".
+    mask: an expression that is true for the keys that a query attends to, or an empty string.
+    tensors: (name, dimension) of each parameter tensor. The dimension is "heads" or "kv_heads": the tensor has one
+    number for each query head or for each KV head.
     """
 
     score: str
@@ -24,7 +26,8 @@ class Modification(NamedTuple):
     tensors: tuple[tuple[str, str], ...]
 
 
-#: Whether the host may read the lengths of a call on a GPU (runtime/lengths.py).
+#: The possible values of ``host_lengths``: whether the host may read the sequence lengths of a call on a GPU
+#: (runtime/lengths.py).
 HOST_LENGTHS = ("auto", "never")
 
 
@@ -38,20 +41,23 @@ class Row(NamedTuple):
     that a thread block of the CUDA kernel processes, or 0 without a CUDA kernel; for a cache writer, 0.
     torch: the name of the module with the PyTorch kernel, relative to the package, or an empty string.
     cuda: the path of the CUDA source, relative to the package, or an empty string.
-    min_seq_len: the sequence length, in tokens, above which a vLLM fork should use this package's decode operator.
-    fixed_partition: the partition size that the spec prescribes for every call, or 0.
+    min_seq_len: the sequence length, in tokens, above which a vLLM fork should use this package's decode operator
+    instead of its own kernel.
+    fixed_partition: the partition size, in tokens, that the spec prescribes for every call, or 0 if it prescribes none.
     multiprocessors: the number of multiprocessors of the GPU that the spec targets, or 0 if it is unknown.
-    workspace_mib: the spec's limit on the workspace of a call, in MiB.
-    modification: the definition of the modification that the key names, or None.
+    workspace_mib: the spec's limit, in MiB, on the memory for the intermediate results of a call.
+    modification: the definition of the modification whose name is in the key, or None.
     operator: ``decode``, ``extend`` or ``cache``.
     host_lengths: whether the host may read the sequence lengths of a call on a GPU, one of ``HOST_LENGTHS``.
     resident_blocks: how many thread blocks of the CUDA kernel fit on a multiprocessor at the same time.
     saturating_blocks: how many resident thread blocks are needed to use a multiprocessor's whole memory bandwidth.
-    blocks_per_group: how many thread blocks of the CUDA kernel share the query heads of a KV head.
-    empty_tokens: the time of a thread block past the end of its sequence. The unit is the time in which one
-    multiprocessor processes one token.
+    blocks_per_group: the number of thread blocks of the CUDA kernel among which the query heads of one KV head are
+    divided.
+    empty_tokens: the time that a thread block takes if its partition lies past the end of the sequence. The unit is the
+    time in which one multiprocessor processes one token.
     tile_tokens: the number of query tokens that a thread block of an extend CUDA kernel processes, or 0.
-    cuda_query_len: extend calls with a max_query_len up to this number prefer the CUDA kernel to the PyTorch kernel.
+    cuda_query_len: if a row has both kernels, the CUDA kernel is chosen only for extend calls with a max_query_len
+    (tokens) of at most this number.
     """
 
     symbol: str

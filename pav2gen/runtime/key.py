@@ -1,7 +1,7 @@
 """Kernel keys: the properties of a call that a kernel must match, such as head size, dtype and softcap.
 
-This module also has the limits on these properties: the generator makes no kernel for a key outside the limits. The
-module is pure Python, because the generator uses it too.
+This module also has the limits on these properties: the generator makes no kernel for a key outside the limits. It does
+not import torch, because the generator, which runs without torch, uses it too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 class Key(NamedTuple):
     """The kernel key: the properties of a call that an attention kernel must match.
 
-    Kernels that differ only in the partition size have the same key. softcap, sliding_window, modification: None means
-    attention without this feature.
+    Kernels that differ only in the partition size have the same key. If softcap, sliding_window or modification is
+    None, the attention has no such feature.
     """
 
     head_size: int
@@ -58,15 +58,16 @@ class CacheKey(NamedTuple):
 #: A kernel key of any operator.
 AnyKey = Key | CacheKey
 
-#: The type of the kernel key, by the operator's name.
+#: For each operator, by its name: the type of its kernel keys.
 KEYS: Mapping[str, type[Key] | type[CacheKey]] = {"decode": Key, "extend": Key, "cache": CacheKey}
 
-#: The features that no kernel of an operator can have, by the operator's name.
+#: For some operators, by their names: the features that none of their kernels can have.
 NEVER_BUILT: Mapping[str, tuple[str, ...]] = {"extend": ("blocksparse",)}
 
 KV_ALIASES = {"fp8": "fp8_e4m3"}
 
-#: An axis is a field of a key. These are the allowed values of some axes, and a description of the values.
+#: The allowed values of some axes. ``BUILDABLE`` also has a description of these values for messages. An axis is a
+#: field of a key.
 HEAD_SIZES = (*range(32, 257, 8), 512)
 GQA_RATIOS = range(1, 129)
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -81,19 +82,21 @@ BUILDABLE: Mapping[str, tuple[Collection[object], str]] = {
 #: The smallest and the largest allowed softcap.
 SOFTCAPS = (1e-3, 1e6)
 
-#: The most tokens of a sliding window, and of a sequence in a kernel with a modification. With this limit, expressions
-#: of two positions, such as k + q or 2 * k + 1, fit in 32 bits.
+#: The largest allowed number of tokens in a sliding window, and in a sequence that a kernel with a modification
+#: processes. With this limit, expressions of two positions, such as k + q or 2 * k + 1, fit in 32 bits.
 MOST_TOKENS = 1 << 30
 
-#: The required form of the names of specs, modifications, tensors and the package in a wheel.
+#: The names of specs, of modifications, of their parameter tensors, and of the package in a wheel must match this
+#: pattern.
 NAME_FORM = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-#: The most characters in the name of a modification or a tensor, and a description of the allowed names.
+#: The largest number of characters in the name of a modification or of a parameter tensor, and a description of the
+#: allowed names for messages.
 LONGEST_NAME = 24
 NAME_WORDS = f"lower-case words, digits and single '_', at most {LONGEST_NAME} characters"
 
 
 def softcap_allowed(softcap: float | None) -> bool:
-    """Whether a kernel can be generated with this softcap."""
+    """Whether a kernel can be generated with this softcap. None means no softcap, and is allowed."""
     return softcap is None or SOFTCAPS[0] <= softcap <= SOFTCAPS[1]
 
 
@@ -118,7 +121,7 @@ def whole_blocks(partition_size: int, block_size: int) -> bool:
 
 
 class Limit(NamedTuple):
-    """A condition that the values of some axes must meet, or no kernel can be generated.
+    """A condition that the values of some axes must meet. If they do not, no kernel can be generated for them.
 
     axes: the names of the axes. holds: a function of the axes' values that tells whether they meet the condition.
     words: a description of the condition, for messages.
@@ -129,8 +132,8 @@ class Limit(NamedTuple):
     words: str
 
 
-#: The conditions on a single axis, then the conditions on two axes. ``partition_size`` is not a field of a key: it is a
-#: property of decode kernels.
+#: All conditions on kernels: first those on a single axis, then the conditions on two axes. ``partition_size`` is not a
+#: field of a key: it is a property of decode kernels.
 LIMITS = (
     *(Limit((axis,), values.__contains__, f"{axis} is {words}") for axis, (values, words) in BUILDABLE.items()),
     Limit(("softcap",), softcap_allowed, "softcap is a number from 0.001 to 1000000, or null"),
@@ -142,7 +145,7 @@ LIMITS = (
 
 
 def refusals(key: AnyKey, operator: str) -> list[str]:
-    """Descriptions of the conditions that ``key`` does not meet for ``operator``.
+    """Return descriptions of the conditions that ``key`` does not meet for ``operator``.
 
     A kernel with this key can be generated only if the result is empty.
     """
@@ -161,12 +164,12 @@ def own_key(key: Key, operator: str) -> AnyKey:
 
 
 def in_order(value: object) -> tuple[bool, object]:
-    """A sort key for the values of one field of a ``Key``. It sorts None before all other values."""
+    """Return a sort key for a value of one field of a ``Key``. It sorts None before all other values."""
     return value is not None, value
 
 
 def order_of(key: AnyKey) -> tuple[tuple[bool, object], ...]:
-    """A sort key for objects of the types ``Key`` or ``CacheKey``, which may contain None."""
+    """Return a sort key for ``key``. A field that is None comes before all other values of that field."""
     return tuple(map(in_order, key))
 
 

@@ -1,8 +1,8 @@
 """Tells a vLLM fork whether this package has kernels for a model's attention, and which operator a decode step should
 use.
 
-A fork here is a vLLM tree into which a generated package was installed. "V2" is this package's decode operator, and
-"V1" is the fork's own kernel for short sequences.
+A fork here is a vLLM tree (sources or an installation) into which a generated package was installed. "V2" is this
+package's decode operator, and "V1" is the fork's own kernel for short sequences.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ NAME = "check_model"
 
 
 class Models:
-    """Answers a fork's questions from the dispatch tables.
+    """Tells a vLLM fork, from the dispatch tables, which attention layers have kernels and which operator to use.
 
-    tables: the table of each operator, by the operator's name. load: compiles and loads the CUDA kernels.
+    tables: the dispatch table of each operator, by the operator's name. load: a function that compiles and loads the
+    CUDA kernels.
     """
 
     def __init__(self, tables: Mapping[str, Table], load: Callable[[], object]) -> None:
@@ -50,9 +51,9 @@ class Models:
     ) -> bool:
         """Whether this package has a kernel for the attention layers of one tensor-parallel rank. Never raises.
 
-        num_heads, num_kv_heads: the number of query heads and of KV heads on that rank. operator: "decode", "extend"
-        for ``paged_attention_extend``, or "cache" for ``reshape_and_cache``. For "cache", the number of query heads and
-        the features do not matter.
+        num_heads, num_kv_heads: the number of query heads and of KV heads on that rank.
+        operator: "decode", "extend" for ``paged_attention_extend``, or "cache" for ``reshape_and_cache``. For "cache",
+        the number of query heads and the features do not matter.
         """
         try:
             features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
@@ -139,7 +140,7 @@ class Models:
 
 
 def shard(num_heads: int, num_kv_heads: int, tp_size: int) -> tuple[int, int]:
-    """The numbers (query heads, KV heads) of one tensor-parallel rank, as vLLM divides the heads.
+    """Return the numbers of query heads and of KV heads on one tensor-parallel rank, as vLLM divides the heads.
 
     Several ranks may share a KV head. Raises ValueError if the heads cannot be divided among ``tp_size`` ranks.
     """
@@ -169,8 +170,8 @@ def rank_key(
 ) -> Key:
     """The kernel key (the values that select a kernel) of the attention layers of one tensor-parallel rank.
 
-    Raises ValueError for an argument of a wrong type, if the numbers of heads do not fit together, or for an unknown
-    kv_cache_dtype.
+    Raises ValueError for an argument of a wrong type, if the query heads cannot be divided evenly among the KV heads,
+    or for an unknown kv_cache_dtype.
     """
     sizes = (num_heads, num_kv_heads, head_size, block_size)
     for name, size in zip(("num_heads", "num_kv_heads", "head_size", "block_size"), sizes):

@@ -31,7 +31,7 @@ SCHEMA = f"""{NAME}(
 
 
 class Arguments(NamedTuple):
-    """The arguments of the registered operator, in the order of its schema."""
+    """The arguments of the operator as torch passes them, in the order of ``SCHEMA``."""
 
     out: torch.Tensor
     exp_sums: torch.Tensor
@@ -99,10 +99,10 @@ class Arguments(NamedTuple):
 
 
 class Operator:
-    """The decode operator of one generated package.
+    """Registers the decode operator of one generated package, and runs its calls.
 
-    tuned: results of tuning (see ``select.Tuned``). files: maps each spec's name to the path of the spec file, for
-    messages.
+    kernels: loads the package's kernels. tuned: results of tuning (see ``dispatch_row.Tuned``). files: maps each spec's
+    name to the path of the spec file, for messages.
     """
 
     def __init__(
@@ -149,15 +149,17 @@ class Operator:
     ) -> tuple[torch.Tensor, ...]:
         """The parameter tensors of an attention modification, in the order in which the spec declares them.
 
-        given: the tensors by name. Raises ValueError if a tensor is missing or unknown.
+        given: a mapping from the names of the tensors to the tensors. Raises ValueError if a tensor is missing or
+        unknown.
         """
         return ordered_tensors(self.table, modification, given)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool, layout: Hashable | None = None) -> Callable[[Call], None]:
         """A function that runs the kernel of a dispatch table row on a call.
 
-        layout: identifies the call's layout, from ``check``. Launches of a CUDA kernel with the same layout share a
-        prepared argument struct. Raises LibraryError if a CUDA kernel is wanted and no library is loaded.
+        layout: the object with which ``check`` identifies the call's layout. Launches of a CUDA kernel with the same
+        layout share a prepared argument struct. Raises LibraryError if a CUDA kernel is wanted and no library is
+        loaded.
         """
         if backend == "cuda":
             return functools.partial(self.kernels.library(on_gpu).launch, row, layout=layout)
@@ -171,9 +173,12 @@ def device_name(device: torch.device) -> str:
 
 
 def launch(kernel: Callable[[Call], None], call: Call, partition_size: int) -> None:
-    """Run a kernel on a checked call, or write the result directly if no token is attended.
+    """Run a kernel on a checked call. If the call has no sequences or ``max_seq_len`` is 0, write the result without
+    the kernel.
 
-    The kernel gets the caller's scratch only if the scratch tensors have enough partitions.
+    The kernel gets the caller's scratch only if the scratch tensors have enough partitions for ``max_seq_len`` tokens.
+
+    partition_size: the number of tokens in a partition.
     """
     partitions = -(-call.max_seq_len // partition_size)
     if call.scratch is not None and check.usable_scratch(call.scratch, partitions) is None:

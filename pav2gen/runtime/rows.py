@@ -28,7 +28,7 @@ class Rows:
         return self._seq_lens
 
     def take(self, tensor: torch.Tensor, rows: slice) -> torch.Tensor:
-        """The given rows of ``tensor`` [seqs, ...]. The result is a copy if the rows are sorted, else a view."""
+        """Return the given rows of ``tensor`` [seqs, ...], as a copy if the rows are sorted, else a view."""
         return tensor[rows] if self._index is None else torch.index_select(tensor, 0, self._index[rows])
 
     def put(self, target: torch.Tensor, rows: slice, values: torch.Tensor) -> None:

@@ -1,7 +1,8 @@
 """Chooses the kernel for a call from the package's dispatch table.
 
 The choice depends only on values that the host knows, never on the contents of device tensors. A captured CUDA graph
-therefore stays valid. This module is pure Python, because the generator uses it too.
+therefore stays valid when these contents change. This module does not import torch, because the generator, which runs
+without torch, uses it too.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from .waves import cheapest
 
 logger = logging.getLogger("pav2")
 
-#: The largest size of a CUDA grid in y and in z. The kernels' grids count sequences in y and partitions in z.
+#: The largest size of a CUDA grid in y and in z. In the kernels' grids, y is the number of sequences and z is the
+#: number of partitions.
 MOST_BLOCKS = 65535
 
-#: A table caches its choices for up to this many different calls. A full cache is cleared.
+#: A dispatch table caches the chosen rows for up to this many different calls. A full cache is cleared.
 MOST_CHOICES = 4096
 
 
 class Table:
     """The dispatch table of one operator of a package: chooses the kernel for a call.
 
-    If two specs build the same key, the table uses only the rows of the spec that is first in alphabetical order.
+    If two specs build kernels with the same key, the table uses only the rows of the spec that is first in alphabetical
+    order.
 
     rows: the dispatch rows of all operators of the package. The table serves calls from the rows of ``operator``.
-    tuned: results of tuning. files: the path of each spec file, by the spec's name, for messages.
+    tuned: results of tuning. files: maps the name of each spec to the path of its file, for messages.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Table:
         self._every = tuple(rows)
         self.rows = tuple(row for row in self._every if row.operator == operator)
         self._files = files or {}
-        #: The definition of each modification by its name.
+        #: Maps the name of each modification to its definition.
         self.modifications = {row.key.modification: row.modification for row in self.rows if row.modification}
         self._chosen: dict[tuple[object, ...], Row] = {}
         self._missed: dict[AnyKey, str] = {}
@@ -70,7 +73,7 @@ class Table:
         return rows
 
     def _miss(self, key: AnyKey) -> str:
-        """The message that no kernel has the key ``key``.
+        """Return the message of the error that no kernel has the key ``key``.
 
         Messages are cached, because a vLLM fork may ask for the same key at every decode step.
         """
@@ -101,7 +104,7 @@ class Table:
         device: str = "",
         captured: bool = False,
     ) -> Row:
-        """The dispatch row for a call. Choices are cached. ``_choose`` describes the rule and the arguments."""
+        """Return the dispatch row for a call. The result is cached. ``_choose`` explains the arguments and the rule."""
         asked = (key, backend, num_seqs, max_seq_len, kv_heads, partition_size, device, captured)
         row = self._chosen.get(asked)
         if row is None:
@@ -124,10 +127,10 @@ class Table:
     ) -> Row:
         """Choose the dispatch row for a call of the decode operator.
 
-        ``partition_size`` decides if it is given; otherwise the spec's fixed partition size decides, if there is one.
-        Otherwise a result of tuning decides, if there is one for this device and calls of this size. Otherwise the wave
-        model chooses the row (``waves.cheapest``). Raises NoKernelError if no row has this key, backend and partition
-        size, or if a CUDA grid can't hold the call's partitions.
+        If ``partition_size`` is given, only rows with this size are considered; else, if the spec fixes a partition
+        size, only rows with that one. Among these rows, a result of tuning for this device and calls of this size
+        decides, if there is one. Otherwise the wave model decides (``waves.cheapest``). Raises NoKernelError if no row
+        has this key, backend and partition size, or if a CUDA grid can't hold the call's partitions.
 
         backend: "torch" or "cuda". max_seq_len: tokens. device: a name from ``op.device_name``. captured: whether a
         CUDA graph is being captured.
@@ -155,7 +158,7 @@ class Table:
 
 
 def _built(rows: Iterable[Row]) -> str:
-    """Text that lists ``rows``: the partition size and backends of a decode kernel, the name and backends of others."""
+    """Describe ``rows`` for a message: the partition size of each decode kernel, else its name, and the backends."""
     backends = {row: " and ".join(name for name in ("torch", "cuda") if getattr(row, name)) for row in rows}
     titles = {row: row.partition_size if row.operator == "decode" else row.symbol for row in backends}
     return ", ".join(f"{titles[row]} ({names})" for row, names in backends.items())

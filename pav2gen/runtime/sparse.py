@@ -11,7 +11,7 @@ from .call import Call, Segment
 
 
 def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
-    """A bool tensor [items, kv_heads, group, pages] that is True for the pages that a query head skips.
+    """Return a bool tensor [items, kv_heads, group, pages] that is True where a query head skips a page.
 
     A head attends to a page in sparse block k if (k + offset) % vert_stride is 0, or if k > q - local_blocks. Here q is
     the sparse block of the sequence's last token, and ``_offsets`` computes the offset.
@@ -31,7 +31,7 @@ def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
 
 
 def _offsets(call: Call, device: torch.device) -> torch.Tensor:
-    """The offset of each query head's strided blocks, [kv_heads, group] int32.
+    """Return the offset in the rule of ``skipped_pages`` for each query head, [kv_heads, group] int32.
 
     The offset is 1 + |head_sliding_step| * h. If head_sliding_step >= 0, h is the index of the query head, else the
     index of the KV head. The index counts the heads of all tensor-parallel ranks.

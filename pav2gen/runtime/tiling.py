@@ -1,4 +1,4 @@
-"""Divides a call of the operator into tiles, so that its workspace stays within a bound for any number of sequences.
+"""Divides a call into tiles, so that the memory for scores, keys and values (the workspace) stays within a bound.
 
 An *item* is one partition of one sequence, for all KV heads. A *tile* is a rectangle of items: the same partitions of
 several sequences. The workspace holds all scores of one tile. A *chunk* is a group of consecutive items of a tile. The
@@ -34,10 +34,10 @@ class Tile:
     The docstring of this module defines items, chunks, rows and row tiles.
 
     rows: the number of sequences.
-    parts: the numbers of the partitions, as a slice.
+    parts: the tile's partitions, as a slice of the partitions of a sequence.
     pages: the number of pages in each item. An item has fewer pages than a partition only if the tile has a single
     partition, which was trimmed to its used pages.
-    chunk: the number of items in a chunk.
+    chunk: the number of items in each chunk; the last chunk may have fewer.
     masked: whether token slots other than the last ``tail`` slots may lie past the end of their sequence.
     padded: whether the tile has pages beyond the end of the longest sequence.
     tail: the number of token slots at the end of the tile that lie past the end of the sequence, if the tile has a
@@ -54,12 +54,12 @@ class Tile:
 
     @cached_property
     def num_parts(self) -> int:
-        """The number of partitions of the tile."""
+        """The number of partitions that the tile has of each sequence."""
         return int(self.parts.stop - self.parts.start)
 
     @cached_property
     def items(self) -> int:
-        """The number of items: rows times partitions."""
+        """The number of items in the tile: rows times partitions."""
         return self.rows * self.num_parts
 
     @cached_property
@@ -79,12 +79,14 @@ class Tile:
         return zip(*(repeat(None) if x is None else x.split(size * (x.shape[0] // items)) for x in tensors))
 
     def tails(self) -> Iterator[int]:
-        """For each chunk, the number of slots past the end of the sequence: ``tail`` for the last chunk, else 0."""
+        """Yield for each chunk the number of token slots past the end of the sequence: ``tail`` for the last chunk,
+        else 0.
+        """
         return iter((*repeat(0, _ceil(self.items, self.chunk) - 1), self.tail))
 
 
 class RowTile(NamedTuple):
-    """All tiles that process the same sequences. rows: the numbers of the sequences, as a slice."""
+    """All tiles that process the same sequences. rows: these sequences, as a slice of the call's rows."""
 
     rows: slice
     tiles: tuple[Tile, ...]
@@ -168,12 +170,13 @@ class Budget(NamedTuple):
         known: bool,
         attended: Sequence[int] | None = None,
     ) -> Tiling:
-        """The tiling of a call that has one sequence for each entry of ``lengths``, which are in tokens.
+        """Return the tiling of a call that has one sequence for each length in ``lengths``, in tokens.
 
-        If a single item exceeds the budget, each tile has one item.
+        If a single item needs more memory than the bounds allow, each tile has one item.
 
         partition_size, page: the number of tokens in a partition and in a page.
-        known: True if ``lengths`` are the real lengths; False if they are upper bounds. Upper bounds must be positive.
+        known: True if ``lengths`` are the real lengths; False if they are upper bounds of the lengths. Upper bounds
+        must be positive.
         attended: for each sequence, the number of tokens at its start that need no mask. If ``attended`` is None, no
         token of a sequence needs a mask. If ``attended`` is given, the sequences must be sorted, longest first.
         """
@@ -181,7 +184,7 @@ class Budget(NamedTuple):
         return _fit(self, tuple(lengths), exempt, kv_heads, partition_size, page, known)
 
     def item(self, pages: int, kv_heads: int) -> int:
-        """The size in bytes of an item with ``pages`` pages in a tile's buffers."""
+        """The number of bytes that an item with ``pages`` pages takes in a tile's buffers."""
         return kv_heads * (self.segment_item + pages * self.segment_page) + pages * self.page
 
     def rows(self, pages: int, kv_heads: int) -> int:
@@ -239,12 +242,12 @@ def _covered(shortest: RowTile) -> int:
 
 
 class _Cut:
-    """Makes the tiles of a call.
+    """Makes the tiles of a call within the bounds of ``budget``.
 
     attended: for each sequence, the number of tokens at its start that need no mask.
-    extents: the number of pages of each sequence, sorted, largest first.
+    extents: the number of pages to process for each sequence, sorted, largest first.
     whole: the number of pages in a partition. page: the number of tokens in a page.
-    known: whether the lengths are exact.
+    known: whether the sequence lengths are known, not only upper bounds.
     tails: whether a tile with a single sequence uses ``Tile.tail`` instead of a mask.
     """
 
@@ -264,7 +267,9 @@ class _Cut:
         self.spare = budget.spare_pages(kv_heads)  # the number of padding pages that cost as much as one more tile
 
     def row_tiles(self) -> Iterator[slice]:
-        """The sequences of each row tile. Each group is split evenly into as few row tiles as the budget allows."""
+        """Yield the sequences of each row tile. Each group of ``_groups`` is split evenly into as few row tiles as the
+        budget allows.
+        """
         for group in self._groups():
             rows = self.budget.rows(min(self.whole, self.extents[group.start]), self.kv_heads)
             for span in _even(group.stop - group.start, rows):
@@ -273,7 +278,8 @@ class _Cut:
     def _groups(self) -> Iterator[slice]:
         """Split the sequences into groups.
 
-        In a group, it costs little to pad the first partition of each sequence to the size of the largest one.
+        In a group, it costs little time to pad the first partition of each sequence to the size of the largest first
+        partition.
         """
         start = wasted = 0
         for row, extent in enumerate(self.extents):
@@ -284,7 +290,7 @@ class _Cut:
         yield slice(start, len(self.extents))
 
     def tiles(self, rows: slice) -> Iterator[Tile]:
-        """The tiles of a row tile, in the order of the partitions.
+        """Yield the tiles of the row tile with the sequences ``rows``, in the order of the partitions.
 
         Later tiles have fewer rows, because short sequences have fewer partitions.
         """
@@ -301,9 +307,10 @@ class _Cut:
         return _ceil(self.extents[row], self.whole)
 
     def _stop(self, first: int, active: int) -> int:
-        """The partition where a rectangle of the ``active`` sequences from ``first`` on ends (exclusive).
+        """The partition before which a rectangle of ``active`` sequences ends. Its first sequence is number ``first``.
 
-        The rectangle ends where the shortest of these sequences ends, or later if padding is cheaper than another tile.
+        A rectangle becomes one or more tiles. It ends where the shortest of these sequences ends, or later if padding
+        is cheaper than another tile.
         """
         stop, wasted = self._end(first + active - 1), 0
         for row in range(active - 2, -1, -1):
@@ -315,7 +322,8 @@ class _Cut:
         return stop
 
     def _rectangle(self, first: int, rows: int, start: int, stop: int) -> Iterator[Tile]:
-        """Tiles of about equal size for partitions ``start`` to ``stop`` (exclusive) of ``rows`` sequences.
+        """Yield tiles of about equal size for partitions ``start`` to ``stop`` (exclusive) of ``rows`` sequences from
+        ``first`` on.
 
         The last partition becomes a separate tile if it has unused pages and leaving these out saves work.
         """
@@ -356,9 +364,10 @@ def partitions_reached(longest: int, partition: int, window: int | None) -> int:
 def launched_partitions(longest: int, partition: int, window: int | None) -> int:
     """The number of partitions in the grid of a CUDA kernel, for sequences of up to ``longest`` tokens.
 
-    If the grid has a single partition, the kernel writes the output directly, and no reduction runs. The reduction also
-    marks the partitions before a sliding window as empty in the scratch, so it must run if there can be such
-    partitions. The grid therefore has at least two partitions if ``longest`` exceeds one partition.
+    If the grid has a single partition, the kernel writes the output directly, and the reduction (the kernel that merges
+    partitions) does not run. The reduction also marks the partitions before a sliding window as empty in the scratch,
+    so it must run if there can be such partitions. The grid therefore has at least two partitions if ``longest``
+    exceeds one partition.
 
     partition: the number of tokens in a partition. window: the sliding window in tokens, or None.
     """

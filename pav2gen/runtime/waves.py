@@ -6,8 +6,8 @@ a captured CUDA graph has a thread block for every partition up to max_seq_len, 
 the graph is replayed. A thread block past the end of its sequence is *empty*: it only loads the sequence length and
 returns.
 
-All times are in this unit: the time in which one multiprocessor processes one token. This module is pure Python,
-because the generator uses it too.
+All times are in this unit: the time in which one multiprocessor processes one token. This module does not import torch,
+because the generator, which runs without torch, uses it too.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def cost(
 
     A thread block processes one partition of one sequence, for a KV head or some of its query heads. The thread blocks
     that are resident on a multiprocessor share its memory bandwidth, and a single thread block can't use the whole
-    bandwidth. First come all full partitions, then the last, shorter partition of each sequence, then the empty thread
-    blocks. An empty thread block needs no bandwidth, but it occupies a worker for the time ``row.empty_tokens``. At the
-    end comes the reduction of all partitions that have tokens.
+    bandwidth. The estimate assumes this order: all full partitions, then the last, shorter partition of each sequence,
+    then the empty thread blocks. An empty thread block needs no bandwidth, but it occupies a worker for the time
+    ``row.empty_tokens``. The last step is the reduction of all partitions that have tokens.
 
     A PyTorch kernel has no empty thread blocks: in a CUDA graph it computes all partitions up to max_seq_len.
 
@@ -57,7 +57,7 @@ def cost(
 
 
 def _cost(row: Row, blocks: int, max_seq_len: int, seq_len: int | None) -> int:
-    """Estimate the time of a call. Arguments other than ``blocks`` are those of ``cost``.
+    """Estimate the time of a call from the number of its thread blocks. The other arguments are those of ``cost``.
 
     blocks: the number of thread blocks that process the first partition of every sequence. Every later partition has
     the same number of thread blocks.
@@ -83,13 +83,13 @@ def _cost(row: Row, blocks: int, max_seq_len: int, seq_len: int | None) -> int:
 
 
 def start(workers: Sequence[Workers], blocks: int, duration: int) -> list[Workers]:
-    """Give ``blocks`` equal thread blocks to the workers, each to the worker that is free first.
+    """Give the workers ``blocks`` thread blocks of equal duration, each to the worker that is free first.
 
     Returns the workers with the times at which they are free again. duration: the time that a thread block takes.
 
     The computation takes the same number of steps for any number of thread blocks. If thread blocks could be divided,
-    the workers would end together, at the time ``level``. As many thread blocks as a worker can end before ``level``
-    are given to the worker together. Only the remaining thread blocks are given out one by one.
+    the workers would end together, at the time ``level`` (see ``_level``). As many thread blocks as a worker can end
+    before ``level`` are given to the worker together. Only the remaining thread blocks are given out one by one.
     """
     waiting = sorted(each for each in workers if each[1])
     if not blocks or not duration:
@@ -102,7 +102,8 @@ def start(workers: Sequence[Workers], blocks: int, duration: int) -> list[Worker
 
 
 def _level(waiting: Sequence[Workers], work: int) -> int:
-    """The time, rounded down, at which the workers would end if they could divide ``work`` evenly.
+    """The time, rounded down, at which all busy workers would end if they could divide ``work``, an amount of time,
+    evenly.
 
     waiting: the workers, sorted by the time at which they become free.
     """
@@ -117,7 +118,9 @@ def _level(waiting: Sequence[Workers], work: int) -> int:
 
 
 def _one_each(waiting: Sequence[Workers], blocks: int, duration: int) -> Iterator[Workers]:
-    """Give one thread block to each of the first ``blocks`` workers. Yield all workers with their new times."""
+    """Give one thread block to each of the first ``blocks`` workers. Yield all workers with the times at which they are
+    free again.
+    """
     for time, count in waiting:
         busy = min(count, blocks)
         blocks -= busy
@@ -140,12 +143,13 @@ def reduction_cost(launched: int, working: int) -> int:
 def cheapest(
     rows: Sequence[Row], num_seqs: int, max_seq_len: int, kv_heads: int, backend: str, captured: bool = False
 ) -> Row:
-    """The dispatch row with the lowest estimated time for a call. Among equal rows, the first one is chosen.
+    """The dispatch row with the lowest estimated time for a call. Of several rows with the lowest time, the first one
+    is chosen.
 
     A captured CUDA graph is replayed for sequences of any length up to max_seq_len, and different rows are the best for
-    different lengths. The result is then the row with the smallest worst-case slowdown. The slowdown at one length is
-    the row's time divided by the best row's time. The worst case is the largest slowdown at the lengths max_seq_len,
-    max_seq_len / 2, max_seq_len / 4 and so on.
+    different lengths. While a graph is captured, the result is therefore the row with the smallest worst-case slowdown.
+    The slowdown at one length is the row's time divided by the best row's time. The worst case is the largest slowdown
+    at the lengths max_seq_len, max_seq_len / 2, max_seq_len / 4 and so on.
 
     captured: whether a CUDA graph is being captured.
     """

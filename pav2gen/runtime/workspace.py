@@ -1,8 +1,8 @@
 """The workspace of a call: one block of memory that holds all buffers of a PyTorch kernel.
 
 With a single block, the size of the workspace is known exactly. On a CPU, each thread keeps its block for the next
-call. If the block were freed, its memory would return to the operating system. The page faults of a new block would
-then cost more than the arithmetic of a short call. On a GPU, torch's caching allocator keeps the memory.
+call. If the block were freed, its memory would return to the operating system. The page faults that a new block causes
+would then take more time than the arithmetic of a short call. On a GPU, torch's caching allocator keeps the memory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 
 ALIGNMENT = 256
 
-#: A workspace caches the buffers for this many tile shapes.
+#: A workspace caches the buffers for up to this many tile shapes (see ``tiling.Tile.shape``). A full cache is cleared.
 MOST_SPACES = 64
 
-#: The smallest block on a CPU, in bytes. If sequences grow from call to call, a larger block is rarely needed.
+#: The smallest block on a CPU, in bytes. It is large enough that sequences can grow for many calls before a larger
+#: block is needed.
 LEAST_BYTES = 1 << 20
 
 S = TypeVar("S")
@@ -32,7 +33,9 @@ def aligned(num_bytes: int) -> int:
 
 
 class Buffer:
-    """A part of the workspace, with a cache of its typed views. All chunks of the same size use the same view."""
+    """A part of the workspace, with a cache of the tensors (views) over it. All chunks of the same size use the same
+    view.
+    """
 
     def __init__(self, data: torch.Tensor) -> None:
         """data: the memory as a one-dimensional uint8 tensor, aligned for every dtype."""
@@ -59,7 +62,7 @@ class Buffer:
 
 
 def total(sizes: Mapping[str, int]) -> int:
-    """The size in bytes of a block that holds one aligned buffer for each entry of ``sizes`` (name to bytes)."""
+    """Return the size in bytes of a block that holds an aligned buffer for each entry of ``sizes`` (name to bytes)."""
     return sum(map(aligned, sizes.values()))
 
 
@@ -85,6 +88,7 @@ class Workspace:
     def space(self, space: Callable[..., S], sizes: Mapping[str, int], start: int = 0) -> S:
         """Return ``space(**buffers)``, with a buffer for each entry of ``sizes`` (name to bytes). The result is cached.
 
+        space: a type with a field for each buffer.
         start: the byte of the block where the buffers begin, a multiple of 256. Results with overlapping bytes share
         memory.
         """
@@ -124,7 +128,7 @@ def forget() -> None:
 
 
 def grain_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of the views through which cache pages are copied on ``device``.
+    """The dtype as which pages of the KV cache are viewed while they are copied on ``device``.
 
     A copy only moves bytes, so any dtype gives the same result. A CPU is fastest with 16-byte elements. A GPU reaches
     the same bandwidth with 8-byte integers, which every GPU supports.

@@ -13,21 +13,22 @@ from pathlib import Path
 from .. import simt
 from ..simt.cache import platform_cache, read_json, write_note
 
-#: Messages of temporary failures: memory or disk ran out, or the compiler was killed.
+#: Matches compiler messages of temporary failures: memory or disk ran out, or the compiler was killed.
 _PASSING = re.compile(r"No space left|Cannot allocate|memory exhausted|out of memory|[Kk]illed|terminated", re.ASCII)
 
-#: The failures in this process: library -> the compiler's messages.
+#: The builds that failed in this process: path of the library -> the compiler's messages.
 _failed: dict[Path, str] = {}
 
 
 class FailedBeforeError(Exception):
-    """The build failed before, and nothing that the build depends on has changed. The message is the compiler's
-    message.
+    """The build of a library failed before, and nothing that it depends on has changed.
+
+    The exception's message is that of the compiler.
     """
 
 
 def cache_folder() -> Path:
-    """The folder of compiled libraries: the value of PAV2_CACHE, else ``pav2`` in the user's cache folder.
+    """Return the folder of compiled libraries: the value of PAV2_CACHE, else ``pav2`` in the user's cache folder.
 
     Raises simt.CacheError if PAV2_CACHE is not set and the user has no home folder.
     """
@@ -36,9 +37,10 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(library: Path) -> Iterator[None]:
-    """Lock the path ``library``, so that only one process builds the library while other processes wait.
+    """A context manager that locks the path ``library``: one process builds the library while the others wait.
 
-    The lock file is empty and is removed at the end. If a symbolic link has its name, the link is not followed.
+    The lock is an empty file beside the library, which is removed at the end. A symbolic link in its place is not
+    followed.
     """
     path = library.with_suffix(".lock")
     while True:
@@ -57,7 +59,7 @@ def locked(library: Path) -> Iterator[None]:
 
 
 def _is_still(path: Path, handle: int) -> bool:
-    """Whether ``path`` still leads to the file that was opened as ``handle``."""
+    """Whether ``path`` is still the name of the file that was opened as ``handle``."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
     except FileNotFoundError:
@@ -67,7 +69,8 @@ def _is_still(path: Path, handle: int) -> bool:
 class Failures:
     """The record that the build of one library failed, in a file beside the library.
 
-    The name of the library contains a hash of everything that the build depends on, so a changed build has no record.
+    The name of the library contains a hash of everything that the build depends on, so a build with changed sources or
+    flags has no record yet.
     """
 
     def __init__(self, library: Path) -> None:
@@ -82,20 +85,22 @@ class Failures:
             raise FailedBeforeError(said)
 
     def raise_new(self) -> None:
-        """Raise FailedBeforeError if the build of another process failed while this process waited for the lock."""
+        """Raise FailedBeforeError if another process built the library and failed while this process waited for the
+        lock.
+        """
         with contextlib.suppress(OSError):
             if self.path.stat().st_mtime >= self._asked:
                 self.raise_known()
 
     def remember(self, error: simt.CompileError) -> None:
-        """Record a failure, unless its cause is temporary, such as a full disk."""
+        """Record that the build failed with ``error``, unless the cause is temporary, such as a full disk."""
         if not _PASSING.search(error.output):
             _failed[self.library] = str(error)
             with contextlib.suppress(OSError):
                 write_note(self.path, {"error": str(error)})
 
     def forget(self) -> None:
-        """Delete the record of a failure. Called when the library exists."""
+        """Delete the record of a failed build. Called as soon as the library exists."""
         _failed.pop(self.library, None)
         self.path.unlink(missing_ok=True)
 

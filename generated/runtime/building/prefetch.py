@@ -1,4 +1,4 @@
-"""Compiles the libraries that a test session needs in a separate process, while the first tests already run."""
+"""Starts a process that compiles the libraries that a test session needs, while the first tests already run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: The program that compiles the libraries. Its arguments are the package's folder, and a JSON list with an item for
+#: The Python program that the process runs. Its arguments are the package's folder, and a JSON list with an item for
 #: each library: [the warp size, whether the build is checked, the symbols of the kernels]. It imports no torch.
 PROGRAM = """
 import importlib, json, sys, types
@@ -44,7 +44,7 @@ def start(root: Path, libraries: Mapping[tuple[int, bool], Sequence[str]]) -> No
 
 
 def stop() -> None:
-    """End the process and the compilers that it runs. Called at the end of the test session."""
+    """End the process that ``start`` started, and the compilers that it runs. Called at the end of the test session."""
     while _running:
         process = _running.pop()
         if process.poll() is None:

@@ -1,1 +1,1 @@
-"""The extend operator: paged attention for several new query tokens per sequence."""
+"""The extend operator: paged attention for one or more new tokens of each sequence."""

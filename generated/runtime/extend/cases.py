@@ -1,7 +1,8 @@
-"""Makes the inputs of extend tests. An ``ExtendCase`` describes a call, and ``make`` creates the call's tensors.
+"""Makes the inputs of tests of extend kernels. An ``ExtendCase`` describes a call. ``make`` creates the call.
 
-The query rows of all sequences are packed into one tensor. Some rows may belong to no sequence. To "poison" is to write
-NaN everywhere that a kernel must not read. The tensors are made on the CPU, from a seed, in vLLM's layouts.
+The query has one row for each new token of each sequence, and it may have rows that belong to no sequence. To "poison"
+is to write NaN to all places that a kernel must not read. The tensors are made on the CPU, from a random seed, in
+vLLM's layouts.
 """
 
 from __future__ import annotations
@@ -16,26 +17,30 @@ from ..testing import cases
 from ..testing.cases import Case, far_apart, pages_of
 from .call import ExtendCall
 
-#: The content of ``out`` and ``lse`` before a call. Rows that the call does not compute must keep it.
+#: Before a call, all elements of ``out`` and ``lse`` have this value. Rows that the call does not compute must keep it.
 SENTINEL = 77.0
 
-#: The partition size of all extend cases. It has no effect, because extend kernels take no partition size from a case.
+#: The ``partition_size``, in tokens, of all extend cases that a harness makes. Nothing depends on it, because the
+#: partition size of an extend kernel does not come from the case.
 ONE_PARTITION = 1 << 30
 
 
 @dataclass(frozen=True)
 class ExtendCase(Case):
-    """Describes the inputs of an extend test. ``seq_lens`` include the new tokens. ``partition_size`` is not used.
+    """Describes the inputs of a test of an extend kernel. ``Case`` explains the fields that are not listed here.
 
+    seq_lens: the length of each sequence in tokens, new tokens included.
+    partition_size: not used.
     query_lens: the number of new tokens of each sequence.
     max_query_len: the argument ``max_query_len`` of the call. None means the largest of ``query_lens``.
     leading_rows, trailing_rows: the numbers of query rows before the first sequence and after the last sequence. No
     sequence owns these rows, and their queries are NaN.
-    shared_pages: the number of pages at the start of sequence 0 that the other sequences use too. Another sequence
-    uses a page only if sequence 0 and the other sequence both fill this page with tokens.
+    shared_pages: the number of pages at the start of sequence 0 that the other sequences use in place of their own
+    pages. Another sequence uses such a page only if the tokens of both sequences fill it.
     starts: the values of query_start_loc, for tests of invalid values. ``query_lens`` must then be the numbers of rows
-    that the sequences own after the values are clamped (see ``ExtendCall``).
-    tokens: the number of query rows, which must be given together with ``starts``.
+    that the sequences own after the values are clamped (see ``ExtendCall``). If ``starts`` is empty, the values follow
+    from ``query_lens`` and ``leading_rows``.
+    tokens: the number of query rows. It must be given if ``starts`` is given; otherwise it is not used.
     """
 
     query_lens: Sequence[int] = ()
@@ -48,11 +53,11 @@ class ExtendCase(Case):
 
     @property
     def most_queries(self) -> int:
-        """The argument ``max_query_len`` of the call. The default is the largest of ``query_lens``."""
+        """The value of the argument ``max_query_len`` in the call that this case describes."""
         return max(self.query_lens, default=0) if self.max_query_len is None else self.max_query_len
 
     def attended(self, s: int) -> range:
-        """The key positions to which at least one query row of sequence ``s`` attends."""
+        """The key positions of sequence ``s`` to which at least one of the computed query rows attends."""
         rows = min(self.query_lens[s], self.most_queries)
         stop = max(0, min(self.seq_lens[s], self.longest))
         if rows <= 0:
@@ -102,9 +107,10 @@ def make(case: ExtendCase) -> ExtendCall:
 def share_pages(
     case: ExtendCase, tables: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Let other sequences use the first pages of sequence 0, as a shared prefix would. Changes the tensors in place.
+    """Change the block tables so that all sequences begin with the same pages, as sequences with a common prefix do.
 
-    If ``case.poison`` is set, the pages that these sequences no longer use are filled with NaN.
+    The fields ``shared_pages`` and ``poison`` of the case say which pages are shared, and whether NaN is written to the
+    blocks that no sequence uses any more. The tensors are changed in place. Returns ``key_cache`` and ``value_cache``.
     """
     if not case.shared_pages or case.shared_blocks:
         return key_cache, value_cache
@@ -120,12 +126,12 @@ def share_pages(
 
 
 def copy_outputs(call: ExtendCall) -> ExtendCall:
-    """Copy ``out`` and ``lse`` of a call, so that a run does not change the originals. Returns the new call."""
+    """Return the call with copies of ``out`` and ``lse``, so that a kernel does not change the original tensors."""
     return call._replace(out=call.out.clone(), lse=None if call.lse is None else call.lse.clone())
 
 
 def to(call: ExtendCall, device: torch.device) -> ExtendCall:
-    """Copy all tensors of a call to another device. The copies have the same strides."""
+    """Return a copy of a call in which all tensors are on ``device``. The copied tensors have the same strides."""
 
     def move(value: object) -> object:
         if isinstance(value, tuple):
@@ -139,9 +145,10 @@ def to(call: ExtendCall, device: torch.device) -> ExtendCall:
 
 
 def spread(call: ExtendCall) -> ExtendCall:
-    """Copy a CPU call so that its query, caches and block table have strides over 2^31 elements.
+    """Return a call with a query, caches and block tables whose strides exceed 2^31 elements.
 
-    Raises OSError if the system does not grant more address space than it has memory.
+    The tensors of ``call`` must be on the CPU. The new tensors hold the same values. Raises OSError if the system does
+    not let a process reserve more address space than there is memory.
     """
     return call._replace(
         query=far_apart(call.query, axes=1),
@@ -152,9 +159,9 @@ def spread(call: ExtendCall) -> ExtendCall:
 
 
 def of_decode(case: ExtendCase, partition_size: int) -> Case:
-    """Convert an extend case to a decode case with the same block tables and caches.
+    """Convert an extend case to a case for a decode kernel, with the same sequences, block tables and caches.
 
-    Each sequence of ``case`` must have exactly one new token.
+    case: each of its sequences must have exactly one new token. partition_size: the decode kernel's, in tokens.
     """
     fields = {name: getattr(case, name) for name in Case.__dataclass_fields__}
     return Case(**{**fields, "partition_size": partition_size})

@@ -1,4 +1,4 @@
-"""Checks all arguments of an extend call that kernels rely on, before the operator writes anything."""
+"""Checks the arguments of an extend call. The operator calls ``check`` before it writes to ``out`` or ``lse``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _fail = partial(checks.fail, operator=NAME)
 def check(call: ExtendCall, kv_cache_dtype: str) -> Key:
     """Check all arguments of an extend call and return the call's kernel key: the values that select a kernel.
 
-    Raises ValueError for the first argument that is wrong.
+    The values in tensors are not checked. Raises ValueError for the first argument that is wrong.
     """
     name = checks.kv_dtype(kv_cache_dtype, NAME)
     for field in NEEDED:
@@ -55,10 +55,11 @@ def check(call: ExtendCall, kv_cache_dtype: str) -> Key:
 
 
 def check_sequences(call: ExtendCall) -> None:
-    """Raise ValueError unless the arguments that describe the sequences fit together.
+    """Raise ValueError unless the arguments that describe the sequences have the following forms.
 
-    block_tables: [seqs, max blocks] int32 with contiguous rows. seq_lens: [seqs] int32, contiguous. query_start_loc:
-    [seqs + 1] int32, contiguous. max_query_len and max_seq_len must not be negative.
+    For a call with ``seqs`` sequences, block_tables must be int32 [seqs, max blocks] with contiguous rows, seq_lens
+    contiguous int32 [seqs], and query_start_loc contiguous int32 [seqs + 1]. max_query_len and max_seq_len must not be
+    negative.
     """
     tables, starts, lengths = call.block_tables, call.query_start_loc, call.seq_lens
     if lengths.dim() != 1 or lengths.dtype != torch.int32 or not lengths.is_contiguous():
@@ -77,9 +78,9 @@ def check_sequences(call: ExtendCall) -> None:
 
 
 def check_starts(starts: torch.Tensor) -> None:
-    """Raise ValueError if the values of query_start_loc decrease. Values on a device other than the CPU are not read.
+    """Raise ValueError if the values of query_start_loc decrease. Do nothing if the tensor is not on the CPU.
 
-    starts: the tensor query_start_loc.
+    starts: the tensor query_start_loc of a call.
     """
     if starts.device.type != "cpu":
         return
@@ -91,10 +92,10 @@ def check_starts(starts: torch.Tensor) -> None:
 
 
 def layout_of(call: ExtendCall, kv_cache_dtype: str) -> Hashable | None:
-    """The layout of a call: a tuple of all properties that ``check`` looks at, such as shapes, strides and devices.
+    """The layout of a call: a tuple of all properties that ``check`` checks, such as shapes, strides and devices.
 
-    If one call passes the checks, every call with an equal layout passes them too. The result is None if an argument
-    that must be a tensor is not a tensor. ``check`` then reports that argument.
+    If a call passes ``check``, every call with an equal layout passes too, so that ``check`` need not run for each
+    call. The result is None if an argument is not a tensor but must be one. ``check`` raises ValueError for it.
     """
     optional = (call.alibi_slopes, call.sinks, call.lse, *call.tensors, call.k_scale, call.v_scale)
     try:

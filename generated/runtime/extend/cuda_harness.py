@@ -1,6 +1,6 @@
 """Test harnesses that run CUDA extend kernels on a GPU, or on the CPU with ``runtime.simt``.
 
-On the CPU, a checked build also checks and counts the kernel's memory accesses.
+On the CPU, a kernel can also run in a checked build, in which each of its memory accesses is checked and counted.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .launch import launch
 
 
 class CudaExtend(ExtendHarness):
-    """Runs and checks one CUDA extend kernel.
+    """A test harness that runs one CUDA extend kernel, and compares its results with the float64 reference.
 
-    machine: "gpu" for a GPU, "warp64" or "warp32" for the CPU with simulated warps of 64 or 32 lanes.
-    rows: the dispatch table rows of all kernels that are compiled into one library.
+    machine: "gpu" for a GPU, "warp64" for the CPU with simulated warps of 64 lanes, "warp32" with 32 lanes.
+    rows: the dispatch table rows of all kernels that are compiled into one library, the tested kernel included.
     """
 
     backend = "cuda"
@@ -40,7 +40,10 @@ class CudaExtend(ExtendHarness):
         self.library = loaded(package, rows, machine, checked=self.checked)
 
     def launch(self, call: ExtendCall) -> None:
-        """Run the kernel on a checked call. On the CPU, the threads of a warp and the blocks run in random order."""
+        """Run the kernel on a call with checked arguments.
+
+        On the CPU, the threads of each warp run in random order, and so do the thread blocks of the grid.
+        """
         if self.library.program is None:
             self.launch_on_gpu(call)
             return
@@ -48,7 +51,7 @@ class CudaExtend(ExtendHarness):
             launch(self.library.function(self.row), call, self.row, self.library.explain)
 
     def launch_on_gpu(self, call: ExtendCall) -> None:
-        """Run the kernel on a GPU copy of the call, and copy the outputs back into ``call``."""
+        """Copy the call to the GPU, run the kernel there, and copy the results to ``out`` and ``lse`` of ``call``."""
         moved = cases.to(call, torch.device("cuda"))
         launch(self.library.function(self.row), moved, self.row, self.library.explain)
         call.out.copy_(moved.out)
@@ -56,11 +59,17 @@ class CudaExtend(ExtendHarness):
             call.lse.copy_(moved.lse)
 
     def decoder(self, row: Row) -> Harness:
-        """The test harness of a row's decode kernel: the PyTorch kernel if there is one, as it needs no compiler."""
+        """The test harness of the decode kernel in ``row``.
+
+        If the row has a PyTorch kernel and a CUDA kernel, the harness runs the PyTorch kernel, which needs no compiler.
+        """
         return super().decoder(row) if row.torch else CudaKernel(self.package, row, self.machine, [*self.rows, row])
 
     def check_table(self, case: ExtendCase) -> None:
-        """Check that the package's operator gives the same bits as this kernel. Does nothing on a GPU."""
+        """Check that the package's operator returns bitwise the same results as a direct run of this kernel.
+
+        This is checked only on the CPU. If this harness runs the kernel on a GPU, the method does nothing.
+        """
         if self.machine == "gpu":
             return  # the test's tensors are on the CPU
         self.package.kernels.libraries[False] = self.library
@@ -68,17 +77,21 @@ class CudaExtend(ExtendHarness):
 
 
 class CheckedExtend(CudaExtend):
-    """A CUDA kernel in a checked build on the CPU, which checks and counts each memory access of the kernel.
+    """A test harness that runs a CUDA extend kernel on the CPU, in a build that checks and counts its memory accesses.
 
-    A launch stores the counters in ``report``, and raises FindingsError if an access was wrong. The checks assume that
-    only ``__syncthreads`` orders memory accesses, because ``__syncwarp`` does not order them on the BI-V100.
+    ``launch`` stores the counters in ``report``, and raises FindingsError if an access was wrong. The checks assume
+    that only ``__syncthreads`` orders the memory accesses of different threads, because ``__syncwarp`` does not do so
+    on the BI-V100.
     """
 
     checked = True
     report: Report
 
     def launch(self, call: ExtendCall) -> None:
-        """Run the kernel after registering all tensors that it may access. Raises FindingsError for a wrong access."""
+        """Run the kernel on a call with checked arguments. Raises FindingsError if a memory access was wrong.
+
+        An access is wrong if, for example, it lies outside of the call's tensors, or if it is part of a race.
+        """
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
 
@@ -100,14 +113,16 @@ class CheckedExtend(CudaExtend):
     def check_counters(
         self, case: ExtendCase, *, page_bytes: int, shared_bytes: int, blocks_per_group: int, reads: int = 1
     ) -> None:
-        """Check that the kernel loads exactly as much memory, and uses as much shared memory, as the generator planned.
+        """Check that the kernel's memory traffic and its shared memory are exactly those that the generator planned.
+
+        The traffic consists of the loads from the caches and block tables, and the bank conflicts in shared memory.
 
         page_bytes: the size of one page of one KV head, keys and values together, in bytes.
         shared_bytes: the shared memory that one thread block uses, in bytes.
         blocks_per_group: the number of thread blocks that share the query heads of one KV head. Each of these thread
-        blocks loads the keys and values.
-        reads: the number of tiles that read each byte of the cache. It is over 1 only if a sequence has more query
-        tokens than one tile holds.
+        blocks loads the keys and values of that KV head.
+        reads: the number of query tiles for which each byte of the cache is read. It is over 1 only if a sequence has
+        more query tokens than one query tile holds.
         """
         call = cases.make(case)
         self.run(call)
@@ -130,10 +145,11 @@ class CheckedExtend(CudaExtend):
     def check_empty_work(self, case: ExtendCase, max_seq_len: int) -> None:
         """Check that a larger max_seq_len does not make the kernel access more memory.
 
-        The case runs twice. The first run has the smallest max_seq_len that gives at least two partitions, so that the
-        kernel has partial results to merge. The second run has ``max_seq_len``. Every sequence of the case must have
-        the same number of tiles. To find its tile, each warp then loads one sequence
-        length and two entries of query_start_loc. All other loads, and all stores, must be the same in both runs.
+        The kernel runs on the case twice. The first run has the smallest max_seq_len that fits all sequences and gives
+        at least two partitions, so that there are partial results to merge. The second run has the ``max_seq_len`` that
+        is given here. All loads and stores must be the same in both runs, except that each warp loads one sequence
+        length and two entries of query_start_loc to find its query tile. Every sequence of the case must have the same
+        number of query tiles.
         """
         least = max(*case.seq_lens, self.row.partition_size + 1)  # both calls have a reduction
         tight, roomy = (self._traffic(replace(case, max_seq_len=room)) for room in (least, max_seq_len))
@@ -146,15 +162,17 @@ class CheckedExtend(CudaExtend):
         assert roomy["query_start_loc"][0].accesses == 2 * warps, "each warp loads where its sequence begins and ends"
 
     def _traffic(self, case: ExtendCase) -> dict[str, tuple[Traffic, Traffic]]:
-        """Run a case. Return the traffic of each buffer as (loads, stores), by the buffer's name."""
+        """Run the kernel on a case. Return a dict from each buffer's name to the counters of its (loads, stores)."""
         self.run(cases.make(case))
         return {name: (buffer.loads, buffer.stores) for name, buffer in self.report.buffers.items()}
 
 
 def pages_of_tiles(call: ExtendCall, tile_tokens: int) -> int:
-    """The number of pages that the tiles of a call load for one KV head.
+    """The number of pages that the query tiles of a call load for one KV head.
 
-    A page counts once for each tile that attends to one of its keys. tile_tokens: the number of query tokens in a tile.
+    A page counts once for each query tile in which a token attends to one of the page's keys.
+
+    tile_tokens: the number of query tokens in a query tile.
     """
     page, count = call.key_cache.shape[3], 0
     starts = call.query_start_loc.tolist()
@@ -167,6 +185,6 @@ def pages_of_tiles(call: ExtendCall, tile_tokens: int) -> int:
 
 
 def buffers(call: ExtendCall) -> list[tuple[str, torch.Tensor, bool]]:
-    """All tensors of a call, each as (name, tensor, whether the kernel writes the tensor)."""
+    """All tensors of a call, each as a tuple (name, tensor, whether the kernel writes to the tensor)."""
     named = {**call._asdict(), **{f"tensors[{place}]": tensor for place, tensor in enumerate(call.tensors)}}
     return [(name, value, name in ("out", "lse")) for name, value in named.items() if isinstance(value, torch.Tensor)]

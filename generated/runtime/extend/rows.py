@@ -1,10 +1,11 @@
-"""Computes the rows of each query tile on the device, and the tokens and pages to which these rows attend.
+"""Computes, on the call's device, which rows each query tile has, and to which tokens and pages these rows attend.
 
-A row is one query token. The module ``tiles`` defines query tiles and groups. A query tile with fewer rows than the
-width of its group repeats its last row. All copies of that row's result are equal, so the order in which they are
-written does not matter. If the host does not know the lengths, some query tiles at the end of a group may have no rows.
-A query tile without rows repeats the last row of the last query tile that has rows. If no query tile has rows, ``out``
-is rewritten with the values that it already has.
+A row is one query token. The module ``tiles`` defines query tiles, groups and the width of a group. A query tile with
+fewer rows than the width of its group repeats its last row. All copies of that row get the same result, so the order in
+which the copies are written does not matter. If the host does not know the lengths of the sequences, the query tiles at
+the end of a group may have no rows. A query tile without rows repeats the rows of the last query tile of the same row
+tile (see ``runtime.tiling``) that has rows. If no query tile of a row tile has rows, elements of ``out`` and ``lse``
+are overwritten with the values that they already have.
 """
 
 from __future__ import annotations
@@ -21,20 +22,23 @@ from .tiles import ExtendBudget, Group, Shape
 
 
 class Taken(NamedTuple):
-    """The query tiles that a row tile processes (see ``runtime.tiling``), as tensors on the device.
+    """The query tiles that one row tile processes (see ``runtime.tiling``), as tensors on the call's device.
 
-    ``width`` is the number of rows of each query tile, repeated rows included.
+    Below, ``width`` is the number of rows of each query tile, repeated rows included.
 
     sequences: [query tiles] int64, the sequence of each query tile.
     rows: [query tiles, width] int64, the index of each row in the query.
-    places: [query tiles * width] int64, for each row the index of the result to store in this row. Copies of a row
-    all get the same result. ``places`` is None if the host knows that there are no copies.
-    some: [1] bool, whether any of these query tiles has a row. ``some`` is None if all query tiles have rows.
+    places: [query tiles * width] int64, for each row the index of the result that is written to this row. The index
+    counts the results of all query tiles together. It is the same for all copies of a row. ``places`` is None if the
+    host knows that no row is repeated.
+    some: [1] bool, whether at least one of these query tiles has a row. ``some`` is None if the host knows that all of
+    them have rows.
     queries: [query tiles, width] int32, the position of each row in its sequence.
     seq_lens: [query tiles] int32, the length of each query tile's sequence in tokens, new tokens included.
-    ends: [query tiles, 1] int32, the number of tokens up to and including the tile's last row, or 0 without rows.
-    starts: [query tiles, 1] int32, the first position of the first row's sliding window. ``starts`` is None if the
-    kernel has no sliding window.
+    ends: [query tiles, 1] int32, the number of tokens of the sequence up to and including the last row of the query
+    tile, or 0 if the query tile has no rows.
+    starts: [query tiles, 1] int32, the first position in the sliding window of the query tile's first row. ``starts``
+    is None if the kernel has no sliding window.
     """
 
     sequences: torch.Tensor
@@ -47,10 +51,10 @@ class Taken(NamedTuple):
     starts: torch.Tensor | None
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        """Write each row's result to ``target``.
+        """Write the results of all rows of these query tiles to ``target``.
 
         target: [tokens, ...], the call's ``out`` or ``lse``.
-        values: [query tiles * width, ...] in the dtype of ``target``.
+        values: the results, [query tiles * width, ...] in the dtype of ``target``.
         """
         rows = self.rows.flatten()
         if self.places is not None:
@@ -62,20 +66,20 @@ class Taken(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The key positions of a tile (see ``runtime.tiling``), and the numbers of the cache blocks that the tile reads.
+    """The positions of the keys in a tile (see ``runtime.tiling``), and the cache blocks that the tile reads.
 
-    A page is the part of a sequence that one cache block stores. An item is one partition of one query tile. The items
-    of a query tile are consecutive.
+    An item is one partition of one query tile. The items of a query tile are consecutive. Below, ``tokens`` is the
+    number of tokens that the partitions of ``tile`` can hold together, for one query tile.
 
-    Below, ``tokens`` is the number of token slots in the tile's partitions together, for one query tile.
-
-    queries, seq_lens: as in ``Taken``.
-    positions: [1 or query tiles, tokens] int32, the position of each key in its sequence.
+    queries, seq_lens: as in ``Taken``, but only for the query tiles in ``tile``.
+    positions: [1 or query tiles, tokens] int32, the position of each key in its sequence. The first dimension is 1 if
+    the positions are the same for all query tiles.
     hidden: [query tiles, partitions, 1, width, 1, tokens / partitions] bool, True where a row does not attend to a
     key. ``hidden`` is None if every row attends to every key.
-    unread: [query tiles, tokens] bool, True where no row of a query tile attends to a key. ``unread`` is None if
+    unread: [query tiles, tokens] bool, True for a key to which no row of the query tile attends. ``unread`` is None if
     ``hidden`` is None.
-    pages: [items, pages] int32, the block number of each page, or 0 for a page to which no row attends.
+    pages: [items, pages] int32, the number of the cache block that holds each page, or 0 for a page to which no row of
+    the query tile attends.
     """
 
     tile: Tile
@@ -90,8 +94,10 @@ class Part(NamedTuple):
 def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Group, ...]:
     """Split the rows of a call into groups of query tiles.
 
-    The split uses the sequence lengths if the host may read them, and if padding would cost more than the read.
-    Otherwise the split uses upper bounds of the lengths.
+    The split uses the values of ``query_start_loc`` and ``seq_lens`` if the host may read them, and if the padding that
+    upper bounds of these values cause could take longer than the read. Otherwise the split uses the upper bounds.
+
+    budget: the bounds of the workspace on the call's device.
     """
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     bound = budget.bound(tokens, seqs, call.max_seq_len, shape, call.max_query_len)
@@ -108,13 +114,14 @@ def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Gro
 
 
 class QueryRows:
-    """The query tiles of a group, as tensors on the device.
+    """The query tiles of a group, as tensors on the call's device.
 
     sequences: [query tiles] int64, the sequence of each query tile.
-    firsts: [query tiles] int64, the index in the query of the tile's first row.
-    counts: [query tiles] int64, the number of rows of the tile.
-    positions: [query tiles] int64, the position of the tile's first row in its sequence, or -1 if the tile has no rows.
-    total: [1] int64, the number of query tiles that have rows. ``total`` is None if all query tiles have rows.
+    firsts: [query tiles] int64, the index in ``call.query`` of the first row of each query tile.
+    counts: [query tiles] int64, the number of rows of each query tile, without repeated rows.
+    positions: [query tiles] int64, the position in its sequence of the first row of each query tile, or -1 if the query
+    tile has no rows.
+    total: [1] int64, the number of query tiles that have rows. ``total`` is None if the host knows that all have rows.
     """
 
     def __init__(self, call: ExtendCall, group: Group, shape: Shape) -> None:
@@ -128,7 +135,7 @@ class QueryRows:
             self.sequences, self.firsts, self.counts, self.positions = table.unbind(1)
 
     def _find(self) -> None:
-        """Compute the query tiles on the device, from ``query_start_loc`` and ``seq_lens``."""
+        """Compute the tensors of this class on the call's device, from ``query_start_loc`` and ``seq_lens``."""
         call, width, tokens = self.call, self.group.width, self.call.query.shape[0]
         starts = call.query_start_loc.long().clamp_(0, tokens)
         owned = torch.sub(starts[1:], starts[:-1]).clamp_min_(0)  # [seqs], rows of each sequence
@@ -146,7 +153,10 @@ class QueryRows:
         self.positions = contexts.add_(before).masked_fill_(self.counts == 0, -1)
 
     def take(self, taken: slice) -> Taken:
-        """Compute the rows of some query tiles of the group. taken: the numbers of these query tiles, as a slice."""
+        """Compute the rows of some query tiles of the group.
+
+        taken: the numbers of these query tiles in the group, as a slice.
+        """
         width, window = self.group.width, self.shape.window
         each = torch.arange(width, device=self.firsts.device)
         offsets = torch.minimum(each, self.counts[taken].sub(1).clamp_min_(0).unsqueeze(1))  # [query tiles, width]
@@ -176,9 +186,10 @@ class QueryRows:
         )
 
     def part(self, held: Taken, tile: Tile) -> Part:
-        """The key positions and block numbers of ``tile`` for the query tiles ``held``, if there is no sliding window.
+        """Compute the key positions and cache blocks of ``tile``, for a kernel without a sliding window.
 
-        Partition 0 begins at position 0 of the sequence.
+        Partition 0 begins at position 0 of the sequence. held: the query tiles of the row tile to which ``tile``
+        belongs.
         """
         table, page = self.call.block_tables, self.shape.page
         start = tile.parts.start * self.shape.keys
@@ -195,9 +206,10 @@ class QueryRows:
         return self._part(held, tile, positions, hidden, unread, pages)
 
     def window_part(self, held: Taken, tile: Tile) -> Part:
-        """The key positions and block numbers of ``tile`` for the query tiles ``held``, if there is a sliding window.
+        """Compute the key positions and cache blocks of ``tile``, for a kernel with a sliding window.
 
-        For each query tile, partition 0 is the partition in which the window of its first row begins.
+        For each query tile, partition 0 is the partition in which the window of its first row begins. held: the query
+        tiles of the row tile to which ``tile`` belongs.
         """
         assert held.starts is not None and self.shape.window is not None
         table, page, keys = self.call.block_tables, self.shape.page, self.shape.keys
@@ -239,14 +251,15 @@ class QueryRows:
 
 
 def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor) -> None:
-    """Write the attention outputs of the query tiles ``held``: o / z, or zeros for a row that attends to no token.
+    """Write the rows of the query tiles ``held`` to ``out``: o / z, or zeros for a row that attends to no token.
 
-    The module ``runtime.state`` defines m, z and o. If the call has an ``lse`` tensor, its rows are written too. Below,
-    ``group`` is the number of query heads per KV head.
+    The module ``runtime.state`` defines m, z and o. If the call has an ``lse`` tensor, the rows are written to it too.
+    Below, ``group`` is the number of query heads per KV head.
 
-    state: the softmax state, which is overwritten. m and z are float32 [query tiles, kv heads, width, group]. o is
-    float32 [query tiles, kv heads, width, group, head size]. m is the maximum score times LOG2_E.
-    found: memory for the results, [query tiles, width, kv heads, group, head size] in the dtype of ``out``.
+    state: the softmax state of all keys, which is overwritten. m and z are float32 [query tiles, kv heads, width,
+    group]. o is float32 [query tiles, kv heads, width, group, head size]. In this function, m is the maximum score
+    times LOG2_E.
+    found: a buffer that is overwritten, [query tiles, width, kv heads, group, head size] in the dtype of ``out``.
     """
     sinks = None if call.sinks is None else call.sinks.view(state.m.shape[1], 1, -1)
     if call.sinks is not None or call.lse is not None:

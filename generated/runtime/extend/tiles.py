@@ -1,17 +1,18 @@
-"""Splits the query rows of an extend call into query tiles, so that the workspace stays within a bound.
+"""Splits the query rows of an extend call into query tiles, so that the workspace of a PyTorch kernel stays bounded.
 
-A row is one query token. A *query tile* is a set of consecutive rows of one sequence. The kernel reads the keys and
-values of a query tile once for all its rows and heads. ``runtime.tiling`` then treats each query tile like a sequence
-of a decode call. The tiling splits the tokens up to the query tile's last row into partitions, and forms rectangles of
-query tiles and partitions.
+A row is one query token. A *query tile* is a set of consecutive rows of one sequence. A kernel reads the keys and
+values to which a query tile attends once, for all its rows and heads. ``runtime.tiling`` treats each query tile like a
+sequence of a decode call: it splits the tokens up to the query tile's last row into partitions, and forms tiles, which
+are rectangles of query tiles and partitions.
 
 A *group* is a set of query tiles that are padded to the same width (number of rows). The split depends only on values
 that the host knows. There are two cases:
 
-* The host knows the lengths. Query tiles of similar width form a group, and the group has the width of its widest query
-  tile. Padding is used only where it costs less than another group. A query tile has the tokens up to its last row.
-* The host knows only upper bounds. All query tiles form one group, and each is treated as if it belonged to a sequence
-  of the maximum length. The host then knows only an upper bound of the number of query tiles.
+* The host knows the values of ``query_start_loc`` and ``seq_lens``. Query tiles of similar width form a group, which
+  has the width of its widest query tile. Padding is used only where it costs less time than one more group. A query
+  tile is treated like a sequence that ends at its last row.
+* The host knows only upper bounds of these values. All query tiles form one group, and each is treated like a sequence
+  of the maximum length. The host knows only an upper bound of the number of query tiles.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from ..tiling import Budget, Tile, Tiling, partitions_reached
 if TYPE_CHECKING:
     import torch
 
-#: The bound ``ExtendBudget.wide`` applies only to query tiles with more rows than this number. Narrower query tiles
-#: take so little time that fewer and larger tiles (see ``runtime.tiling``) are faster: each tile has a fixed cost.
+#: The bound ``ExtendBudget.wide`` applies only to query tiles with more than this number of rows. For narrower query
+#: tiles, fewer and larger tiles (see ``runtime.tiling``) are faster, because part of the time of a tile is fixed.
 NARROW = 16
 
-#: When torch copies a tensor with several CPU threads, it gives each thread at least this many elements
-#: (``at::internal::GRAIN_SIZE``).
+#: The least number of elements that torch gives to each CPU thread when it copies a tensor with several threads. torch
+#: calls it ``at::internal::GRAIN_SIZE``.
 GRAINS_OF_A_THREAD = 32768
 
 
 class Shape(NamedTuple):
-    """The sizes on which the split into query tiles depends.
+    """The sizes of a kernel and a call on which the split into query tiles depends.
 
     kv_heads: the number of KV heads.
     keys: the number of tokens in a partition.
@@ -53,8 +54,9 @@ class Shape(NamedTuple):
 class QueryTile(NamedTuple):
     """A set of consecutive query rows of one sequence.
 
-    sequence: the number of the sequence. first: the index of the first row in the query. rows: the number of rows.
-    position: the first row's position in the sequence, which is negative if a sequence has more rows than tokens.
+    sequence: the number of the sequence in the call. first: the index of the first row in the call's query. rows: the
+    number of rows. position: the first row's position in the sequence. It can be negative, but only if the sequence has
+    more query rows than ``seq_lens`` says that it has tokens.
     """
 
     sequence: int
@@ -63,19 +65,19 @@ class QueryTile(NamedTuple):
     position: int
 
     def begin(self, shape: Shape) -> int:
-        """The start position of the partition in which the first row's sliding window begins; 0 without a window."""
+        """The first position of the partition in which the first row's sliding window begins, or 0 without a window."""
         if shape.window is None:
             return 0
         return max(0, self.position + 1 - shape.window) // shape.keys * shape.keys
 
     def tokens(self, shape: Shape) -> int:
-        """The number of tokens from position ``begin`` to the position of the last row, inclusive."""
+        """The number of tokens of the sequence from position ``begin`` to the position of the last row, inclusive."""
         return max(0, self.position + self.rows - self.begin(shape))
 
     def attended_by_all(self, shape: Shape) -> int:
-        """The number of tokens, from ``begin`` on, to which all rows attend. These tokens need no mask.
+        """The number of tokens at the start of the sequence that need no mask, because all rows attend to them.
 
-        With a sliding window, the result is always 0.
+        With a sliding window, the result is always 0, because the mask then covers all tokens.
         """
         return max(0, self.position + 1) if shape.window is None else 0
 
@@ -84,9 +86,10 @@ class Group(NamedTuple):
     """Query tiles that are processed together, padded to the same width.
 
     width: the number of rows of each query tile. A query tile with fewer rows repeats its last row.
-    tiles: the query tiles in the order of ``tiling``, or None if the device computes the query tiles.
-    number: the number of query tiles, or an upper bound of this number if the device computes the query tiles.
-    tiling: the tiles of ``runtime.tiling``, in which each query tile takes the place of a sequence.
+    tiles: the query tiles in the order in which ``tiling`` numbers them. ``tiles`` is None if the host does not know
+    the query tiles. They are then computed on the call's device.
+    number: the number of query tiles, or an upper bound of this number if ``tiles`` is None.
+    tiling: all tiles of the group. Each query tile takes the place of a sequence in ``runtime.tiling``.
     """
 
     width: int
@@ -101,15 +104,19 @@ class Group(NamedTuple):
 
 
 class ExtendBudget(NamedTuple):
-    """The bounds of the workspace on one type of device, and the memory that a tile needs, in bytes.
+    """The bounds of the workspace on one type of device, and the memory that a tile needs.
+
+    All fields are in bytes, except ``width`` and ``row_padding``.
 
     width: the largest number of rows in a query tile.
     chunk, segment, padding, chunk_page, page: as in ``tiling.Budget``.
-    wide: a second bound, besides ``segment``, for the buffers of one tile if query tiles have more than NARROW rows.
+    wide: a second bound, besides ``segment``, for the buffers that hold the scores of one tile. It applies if the query
+    tiles have more than NARROW rows.
     segment_page, segment_item, row: as in ``tiling.Budget``, for a query tile with a single row.
-    row_page: further memory for a page in a tile's buffers, for each row and all heads together.
-    row_padding: the amount of padding that takes as long to process as one more tile. The unit of ``row_padding`` is
-    query rows × pages × KV heads.
+    row_page: memory for a page in a tile's buffers, in addition to ``page``: for each row of the query tile, for all
+    heads together.
+    row_padding: the amount of padding with repeated rows that takes as long to process as one more tile. The unit is
+    one row × one page × one KV head.
     """
 
     width: int
@@ -126,9 +133,9 @@ class ExtendBudget(NamedTuple):
     row: int
 
     def of(self, width: int) -> Budget:
-        """The budget of ``runtime.tiling`` for query tiles of ``width`` rows.
+        """Convert these bounds to a budget of ``runtime.tiling`` for query tiles of ``width`` rows.
 
-        A page of padding takes more time in wider query tiles, so the budget accepts fewer pages of padding.
+        A page of padding takes more time in wider query tiles, so the budget of wider query tiles accepts less padding.
         """
         return Budget(
             chunk=self.chunk,
@@ -142,9 +149,9 @@ class ExtendBudget(NamedTuple):
         )
 
     def widest(self, shape: Shape, max_query_len: int) -> int:
-        """The largest number of rows that a query tile may have if one partition of it must fit the workspace.
+        """The largest number of rows with which one partition of a query tile fits the bounds ``segment`` and ``wide``.
 
-        The result is at least 1, and at most ``width`` and ``max_query_len``.
+        The result is at least 1. It is at most the field ``width``, and at most ``max_query_len``.
         """
         pages, heads = shape.keys // shape.page, shape.kv_heads
         each = pages * self.row_page + heads * (pages * self.segment_page + self.segment_item + self.row)
@@ -153,20 +160,21 @@ class ExtendBudget(NamedTuple):
     def fit(
         self, starts: Sequence[int], seq_lens: Sequence[int], shape: Shape, max_query_len: int
     ) -> tuple[Group, ...]:
-        """The groups of query tiles of a call, if the host knows the lengths.
+        """Split the rows of a call into groups of query tiles, if the host knows ``query_start_loc`` and ``seq_lens``.
 
         Only the first ``max_query_len`` rows of each sequence are included.
 
-        starts: the first row of each sequence, then the end of the last sequence. A sequence owns no rows if the next
-        sequence starts before it.
+        starts: the values of query_start_loc: the first row of each sequence, then the end of the last sequence. A
+        sequence owns no rows if the next value is not larger.
         seq_lens: the length of each sequence in tokens, new tokens included. The lengths must not be negative.
         """
         return _fit(self, tuple(starts), tuple(seq_lens), shape, max_query_len)
 
     def bound(self, tokens: int, num_seqs: int, longest: int, shape: Shape, max_query_len: int) -> Group:
-        """The single group of query tiles of a call, if the host knows only upper bounds of the lengths.
+        """Make one group of all query tiles of a call, if the host does not know ``query_start_loc`` and ``seq_lens``.
 
-        tokens: the number of rows of the query. longest: the upper bound of the sequence lengths, in tokens.
+        tokens: the number of rows of the query. longest: an upper bound of the sequence lengths, in tokens.
+        max_query_len: an upper bound of the rows that are computed for each sequence.
         """
         width = self.widest(shape, max_query_len)
         count = min((tokens + num_seqs * (width - 1)) // width, num_seqs * _ceil(max_query_len, width))
@@ -178,11 +186,11 @@ class ExtendBudget(NamedTuple):
 
 
 def copies_of(tile: Tile) -> int:
-    """The number of copies of queries that a tile needs, which is also the number of separate sums that it needs.
+    """The number of items of a tile that get their own copy of the query and their own output of a multiplication.
 
-    The items of a chunk are multiplied in one batch (``torch.bmm``), which needs a query and a sum for each item. The
-    result is 0 if no copies are needed: each query tile has a single item, or a single query tile is processed one item
-    at a time. If the tile has one query tile, all its chunks use the same copies.
+    The items of a chunk are multiplied in one batch (``torch.bmm``), which needs a query and an output for each item.
+    If the tile has one query tile, all its chunks use the same copies. The result is 0 if no copies are needed, because
+    each query tile has a single item, or because a single query tile is processed one item at a time.
     """
     if tile.num_parts == 1 or tile.rows == tile.chunk == 1:
         return 0
@@ -190,9 +198,10 @@ def copies_of(tile: Tile) -> int:
 
 
 def by_chunk(items: torch.Tensor, tile: Tile, heads: int) -> Sequence[torch.Tensor]:
-    """The part of the tensor ``items`` that belongs to each chunk of ``tile``.
+    """Split the tensor ``items`` into one part for each chunk of ``tile``.
 
-    items: [tile.items * heads, ...], or smaller. If ``items`` is smaller, all chunks use the same part of it.
+    items: [tile.items * heads, ...], or [tile.chunk * heads, ...] if all chunks use the same elements. A shorter last
+    chunk then uses the first of these elements.
     heads: the number of KV heads.
     """
     size, total = tile.chunk * heads, tile.items * heads
@@ -203,13 +212,13 @@ def by_chunk(items: torch.Tensor, tile: Tile, heads: int) -> Sequence[torch.Tens
 
 
 def gathers_items(tile: Tile, page_grains: int) -> bool:
-    """Whether a kernel on a CPU gathers V item by item, in the order of the slots.
+    """Whether a kernel on a CPU should copy the values (V) from the cache item by item, in the order of the tokens.
 
-    If not, the kernel gathers the pages of a whole chunk, and puts their elements in order in a second pass. This is
-    faster if an item is too small for two threads, because torch gives each thread at least GRAINS_OF_A_THREAD grains.
+    If the result is False, the kernel copies the pages of a whole chunk, and puts their elements in order in a second
+    pass. This is faster if an item is too small for two threads, because torch gives each thread at least
+    GRAINS_OF_A_THREAD grains. A grain is 8 or 16 bytes that are copied as one element.
 
-    page_grains: the number of grains of V in a page, for all KV heads. A grain is 8 or 16 bytes that are copied as one
-    element.
+    page_grains: the number of grains in the values of a page, for all KV heads together.
     """
     return tile.pages > 1 and tile.pages * page_grains >= 2 * GRAINS_OF_A_THREAD
 
@@ -233,7 +242,7 @@ def _fit(
 def _query_tiles(sequence: int, start: int, count: int, position: int, width: int) -> Iterator[QueryTile]:
     """Split ``count`` rows of a sequence evenly into query tiles of at most ``width`` rows.
 
-    start: the index of the first row in the query. position: the first row's position in the sequence.
+    start: the index of the first of these rows in the call's query. position: this row's position in the sequence.
     """
     if count:
         step = _ceil(count, _ceil(count, width))
@@ -242,9 +251,9 @@ def _query_tiles(sequence: int, start: int, count: int, position: int, width: in
 
 
 def _of_similar_width(tiles: Sequence[QueryTile], shape: Shape, spare: int) -> Iterator[list[QueryTile]]:
-    """Split query tiles into groups of similar width, starting with the widest query tiles.
+    """Split query tiles into groups of similar width. The first group has the widest query tiles.
 
-    spare: the largest allowed padding in a group, in rows × pages.
+    spare: the largest padding that a group may have. The unit is one row × one page.
     """
     group: list[QueryTile] = []
     wasted = 0
@@ -259,7 +268,7 @@ def _of_similar_width(tiles: Sequence[QueryTile], shape: Shape, spare: int) -> I
 
 
 def _group(budget: ExtendBudget, tiles: Sequence[QueryTile], shape: Shape) -> Group:
-    """Make a group of the query tiles, sorted by their number of tokens, the largest first."""
+    """Make a group of the query tiles, which it sorts by their number of tokens, the largest number first."""
     ordered = sorted(tiles, key=lambda tile: -tile.tokens(shape))
     width = max(tile.rows for tile in tiles)
     tiling = budget.of(width).fit(

@@ -1,4 +1,4 @@
-"""Code that all operators of a generated package share: it loads kernels and registers operators with torch.
+"""Code that all operators of a generated package share: loading kernels, and registering operators with torch.
 
 The operator ``merge_states`` is here too.
 """

@@ -19,7 +19,7 @@ from ..select import logger
 
 
 class Kernels:
-    """Loads the kernels of a generated package when they are first used.
+    """Loads the PyTorch kernels of a generated package when they are first used, and its CUDA kernels by ``load``.
 
     package: the import name of the generated package. rows: the rows of the dispatch tables of all operators.
     """
@@ -33,13 +33,13 @@ class Kernels:
         self._told: set[str] = set()  # reasons why no library could be loaded, each logged once
 
     def module(self, row: Row) -> ModuleType:
-        """The Python module of a dispatch row's PyTorch kernel. The first call for a row imports the module."""
+        """Return the Python module of a dispatch row's PyTorch kernel. The first call for a row imports it."""
         if row.torch not in self._modules:
             self._modules[row.torch] = importlib.import_module(f"{self.package}.{row.torch}")
         return self._modules[row.torch]
 
     def library(self, on_gpu: bool) -> Library:
-        """The loaded CUDA library, compiled for a GPU if ``on_gpu``, else for the CPU.
+        """Return the loaded library of CUDA kernels for a GPU if ``on_gpu``, else the one for the CPU.
 
         Raises LibraryError if this library is not loaded. Kernels are compiled only by ``load``, never during a call.
         """
@@ -49,13 +49,14 @@ class Kernels:
         return self.libraries[on_gpu]
 
     def backend(self, asked: str, rows: Iterable[Row], on_gpu: bool, operator: str = check.DECODE) -> str:
-        """The backend of a call, "torch" or "cuda". Raises ValueError for an unknown backend.
+        """Return the backend to use for a call, "torch" or "cuda". Raises ValueError for an unknown backend.
 
-        If ``asked`` is not empty, the result is ``asked``. Otherwise the environment variable PAV2_BACKEND decides, if
-        it is set. Otherwise the result is "cuda" if the call is on a GPU, a library is loaded, and one of ``rows`` has
-        a CUDA kernel. In all other cases the result is "torch".
+        If ``asked``, the caller's choice, is not empty, the result is ``asked``. Otherwise the environment variable
+        PAV2_BACKEND decides, if it is set. Otherwise the result is "cuda" if the call is on a GPU, a library is loaded,
+        and one of ``rows`` has a CUDA kernel. In all other cases the result is "torch".
 
-        rows: the dispatch rows that can serve the call. operator: the name at the start of the error message.
+        rows: the dispatch rows that can serve the call. operator: the operator's name, with which the error message
+        begins.
         """
         name = asked or os.environ.get("PAV2_BACKEND", "")
         if not name:
@@ -76,7 +77,7 @@ class Kernels:
         """Load the library of CUDA kernels and return its path. Compile the library first if it is not in the cache.
 
         toolchain: "corex", "nvcc" or "host" (the CPU).
-        library: the path of a compiled library.
+        library: the path of a compiled library to load instead of compiling one.
         arch: the GPU architecture (see ``library.find_toolchain``).
         warp_size: the warp size of a "host" library, 32 or 64.
         checked: whether a "host" library is a checked build. Kernels in a checked build may access only the memory that
@@ -115,7 +116,7 @@ class Kernels:
 
 
 def check_device(library: Library, asked: str | None) -> None:
-    """Raise LibraryError if a library was built for the wrong toolchain, or cannot run on the current GPU.
+    """Raise LibraryError if a library was built by another toolchain than ``asked``, or cannot run on the current GPU.
 
     asked: the name of the wanted toolchain, "the GPU" for any GPU toolchain, or None for any toolchain. Logs a warning
     if the CUDA release of the library differs from that of torch.
@@ -139,6 +140,8 @@ def check_device(library: Library, asked: str | None) -> None:
 
 
 def compiled_library(root: Path) -> str | None:
-    """The library path in PAV2_LIBRARY, else the first prebuilt/*.so in the package folder ``root``, else None."""
+    """Return the path of a library: that in PAV2_LIBRARY, else the first prebuilt/*.so in the package folder ``root``,
+    else None.
+    """
     prebuilt = sorted(str(path) for path in (root / "prebuilt").glob("*.so"))
     return os.environ.get("PAV2_LIBRARY") or next(iter(prebuilt), None)

@@ -20,10 +20,10 @@ SCHEMA = f"{NAME}(Tensor(a!) out, Tensor(b!) lse, Tensor outs, Tensor lses) -> (
 def merge_states(out: torch.Tensor, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:
     """Merge the attention results over several key ranges, and write the merged result to ``out`` and ``lse``.
 
-    A state is the result over one key range. outs: [states, rows, heads, head size]. lses: [states, rows, heads]
-    float32. out: [rows, heads, head size] in the dtype of outs. lse: [rows, heads] float32. out and lse may be views of
-    one state in outs and lses. At most one state may include a sink. Raises ValueError for wrong shapes, dtypes or
-    devices.
+    A state is the pair (output, lse) of one key range. outs: [states, rows, heads, head size]. lses: [states, rows,
+    heads] float32. out: [rows, heads, head size] in the dtype of outs. lse: [rows, heads] float32. out and lse may be
+    views of the same state in outs and lses. At most one state may include a sink. Raises ValueError for wrong shapes,
+    dtypes or devices.
     """
     _check(out, lse, outs, lses)
     if outs.shape[0] == 0:

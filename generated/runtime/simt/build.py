@@ -1,4 +1,7 @@
-"""Compiles CUDA sources into a library for the CPU. Compiled files are cached under a hash of all their inputs."""
+"""Compiles CUDA sources into a library for the CPU. The name of each compiled file has a hash of all its inputs.
+
+A compiled file in the cache folder is used again as long as its inputs have not changed.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ _HEADER_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
 class CompileError(Exception):
-    """A source could not be compiled. The message has the compiler's output and the command line."""
+    """A CUDA source can't be compiled. The message has the reason, and the compiler's command line if it ran."""
 
     def __init__(self, command: Command | None, output: str) -> None:
         self.command = command
@@ -61,7 +64,7 @@ class CompileError(Exception):
 
 
 def default_cache() -> Path:
-    """The default folder for compiled files: $SIMT_CACHE, else the folder `simt` in the user's cache folder.
+    """The default folder for compiled files: $SIMT_CACHE if set, else the folder `simt` in the user's cache folder.
 
     :raises ToolchainError: this user has no home folder
     """
@@ -73,20 +76,20 @@ def build(
     defines: Mapping[str, object] | None = None, flags: Iterable[str] = (), cache_dir: StrPath | None = None,
     compiler: str | None = None, native: bool = True, runtime_flags: Iterable[str] = (), jobs: int = 2,
 ) -> Program:  # fmt: skip
-    """Compile CUDA sources for the CPU and load the library.
+    """Compile CUDA sources into a library for the CPU, and load the library.
 
     :param sources: `.cu` files, which are linked into one library
     :param warp_size: 32 or 64. Kernels see this number as `warpSize` and as the macro PAV2_WARP_SIZE.
-    :param checked: check and count every memory access. Kernels then run many times slower.
-    :param include: folders that are searched for headers
-    :param defines: macros by name. A value of None defines the macro without a value.
-    :param flags: further compiler flags for the sources
-    :param cache_dir: folder for compiled files. Each file's name contains a hash of all its inputs.
-    :param compiler: the C++ compiler. The default is SIMT_CXX, else the first found of g++, c++ and clang++.
-    :param native: use this CPU's instructions for half precision and fused multiply-add, if it has them
+    :param checked: whether to check and count every memory access. Kernels then run many times slower.
+    :param include: folders in which the compiler looks for headers
+    :param defines: the macros to define: a dict from names to values. None defines a macro without a value.
+    :param flags: further compiler flags for the CUDA sources
+    :param cache_dir: the folder for compiled files. The default is `default_cache()`.
+    :param compiler: the C++ compiler. The default is $SIMT_CXX if it is set, else the first found of g++, c++, clang++.
+    :param native: whether to use this CPU's instructions for half precision and fused multiply-add, if it has them
     :param runtime_flags: further compiler flags for the simulator's own source, such as -DSIMT_UCONTEXT
-    :param jobs: the number of compilers that run in parallel
-    :raises CompileError: a source does not compile. The message has the compiler's output and the command.
+    :param jobs: how many compilers may run at the same time
+    :raises CompileError: a source does not compile, or it can't be read
     :raises ToolchainError: no compiler is found, or the cache folder is not safe to use
     """
     plan = compile_commands(
@@ -102,15 +105,16 @@ def compile_commands(
     cache_dir: StrPath | None = None, compiler: str | None = None, native: bool = True,
     runtime_flags: Iterable[str] = (), program: bool = False,
 ) -> Plan:  # fmt: skip
-    """The commands that `build` would run, for use in another build system. The parameters are those of `build`.
+    """Return the commands that `build` would run, without running them. Another build system can then run them.
 
-    The name of each object file contains a hash of all its inputs, so an existing object file need not be compiled
-    again. If a source or its headers contain launches `kernel<<<…>>>`, this function stores the rewritten source in the
-    cache folder. The function writes no other files.
+    The parameters that are not listed here are those of `build`. The name of each object file contains a hash of all
+    its inputs, so an existing object file need not be compiled again. If a source or its headers contain launches
+    `kernel<<<…>>>`, this function writes the rewritten source to the cache folder, because the commands compile it. The
+    function writes no other files.
 
     :param out: the path of the library. None means a file in the cache folder, with a hash of all inputs in its name.
     :param program: whether to link an executable program instead of a library
-    :raises CompileError: a source can't be read, or a file that it includes is not found
+    :raises CompileError: a source can't be read, or its launches can't be rewritten
     """
     cache = Path(cache_dir) if cache_dir else default_cache()
     own_folder(cache)
@@ -134,9 +138,11 @@ def compile_commands(
 
 
 def run_plan(plan: Plan, jobs: int = 2) -> Path:
-    """Run the commands of a plan and return the path of the library. Commands with an up-to-date output are skipped.
+    """Compile and link as the plan says, and return the path of the library or program.
 
-    :param jobs: the number of commands that run in parallel
+    A command whose output file is up to date is not run again.
+
+    :param jobs: how many commands may run at the same time
     :raises CompileError: a command failed
     """
     plan.out.parent.mkdir(parents=True, exist_ok=True)
@@ -154,16 +160,20 @@ def run_plan(plan: Plan, jobs: int = 2) -> Path:
 
 
 def note_library(library: Path, objects: Iterable[Path], digests: Digests) -> None:
-    """Record the inputs of a library in a file beside it: all files from which its object files were compiled."""
+    """Write the note of a library: the inputs are all files from which its object files were compiled.
+
+    The module `cache` says what a note is. `digests`: the digests of the files that were read so far.
+    """
     note(library, sorted({path for made in objects for path in inputs_of(made)}), digests)
 
 
 def run_command(command: Command, digests: Digests | None = None) -> None:
-    """Run one command, and record the files from which its output was compiled.
+    """Run one command of a plan. If the command compiles a source, also write the note of the compiled file.
 
-    The output is written to a temporary file, which is renamed when it is complete.
+    The module `cache` says what a note is. The command writes to a temporary file, which gets the name of the output
+    when it is complete.
 
-    :param digests: the digests of the files that were read so far
+    :param digests: the digests of the files that were read so far. The default is an empty collection.
     :raises CompileError: the command failed
     """
     digests = Digests() if digests is None else digests
@@ -191,9 +201,9 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _included(source: Path) -> list[str]:
-    """The paths of a source and of the headers that it includes, as `_closure` finds them.
+    """The paths of a source and of the headers that `_closure` finds in the folders of the including files.
 
-    The list is empty if a file can't be read.
+    The list is empty if one of these files can't be read.
     """
     try:
         return [str(path) for path in _closure(source.resolve(), [])]
@@ -203,7 +213,7 @@ def _included(source: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class _CompileSettings:
-    """The settings with which all sources of a library are compiled."""
+    """The settings that all CUDA sources of a library share when they are compiled."""
 
     tool: Compiler
     words: tuple[str, ...]  # the compiler's flags
@@ -214,10 +224,10 @@ class _CompileSettings:
     hidden: bool  # whether the compiler may find headers in folders that are not in `folders`
 
     def command(self, source: Path) -> Command:
-        """The command that compiles one source.
+        """The command that compiles one source to an object file.
 
-        If the source or one of its headers has launches `<<<…>>>`, the source is rewritten now, and the command
-        compiles the rewritten source.
+        If the source or one of its headers has launches `<<<…>>>`, this method writes the rewritten source to the cache
+        folder, and the command compiles that file.
         """
         try:
             texts = _closure(source, self.folders)
@@ -236,10 +246,12 @@ class _CompileSettings:
         return Command((*front, self.tool.path, *words, "-c", str(compiled), "-o", str(out)), out)
 
     def _rewritten(self, source: Path, texts: Mapping[Path, str]) -> tuple[str | None, tuple[str, ...]]:
-        """Rewrite the launches `<<<…>>>` of a source and its headers.
+        """Rewrite the launches `<<<…>>>` in a source and its headers.
 
-        Returns the new text and the flags with which to compile it. The text is None if there are no launches; the
-        source file is then compiled unchanged.
+        Returns the text of the rewritten source, and the compiler flags for it. The text is None if there are no
+        launches, so that the source file is compiled unchanged.
+
+        `texts`: the texts of the source and its headers by path, as `_closure` returns them.
         """
         launches = any("<<<" in text for text in texts.values())
         unseen = self.hidden or any(_COMPUTED_INCLUDE.search(text) for text in texts.values())
@@ -259,7 +271,7 @@ class _CompileSettings:
         return rewritten, (*self.words[:at], *self.words[at + 2 :], "-fpreprocessed", "-fdirectives-only")
 
     def _unfolded(self, source: Path) -> str:
-        """The text of a source after the compiler has expanded `#include` and `#if`. Macros are not expanded."""
+        """The text of a source in which the compiler has carried out `#include` and `#if`, but not expanded macros."""
         argv = (self.tool.path, *self.words, "-E", "-fdirectives-only", str(source))
         done = subprocess.run(argv, capture_output=True, encoding="utf-8", errors="surrogateescape",
                               env=for_compilers())  # fmt: skip
@@ -269,10 +281,10 @@ class _CompileSettings:
 
 
 def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
-    """The texts of a source and of all headers that it includes directly or indirectly, by path.
+    """The texts of a source and of all headers that it includes directly or indirectly, as a dict from paths to texts.
 
-    Headers are searched in the folder of the including file and in `folders`. The simulator's own headers are left
-    out. An `#include` counts even if `#if` excludes it.
+    A header is looked for in the folder of the including file, then in `folders`. Headers that are not found there, and
+    the simulator's own headers, are left out. An `#include` counts even if `#if` excludes it.
     """
     texts: dict[Path, str] = {}
     queue = [source]
@@ -289,9 +301,9 @@ def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
 
 
 def _read(path: Path) -> str:
-    """The text of a regular file.
+    """Read the text of a regular file.
 
-    :raises OSError: the file can't be read, or is not a regular file. Reading a FIFO, for instance, would block.
+    :raises OSError: the file can't be read, or it is not a regular file. To read a FIFO, for instance, could block.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file")
@@ -299,7 +311,7 @@ def _read(path: Path) -> str:
 
 
 def _own_digest() -> str:
-    """The digest of the simulator's own files that are part of each build: headers, runtime and assembly script."""
+    """The digest of those files of the simulator that every build uses: headers, runtime source and `assemble.py`."""
     files = [ASSEMBLE, *sorted(p for p in INCLUDE.rglob("*") if p.is_file())]
     return _digest([(p.name, digest(p)) for p in files])
 

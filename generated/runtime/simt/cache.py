@@ -1,8 +1,8 @@
 """Decides whether a compiled file is up to date. Each compiled file has a *note*: a JSON file that lists its inputs.
 
-The note of `x.o` is `x.o.json`. The note has the digest of `x.o`, and the digest of every file that the compiler read
-to make `x.o`. The name `x` contains a hash of everything else that determines the result: the flags, the compiler, and
-the environment variables that the compiler reads.
+The note of `x.o` is `x.o.json`. It has the sha256 digest of `x.o`, and of every file that the compiler read to make
+`x.o`. The name `x` contains a hash of everything else that determines the content of `x.o`: the compiler's flags, the
+compiler itself, and the environment variables that it reads.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ VARIABLES = (
     *("NVVMIR_LIBRARY_DIR", "LD_RUN_PATH", "LDEMULATION"),
 )
 
-#: The programs that g++ and clang++ call (PARTS, names for `-print-prog-name`), and the files that nvcc calls or reads.
+#: The programs that g++ and clang++ call, by the names that `-print-prog-name` takes. NVCC_PARTS are the programs that
+#: nvcc calls and the files that it reads, as paths relative to `nvcc_folder`.
 PARTS = ("cc1plus", "as", "ld")
 NVCC_PARTS = ("cudafe++", "ptxas", "fatbinary", "nvlink", "nvcc.profile", "../nvvm/bin/cicc")
 
 
 class CacheError(ToolchainError):
-    """The cache folder for compiled files can't be used. The message says why, and what would work."""
+    """The folder for compiled files can't be used. The message says why."""
 
 
 def platform_cache(variable: str, name: str) -> Path:
-    """A cache folder: the value of the environment variable `variable`, else `name` in the user's cache folder.
+    """The path of a cache folder: the environment variable `variable`, else `name` in the user's cache folder.
 
     :raises CacheError: this user has no home folder
     """
@@ -51,11 +52,12 @@ def platform_cache(variable: str, name: str) -> Path:
 
 
 def own_folder(folder: Path) -> Path:
-    """Create a folder that only this user can write to, or check that no other user can write to an existing folder.
+    """Create a folder to which only this user can write. If it exists, check that no other user can write to it.
 
-    The check matters because libraries from the folder are loaded and executed.
+    Returns the folder. The check is needed because this process executes libraries from the folder. An existing folder
+    may also belong to root.
 
-    :raises CacheError: the folder belongs to another user, others can write to it, or it can't be created
+    :raises CacheError: the folder belongs to another user, other users can write to it, or it can't be created
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,16 +77,17 @@ def own_folder(folder: Path) -> Path:
 
 
 class Digests:
-    """Computes and remembers the digests of files. Each file is read only once.
+    """Computes and remembers the sha256 digests of files, so that each file is read only once in a build.
 
-    If a file changes during a build, the digest remains that of the old content, and the next build notices the change.
+    If a file changes during a build, its remembered digest is still that of the old content. The notes get this digest,
+    so that the next build compiles again.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
     def of(self, path: str | os.PathLike[str]) -> str:
-        """The sha256 of a regular file in hexadecimal, or an empty string if the file can't be read."""
+        """The sha256 digest of a file in hexadecimal. Empty if it can't be read, or is not a regular file."""
         name = os.fspath(path)
         if name not in self._known:
             self._known[name] = digest(name)
@@ -92,9 +95,9 @@ class Digests:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """The sha256 of a regular file in hexadecimal, or an empty string if the path is not a readable regular file.
+    """The sha256 digest of a file in hexadecimal. Empty if the file can't be read, or if it is not a regular file.
 
-    The function never blocks, not even on a FIFO.
+    The function never waits for another process, not even if the path is a FIFO.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,14 +113,15 @@ def digest(path: str | os.PathLike[str]) -> str:
 
 
 def note_of(output: Path) -> Path:
-    """The path of the note that belongs to a compiled file."""
+    """The path of the note of the compiled file `output`: `x.o.json` for `x.o`."""
     return output.with_name(output.name + ".json")
 
 
 def note(output: Path, inputs: Iterable[str], digests: Digests) -> None:
-    """Write the note of the compiled file `output`, with the digests of the files from which it was compiled.
+    """Write the note of the compiled file `output`.
 
-    `digests` should have read these inputs before the compiler did. A change during the compilation is then noticed.
+    `inputs`: the paths of the files from which it was compiled. `digests`: should have read these files before the
+    compiler did. If a file changes during the compilation, the next build then compiles again.
     """
     paths = [os.path.abspath(name) for name in inputs]
     found = {os.fsencode(path).decode("utf-8", "surrogateescape"): digests.of(path) for path in paths}
@@ -125,14 +129,14 @@ def note(output: Path, inputs: Iterable[str], digests: Digests) -> None:
 
 
 def read_note(output: Path) -> Mapping[str, object]:
-    """The content of the note of a compiled file. The result is empty if the note is missing or can't be read."""
+    """The note of the compiled file `output`, as a dict. The dict is empty if the note is missing or can't be read."""
     return read_json(note_of(output))
 
 
 def inputs_of(output: Path) -> dict[str, str]:
-    """The recorded digest of each file from which `output` was compiled, by path.
+    """The inputs in the note of the compiled file `output`: a dict from each file's path to its sha256 digest.
 
-    The result is empty if `output` has no note.
+    The dict is empty if `output` has no note.
     """
     inputs = read_note(output).get("inputs")
     if not isinstance(inputs, dict):
@@ -141,7 +145,10 @@ def inputs_of(output: Path) -> dict[str, str]:
 
 
 def is_current(output: Path, digests: Digests) -> bool:
-    """Whether a compiled file is up to date: neither the file nor its inputs have changed since it was compiled."""
+    """Whether a compiled file is up to date: neither it nor any of its inputs has changed since it was compiled.
+
+    `digests`: the digests of the inputs that were read so far.
+    """
     noted = read_note(output)
     inputs = inputs_of(output)
     if not inputs or any(digests.of(path) != known for path, known in inputs.items()):
@@ -150,10 +157,10 @@ def is_current(output: Path, digests: Digests) -> bool:
 
 
 def read_json(path: Path) -> Mapping[str, object]:
-    """The content of a small JSON file that this package wrote.
+    """The JSON object in a small file that `write_note` wrote, as a dict.
 
-    The result is empty if the path is not a regular file with a JSON object. The function never blocks, not even on a
-    FIFO.
+    The dict is empty if the path is not a regular file, or if the file has no valid JSON object. The function never
+    waits for another process, not even if the path is a FIFO.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -165,7 +172,7 @@ def read_json(path: Path) -> Mapping[str, object]:
 
 
 def write_note(path: Path, content: Mapping[str, object]) -> None:
-    """Write `content` to a small JSON file, and replace an existing file atomically."""
+    """Write `content` as JSON to the file `path`. Other processes see the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -174,9 +181,10 @@ def write_note(path: Path, content: Mapping[str, object]) -> None:
 
 
 def read_dependencies(path: Path) -> list[str]:
-    """The files that a compiler has read, parsed from the make rule that `-MD` writes: `target: file file \\`.
+    """The paths of the files that a compiler has read, from the make rule that its option `-MD` has written.
 
-    path: the file with the rule. The list is empty if the file does not exist.
+    `path`: the file with the rule, which has the form `target: file file \\`. The list is empty if this file does not
+    exist.
     """
     if not path.exists():
         return []
@@ -187,17 +195,24 @@ def read_dependencies(path: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The names and values of those environment variables in `VARIABLES` that are set."""
+    """The environment variables of `VARIABLES` that are set, as a dict from names to values."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def for_compilers() -> dict[str, str]:
-    """The environment variables for running a compiler: this process's variables, with English messages in ASCII."""
+    """The environment variables with which to run a compiler, so that its messages are in English and in ASCII.
+
+    They are those of this process, except for LC_ALL.
+    """
     return {**os.environ, "LC_ALL": "C"}
 
 
 def identity(compiler: str) -> str:
-    """A digest that changes with the compiler's program, the programs that it calls, or its environment variables."""
+    """A digest of what can change a compiler's output, besides its flags and its inputs.
+
+    These are the compiler's path and program, the programs that it calls, and the environment variables that it reads.
+    `compiler`: the path of the compiler.
+    """
     parts = [(path, _digest_of_program(path, *_state(path))) for path in _programs(os.path.realpath(compiler))]
     return hashlib.sha256(repr((compiler, parts, environment())).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -214,7 +229,10 @@ def _programs(compiler: str) -> Iterator[str]:
 
 @functools.cache
 def _programs_of(driver: str) -> tuple[str, ...]:
-    """The paths of a compiler driver (g++ or clang++) and of the programs that the driver says it calls."""
+    """The paths of a compiler driver (g++ or clang++) and of the programs that it says it calls.
+
+    `driver`: the path of the driver, or an empty string, for which the result is empty.
+    """
     if not driver:
         return ()
     found = [driver]
@@ -226,16 +244,17 @@ def _programs_of(driver: str) -> tuple[str, ...]:
 
 @functools.cache
 def nvcc_folder(compiler: str) -> str:
-    """The folder that contains nvcc's tools, such as ptxas.
+    """The path of the folder that contains the programs that nvcc calls, such as ptxas.
 
-    The folder is read from nvcc's output, because the nvcc on PATH may be a script that calls an nvcc elsewhere.
+    The path is read from the output of `nvcc --dryrun`, because the nvcc on PATH may be a script that calls an nvcc in
+    another folder. `compiler`: the path of nvcc.
     """
     said = re.search(r"^#\$ _HERE_=(.+)$", _asked(compiler, "--dryrun", "-x", "cu", "-c", os.devnull), re.MULTILINE)
     return said[1] if said else os.path.dirname(compiler)
 
 
 def _asked(*command: str) -> str:
-    """The output of a command (stdout, then stderr), or an empty string if the command can't be run or fails."""
+    """Run a command and return its output: stdout, then stderr. If it can't be run or fails, return an empty string."""
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     except OSError:

@@ -23,15 +23,18 @@ from .policy import CHOICES, Policy
 from .report import Report, read_report
 from .toolchain import ToolchainError
 
-#: The first bytes of a report. Only reports and empty files may be overwritten.
+#: The first bytes of a report file. A file that `--json` names is overwritten only if it is empty or begins with them.
 _REPORT_HEAD = b'{\n "warp_size"'
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Compile and run a CUDA program.
+    """Compile a CUDA program, run it on the CPU, and print the report of its faults and counters.
 
-    :return: the exit code of this command: 2 if the program does not compile; else the program's exit code, if that
-        is not 0; else 1 if the checks have found a fault or the program left no report; else 0
+    :param argv: the words of the command line. The default is that of this process.
+    :param prog: the name of the command in messages
+    :return: the exit code of this command: 2 if the command line is wrong or the program does not compile; else the
+        program's exit code, if that is not 0; else 1 if the checks have found a fault or the program left no report;
+        else 0
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -62,9 +65,10 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 @contextmanager
 def _report_file(path: str | None) -> Iterator[None]:
-    """A context manager that checks at its start whether a report can be written to `path`.
+    """A context manager that checks, before its body runs, whether a report can be written to the file `path`.
 
-    If its body raises, a file that did not exist before is removed.
+    The check creates the file if it does not exist. If the body raises an exception, the created file is removed. If
+    `path` is None or empty, nothing is checked.
 
     :raises ValueError: the file can't be written, or it has content that is not a report
     """
@@ -87,7 +91,7 @@ def _report_file(path: str | None) -> Iterator[None]:
 
 
 def _refuse_to_lose(path: str) -> None:
-    """Raise ValueError if `path` exists and is not a report, an empty file or a character device."""
+    """Raise ValueError if `path` exists, and is neither a report, nor an empty file, nor a character device."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -105,7 +109,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that reports a wrong command line in a single line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message and exit with status 2."""
+        """Print `message`, which says what is wrong with the command line, and end the process with exit code 2."""
         if message.endswith("FILE.cu"):
             message = f"no program is given; name its source: {self.prog} scale.cu"
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
@@ -150,9 +154,11 @@ def _policy(args: argparse.Namespace) -> Policy:
 
 
 def _run(program: Path, arguments: Sequence[str], policy: Policy) -> tuple[int, bytes | None]:
-    """Run the program. Return its exit code, and the bytes of its report (None if the program wrote no report).
+    """Run the compiled program. Return its exit code and the bytes of its report, or None if it wrote no report.
 
     If a signal ended the program, the exit code is 128 plus the signal's number.
+
+    `arguments`: the program's own arguments.
     """
     words = " ".join(f"{name}={value}" for name, value in policy.settings())
     with tempfile.TemporaryDirectory() as folder:
@@ -173,7 +179,10 @@ def _signal_name(number: int) -> str:
 
 
 def _read(left: bytes | None, program: Path) -> Report | None:
-    """Parse the report `left`. The result is None if the program wrote no report, or an incomplete one."""
+    """Parse the report that a program wrote. The result is None if there is no report, or only a part of one.
+
+    `left`: the bytes of the report, or None. `program`: the path of the compiled program.
+    """
     try:
         return read_report(left, str(program)) if left else None
     except ValueError:

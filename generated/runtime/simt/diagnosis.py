@@ -1,10 +1,10 @@
-"""Makes a compiler's error message clearer if the program uses a part of CUDA that this runtime does not support."""
+"""Makes a compiler's error message clearer if the program uses a part of CUDA that the simulator does not support."""
 
 from __future__ import annotations
 
 import re
 
-#: Replaces the compiler's text "was not declared", and its suggestion of another name.
+#: This text replaces the compiler's words, such as "was not declared", after the name of an unsupported part of CUDA.
 UNSUPPORTED = "is not supported by this runtime (docs/simt.md, Limits)"
 
 # Prefixes of names in the unsupported parts of CUDA. Any other unknown name may be a typo, and the compiler's
@@ -44,7 +44,10 @@ _GUESS = re.compile(r"\s*\|\s+[\w:]+$")
 
 
 def explain(output: str) -> str:
-    """Return the compiler's output, with a clear message wherever it complains about an unsupported part of CUDA."""
+    """Return the compiler's output, in which every error about an unsupported part of CUDA says that it is unsupported.
+
+    The compiler's suggestions of other names are removed from these errors.
+    """
     lines = list[str]()
     guesses = 0  # the number of following lines that may contain the compiler's suggestion of another name
     for line in output.split("\n"):

@@ -1,4 +1,4 @@
-"""Formats the counters of a report as plain-text tables."""
+"""Formats the counters of a session's report as plain-text tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 def render_report(report: Report) -> str:
-    """The report's tables of launches, buffers and source lines as text, separated by empty lines."""
+    """Format a line of totals, then the tables of kernels, of buffers and of source lines, with empty lines between.
+
+    The report of a fast build has no tables of buffers and source lines.
+    """
     parts = [_head(report), _kernels(report)]
     if report.checked:
         parts += [_buffers(report), _lines(report, shared=False), _lines(report, shared=True)]
@@ -56,7 +59,11 @@ def _widths(widths: dict[int, int]) -> str:
 
 
 def _cost(t: Traffic, shared: bool) -> str:
-    """The cost of memory accesses as text: the number of 32-byte sectors (global memory) or passes (shared memory)."""
+    """The cost of accesses to a buffer, as text for a table cell. The text is empty if there were no accesses.
+
+    The cost is the number of 32-byte sectors for a buffer in global memory, and the number of passes for a buffer in
+    shared memory. `Traffic` explains both.
+    """
     if shared:
         return f"{t.passes} passes, ideal {t.passes_ideal}" if t.passes else ""
     return f"{t.sectors_32} x 32 B" if t.sectors_32 else ""
@@ -76,9 +83,11 @@ def _line(line: Line) -> list[object]:
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Format rows in aligned columns, with a header line. Numbers are right-aligned, text is left-aligned.
+    """Format a table with a header line and aligned columns. The result is an empty string if there are no rows.
 
-    The result is an empty string if there are no rows.
+    A column that has only integers is aligned to the right, every other column to the left.
+
+    `head`: the titles of the columns. `rows`: the cells of each row.
     """
     if not rows:
         return ""

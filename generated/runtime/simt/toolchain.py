@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: The folder of the headers that take the place of CUDA's headers. It also contains the runtime's source.
+#: The folder with the simulator's headers, which take the place of CUDA's headers, and with the simulator's own source,
+#: RUNTIME_SOURCE.
 INCLUDE = Path(__file__).resolve().parent / "include"
 RUNTIME_SOURCE = INCLUDE / "simt.cpp"
-#: The script that a checked build runs between the compiler and the assembler.
+#: The script with which a checked build compiles a CUDA source. It changes the assembly code of the compiler.
 ASSEMBLE = Path(__file__).resolve().with_name("assemble.py")
-#: The largest dynamic shared memory that a launch can have, in bytes.
+#: The largest dynamic shared memory that a thread block can have on the CPU, in bytes.
 DYNAMIC_SHARED_CAPACITY = 128 << 10
 
 _COMMON = (
@@ -51,25 +52,25 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 
 class ToolchainError(Exception):
-    """No suitable compiler was found."""
+    """The C++ compiler, or the folder for compiled files, is missing or can't be used. The message says why."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: its path, and the first line that `--version` prints."""
+    """A C++ compiler. `path`: its path. `version`: the first line of what it prints for `--version`."""
 
     path: str
     version: str
 
     @property
     def is_clang(self) -> bool:
-        """Whether the compiler is clang. clang needs different flags, and it can't make checked builds."""
+        """Whether the compiler is clang, which needs other flags than g++, and can't make checked builds."""
         return "clang" in self.version
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, and the path of the file that the command creates."""
+    """A command of a build. `argv`: the words of its command line. `output`: the path of the file that it creates."""
 
     argv: tuple[str, ...]
     output: Path
@@ -80,10 +81,12 @@ class Command:
 
 @dataclass(frozen=True)
 class Plan:
-    """The commands that build a library.
+    """The commands that build a library for the CPU from CUDA sources.
 
-    `compile`: commands that can run in any order or in parallel. The command of `link()` must run after these commands.
-    `out`: the path of the library. `program`: whether an executable program is built instead of a library.
+    `compile`: the commands that compile the sources to object files. They can run in any order and in parallel. The
+    command that `link()` returns must run after them. `out`: the path of the library. `checked`: whether the build
+    checks and counts memory accesses. `program`: whether an executable program is built instead of a library. `flags`:
+    the compiler flags of the link command.
     """
 
     compile: tuple[Command, ...]
@@ -95,10 +98,10 @@ class Plan:
     flags: tuple[str, ...] = field(default=(), repr=False)
 
     def link(self) -> Command:
-        """The command that links the library. The object files must exist.
+        """The command that links the object files to the library. All object files must exist when this is called.
 
-        This method reads the names of the `extern __shared__` arrays from the object files, and writes a source that
-        defines these arrays.
+        This method reads the names of the `extern __shared__` arrays from the object files. It writes a source file
+        that defines these arrays. The command compiles and links this file too.
         """
         objects = [str(c.output) for c in self.compile]
         names = sorted({n for c in self.compile for n in undefined_thread_locals(c.output)})
@@ -120,9 +123,11 @@ def _identify(path: str) -> Compiler:
 
 
 def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
-    """The compiler `path`, else the environment variable SIMT_CXX, else the first found of g++, c++ and clang++.
+    """Find the C++ compiler: `path`, else $SIMT_CXX, else the first found of g++, c++ and clang++.
 
-    :raises ToolchainError: no compiler is found, or `checked` is set and only clang is found
+    `checked`: whether the compiler is for a checked build. `path`: the path or name of the compiler, or None.
+
+    :raises ToolchainError: no compiler is found or works, or `checked` is True and only clang is found
     """
     asked = path or os.environ.get("SIMT_CXX")
     for name in [asked] if asked else ["g++", "c++", "clang++"]:
@@ -139,7 +144,7 @@ def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
 
 @functools.cache
 def machine_flags() -> tuple[str, ...]:
-    """The compiler flags that enable this CPU's half-precision conversions and fused multiply-add, if it has them."""
+    """The compiler flags for instructions that this CPU has: half-precision conversion and fused multiply-add."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ()
     try:
@@ -150,7 +155,10 @@ def machine_flags() -> tuple[str, ...]:
 
 
 def base_flags(compiler: Compiler, warp_size: int, checked: bool, native: bool = True) -> tuple[str, ...]:
-    """The compiler flags that are used both for the simulator's own source and for all CUDA sources."""
+    """The compiler flags that the simulator's own source and all CUDA sources have in common.
+
+    `native`: whether to use the instructions for which `machine_flags` has flags.
+    """
     if warp_size not in (32, 64):
         raise ValueError(f"warp_size is 32 or 64, not {warp_size}")
     defines = (f"-DSIMT_WARP_SIZE={warp_size}", f"-DSIMT_CHECKED={int(checked)}")
@@ -163,7 +171,10 @@ def kernel_flags(
     include: Iterable[str | os.PathLike[str]] = (), defines: Mapping[str, object] | None = None,
     flags: Iterable[str] = (),
 ) -> tuple[str, ...]:  # fmt: skip
-    """All compiler flags for a CUDA source. The caller's `flags` come last, so that they override the earlier flags."""
+    """All compiler flags for a CUDA source. The parameters are those of `build`.
+
+    `flags` come after all other flags, so that they override them.
+    """
     macros = {"PAV2_WARP_SIZE": warp_size, **(defines or {})}
     words = [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in macros.items()]
     words += [f"-I{os.fspath(p)}" for p in include]
@@ -176,16 +187,19 @@ def kernel_flags(
 
 def runtime_command(compiler: Compiler, out: Path, warp_size: int, checked: bool, native: bool = True,
                     flags: Sequence[str] = ()) -> Command:  # fmt: skip
-    """The command that compiles the simulator's own source into the object file `out`."""
+    """The command that compiles the simulator's own source, RUNTIME_SOURCE, to the object file `out`.
+
+    `native`: as in `base_flags`. `flags`: further compiler flags.
+    """
     words = (*base_flags(compiler, warp_size, checked, native), "-O2", *flags)
     return Command((compiler.path, *words, "-c", str(RUNTIME_SOURCE), "-o", str(out)), out)
 
 
 def undefined_thread_locals(path: Path) -> list[str]:
-    """The sorted names of the thread-local variables that an object file uses but does not define.
+    """The names of the thread-local variables that an object file uses but does not define, in alphabetical order.
 
-    The simulator's headers define `__shared__` as `thread_local`. The result is therefore the names of the kernels'
-    dynamic shared arrays.
+    These are the names of the `extern __shared__` arrays of its kernels, because the simulator's headers define
+    `__shared__` as `thread_local`. `path`: the path of the object file.
     """
     data = path.read_bytes()
     if data[:4] != b"\x7fELF" or data[4] != 2:
@@ -210,9 +224,10 @@ def _undefined(data: bytes, start: int, size: int, strings: int) -> set[str]:
 
 
 def _write_dynamic_shared(out: Path, names: Sequence[str]) -> Path:
-    """Write a C++ source that places all dynamic shared arrays of a library at the same address.
+    """Write a C++ source that defines all `extern __shared__` arrays of a library. As in CUDA, they share one address.
 
-    Returns the path of the source, which lies beside the library `out`.
+    Returns the path of the source, which lies beside the library. `out`: the path of the library. `names`: the names of
+    the arrays.
     """
     lines = [
         "// The memory behind the `extern __shared__` arrays of this library: all begin at the same place.",

@@ -1,5 +1,4 @@
-"""The inputs of tests and benchmarks. A ``Case`` describes a call of the decode operator. ``make`` makes the tensors of
-the call.
+"""The inputs of tests and benchmarks: a ``Case`` describes a call of the decode operator, and ``make`` makes the call.
 
 The tensors are made on the CPU from a random seed, in vLLM's layouts. Block tables are in random order. To "poison"
 means to write NaN to all places that a kernel must not read.
@@ -19,8 +18,8 @@ from ..dispatch_row import Modification
 from ..key import Key
 from .oracle import nearest_codes
 
-#: Tests write this value to the entries of a block table past a sequence's last page. A kernel that uses it as a block
-#: number fails visibly.
+#: Tests write this value to the entries of a block table that no kernel may read, such as those past a sequence's last
+#: page. A kernel that uses it as a block number fails visibly.
 GARBAGE = 0x7FFF7FFF
 
 
@@ -36,28 +35,29 @@ EXCESS = (1, 101, 10_007)
 #: The count is prime, so that any two pages or tokens that a kernel could confuse have different numbers.
 POOL = 32_749
 
-#: Linux's flag of a mapping that reserves no memory. Python names it from 3.13 on.
+#: Linux's flag for ``mmap`` to map address space without memory. Python names it from 3.13 on.
 MAP_NORESERVE = 0x4000
 
 
-#: The scale of a compressed cache: one for all KV heads, or one for each.
+#: The scale of the keys or values in a compressed cache: one float for all KV heads, or one for each.
 Scale = float | Sequence[float]
 
 
 @dataclass(frozen=True)
 class Case:
-    """The description of a test input. ``seq_lens`` has the length of each sequence in tokens.
+    """The description of one test input: a call of the decode operator. ``seq_lens`` are the sequence lengths in
+    tokens.
 
-    max_seq_len: the argument of the call; None means the longest of ``seq_lens``.
+    max_seq_len: the call's argument of this name, in tokens; None means the longest of ``seq_lens``.
     query_gap: the number of unused elements between the rows of the query, as in a slice of a fused projection.
     block_gap: the number of unused pages between the blocks of the cache.
-    spare_partitions: the number of scratch partitions that the call does not need.
+    spare_partitions: how many more partitions the scratch has than the call needs.
     poison: whether to write NaN to all places that a kernel must not read, and garbage past the end of each block
     table.
     shared_blocks: 0, or the number of blocks of a small cache in which pages share blocks, for long sequences in little
     memory. With 0, every page has its own block. A cache with shared blocks is not poisoned.
-    sparse: the block-sparse arguments of the call, or None.
-    score_size: the scores are multiplied by this factor.
+    sparse: the block-sparse pattern of the call, or None.
+    score_size: a factor by which the attention scores are multiplied.
     sinks: the sinks of the first heads, about as large as the scores. Further heads repeat these sinks.
     modification: the definition of the modification that ``key`` names.
     """
@@ -86,8 +86,9 @@ class Case:
         return max(self.seq_lens, default=0) if self.max_seq_len is None else self.max_seq_len
 
     def attended(self, s: int) -> range:
-        """The positions that the last token of sequence ``s`` attends to. The length of the sequence is clamped to
-        ``longest``.
+        """The positions that the last token of sequence ``s`` may attend to.
+
+        The length of the sequence is clamped to ``longest``. Block-sparse patterns and masks are not considered.
         """
         stop = max(0, min(self.seq_lens[s], self.longest))
         return range(max(0, stop - self.key.sliding_window) if self.key.sliding_window else 0, stop)
@@ -142,7 +143,9 @@ def make(case: Case) -> Call:
 
 
 def pages_of(case: Case, s: int) -> range:
-    """The pages with the tokens that sequence ``s`` attends to. Kernels read only these entries of the block table."""
+    """The numbers of the pages with the tokens of ``case.attended(s)``. Kernels read only these block table entries of
+    ``s``.
+    """
     tokens, page = case.attended(s), case.key.block_size
     return range(tokens.start // page, -(-tokens.stop // page)) if tokens else range(0)
 
@@ -150,7 +153,7 @@ def pages_of(case: Case, s: int) -> range:
 def block_tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, int]:
     """Make the block tables, [seqs, max blocks] int32, and return them with the number of blocks in the cache.
 
-    Every page has its own block, and some blocks are not used, unless ``case.shared_blocks`` is set.
+    Unless ``case.shared_blocks`` is set, every page has its own block, and some blocks of the cache are not used.
     """
     page, seqs = case.key.block_size, len(case.seq_lens)
     if case.shared_blocks:
@@ -203,7 +206,7 @@ def scale_of(scale: Scale) -> float | torch.Tensor:
 
 
 def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, tables: torch.Tensor) -> None:
-    """Write NaN to every slot of the cache without a token: the end of each last page, and all unused blocks.
+    """Write NaN to the slots after the last token in each sequence's last page, and to all unused blocks.
 
     In an int8 cache, which cannot store NaN, the largest number is written instead.
     """
@@ -238,7 +241,7 @@ def to(call: Call, device: torch.device) -> Call:
 
 
 def of_heads(call: Call, heads: Sequence[int]) -> Call:
-    """Reduce ``call`` to the query heads ``heads``: a call with views of these heads. It must have only one KV head."""
+    """Return a call with only the query heads ``heads`` of ``call``, which must have a single KV head."""
     assert call.scratch is not None and call.key_cache.shape[1] == 1
     return call._replace(
         out=call.out[:, heads],
@@ -251,14 +254,14 @@ def of_heads(call: Call, heads: Sequence[int]) -> Call:
 
 
 def copy_outputs(call: Call) -> Call:
-    """The call with copies of its output tensors."""
+    """Return the call with copies of its output tensors: out, lse and scratch."""
     assert call.scratch is not None
     lse = None if call.lse is None else call.lse.clone()
     return call._replace(out=call.out.clone(), lse=lse, scratch=Scratch(*(tensor.clone() for tensor in call.scratch)))
 
 
 def spread(call: Call) -> Call:
-    """The call with strides of more than 2^31 elements in its query, caches, block table and scratch, on the CPU.
+    """Return the call with strides of more than 2^31 elements in query, caches, block tables and scratch, on the CPU.
 
     Most of the address space between the elements takes no memory. Raises OSError if the system does not grant more
     address space than it has memory.
@@ -292,10 +295,10 @@ def reserve(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def dense_pieces(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Split a tensor with strides of more than 2^31 elements into dense parts, each with the text of its index
-    (``[2][0]``).
+    """Split a tensor with strides of more than 2^31 elements into parts without such strides.
 
-    A tensor without such strides is returned as the only part.
+    Returns pairs (index, part), where the index is a text such as ``[2][0]``. A tensor without such strides is returned
+    as the only part, with an empty text.
     """
     if all(stride < FAR for size, stride in zip(tensor.shape, tensor.stride()) if size > 1):
         return [("", tensor)]

@@ -1,6 +1,4 @@
-"""The harness for generated tests of decode kernels: makes inputs, runs the kernel, and compares the outputs with
-float64.
-"""
+"""Runs decode kernels for the generated tests: makes inputs, runs a kernel, and compares the outputs with float64."""
 
 from __future__ import annotations
 
@@ -22,12 +20,13 @@ from . import probe
 from .cases import Case, copy_outputs, make
 from .oracle import NOISE, Partition, Reference, decode, excess, excesses, reference
 
-#: The default block-sparse pattern of a case: two local blocks, every fifth block, an offset that grows with the head.
+#: The block-sparse pattern of test cases by default: two local blocks, every fifth block, sparse blocks of two pages, a
+#: shift of one sparse block per head, and tensor-parallel rank 1.
 LOCAL_BLOCKS, VERT_STRIDE, SPARSE_PAGES, SLIDING_STEP, TP_RANK = 2, 5, 2, 1, 1
 
 
 class Harness:
-    """A decode kernel that is tested. There is a subclass for each backend, which launches the kernel.
+    """Runs one decode kernel on test cases, and checks the results. A subclass for each backend launches the kernel.
 
     package: the generated package.
     row: the kernel's row in the dispatch table of the package.
@@ -42,13 +41,14 @@ class Harness:
         self.partition_size = row.partition_size
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a call with checked arguments. The call's scratch is large enough, or None."""
+        """Run the kernel on a call with checked arguments. The call's scratch has enough partitions, or is None."""
         raise NotImplementedError
 
     def case(self, seq_lens: Sequence[int], **options: Any) -> Case:
-        """A test case for this kernel. ``options`` are fields of ``cases.Case``.
+        """Make a test case for this kernel. ``options`` are fields of ``cases.Case``.
 
-        By default, a compressed cache has scales, and a block-sparse kernel has a sparse pattern.
+        By default, a compressed cache has scales other than 1, and a case for a block-sparse kernel has a sparse
+        pattern.
         """
         if self.key.kv_cache_dtype != "auto":
             options = {"k_scale": 0.3, "v_scale": 0.7, **options}
@@ -61,14 +61,13 @@ class Harness:
         return Case(self.key, self.partition_size, tuple(seq_lens), **options)
 
     def pattern(self, *fields: int) -> BlockSparse:
-        """The block-sparse pattern of (local blocks, vertical stride, sparse block size, head sliding step,
-        tp_rank).
-        """
+        """Make a block-sparse pattern. ``fields`` are those of ``BlockSparse``, in its order."""
         return BlockSparse(*fields)
 
     def run(self, call: Call) -> Call:
-        """Run the kernel on a copy of the call's outputs, without the dispatch table. Returns the call with the filled
-        copies.
+        """Run the kernel directly, not through the dispatch table, on a call with copies of the output tensors.
+
+        Returns the call with the copies, which have the results.
         """
         call = copy_outputs(call)
         found = check.check(call, self.key.kv_cache_dtype)
@@ -81,19 +80,20 @@ class Harness:
         return reference(call, self.key.kv_cache_dtype, self.partition_size, self.row.modification)
 
     def check(self, case: Case, captured: bool = False) -> None:
-        """Run a case, and compare out, lse and scratch with float64.
+        """Run the kernel on a case, and compare out, lse and scratch with the float64 reference.
 
         The tolerance grows with the case's ``score_size``, because large scores have larger errors in float32.
-        captured: whether the kernel must not read device values on the host, as in a CUDA graph.
+        captured: whether the kernel must not read values from the device on the host, as while a CUDA graph is
+        captured.
         """
         call = make(case)._replace(read_lengths=not captured)
         self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
 
     def compare(self, call: Call, largest: float = 0.0, truth: Reference | None = None) -> Call:
-        """Run a call, and compare out, lse and scratch with float64. Returns the call with its outputs.
+        """Run the kernel on a call, and compare out, lse and scratch with float64. Returns the call with its outputs.
 
         largest: the largest magnitude of the scores; the tolerance grows with it.
-        truth: the float64 result, if it is known.
+        truth: the float64 result of the call. If it is None, it is computed.
         """
         truth = truth or self.truth(call)
         done = self.run(call)
@@ -129,7 +129,10 @@ class Harness:
             assert done.lse is None or (direct.lse is not None and torch.equal(done.lse, direct.lse))
 
     def run_by_table(self, call: Call, **options: Any) -> Call:
-        """Run a call through the generated operator, with this kernel's backend and partition size."""
+        """Run a call through the generated operator, with this kernel's backend and partition size.
+
+        ``options`` are further keyword arguments of the operator.
+        """
         call = copy_outputs(call)
         assert call.scratch is not None
         scratch, sparse = call.scratch, call.sparse
@@ -147,7 +150,7 @@ class Harness:
         return call
 
     def named_tensors(self, call: Call) -> dict[str, torch.Tensor]:
-        """The parameter tensors of the call's modification, by name."""
+        """Return a dict from the names of the modification's parameter tensors to the call's tensors."""
         return {name: tensor for (name, _), tensor in zip(getattr(self.row.modification, "tensors", ()), call.tensors)}
 
     def check_codes(self) -> None:
@@ -162,14 +165,14 @@ class Harness:
         self.compare(call._replace(scale=1e-3 / head_size))
 
     def check_zero_slopes(self, case: Case) -> None:
-        """Check that the result with ALiBi slopes of zero equals the float64 result with the same slopes."""
+        """Check that the kernel is right, compared with float64, if all ALiBi slopes are zero."""
         call = make(case)
         assert call.alibi_slopes is not None
         self.compare(call._replace(alibi_slopes=torch.zeros_like(call.alibi_slopes)))
 
 
 class TorchKernel(Harness):
-    """A PyTorch decode kernel that is tested."""
+    """Runs a PyTorch decode kernel on test cases, and checks its results."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
@@ -180,8 +183,9 @@ class TorchKernel(Harness):
         self.module.paged_attention(call)
 
     def count_calls(self, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
-        """The number of ATen calls of the kernel, not counting views. Fails if the kernel reads device values on the
-        host.
+        """Return the number of ATen calls that the kernel makes for a call of this size, not counting views.
+
+        Fails if the kernel reads values from the device on the host.
         """
         case = self.case([1] * num_seqs, max_seq_len=max_seq_len, kv_heads=kv_heads)
         call = make(case)
@@ -192,7 +196,8 @@ class TorchKernel(Harness):
         return sum(counts.values())
 
     def room_for(self, chunk_items: int, rows: int, parts: int, kv_heads: int = 2) -> dict[str, int]:
-        """The bounds of the workspace, in bytes, that are enough for exactly these chunks and tiles (see ``tiling``).
+        """Return the smallest bounds of the workspace that allow these chunks and tiles, as arguments of
+        ``with_budget``.
 
         chunk_items: the number of items in a chunk.
         rows, parts: the number of sequences and of partitions in a tile.
@@ -213,7 +218,9 @@ class TorchKernel(Harness):
 
 @functools.lru_cache(maxsize=8)
 def truth_of(case: Case) -> Reference:
-    """The float64 result of a case, cached because consecutive tests often run the same case in different ways."""
+    """Return the float64 result of a case. The results are cached, because consecutive tests often run the same case in
+    different ways.
+    """
     return reference(make(case), case.key.kv_cache_dtype, case.partition_size, case.modification)
 
 
@@ -223,7 +230,10 @@ def score_noise(m: Any) -> Any:
 
 
 def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """Check that lse is the natural logarithm of the sum of exp(score) over the tokens and the sink."""
+    """Check that lse is the natural logarithm of the sum of exp(score) over the tokens and the sink.
+
+    largest: the largest magnitude of the scores; the tolerance grows with it.
+    """
     if call.lse is None:
         return
     off = (call.lse.double() - truth.lse).abs() > 1e-5 + 4e-7 * truth.lse.abs().clamp_min(largest)
@@ -232,7 +242,8 @@ def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
 
 
 def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """Check that the scratch has the m, z and o of each partition, and -inf and 0 for partitions without tokens.
+    """Check that the scratch has the m, z and o of each partition, and m = -inf and z = 0 for partitions without
+    tokens.
 
     ``oracle.Partition`` defines m, z and o.
     """
@@ -255,7 +266,7 @@ def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
 
 
 def check_tmp_out(tmp_out: torch.Tensor, parts: Mapping[tuple[int, int, int], Partition], largest: float) -> None:
-    """Check the output of each partition in tmp_out.
+    """Compare the output of each partition in tmp_out with float64.
 
     parts: the float64 result of each partition, by (sequence, head, partition).
     """

@@ -1,4 +1,6 @@
-"""The cache writer as a torch operator: vLLM's ``reshape_and_cache``, which chooses a kernel from a table."""
+"""The torch operator ``reshape_and_cache``, as in vLLM. It chooses a cache writer from the dispatch table for each
+call.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ SCHEMA = f"""{check.NAME}(
 
 
 class Arguments(NamedTuple):
-    """The arguments of the registered torch operator, in the order of its schema."""
+    """The arguments of the operator as torch passes them, in the order of its schema."""
 
     key: torch.Tensor
     value: torch.Tensor
@@ -37,7 +39,7 @@ class Arguments(NamedTuple):
     backend: str
 
     def write(self) -> Write:
-        """The arguments in the form that kernels receive, before they are checked."""
+        """Convert the arguments to a ``Write``, the form that kernels receive. The arguments are not checked."""
         return Write(
             key=self.key,
             value=self.value,
@@ -50,10 +52,10 @@ class Arguments(NamedTuple):
 
 
 class Writer:
-    """The cache writer operator of one generated package.
+    """Registers the operator ``reshape_and_cache`` of one generated package, and runs its calls.
 
-    kernels: the kernels of the package.
-    files: the path of each spec file, by the spec's name, for messages.
+    kernels: loads the package's kernels.
+    files: maps the name of each spec to the path of its file, for messages.
     """
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
@@ -63,9 +65,7 @@ class Writer:
 
     @torch.no_grad()
     def run(self, *args: object) -> None:
-        """Run one call of the operator: check the arguments, choose a kernel, launch it. torch's dispatcher calls this
-        method.
-        """
+        """Check the arguments of a call, choose a kernel, and launch it. torch's dispatcher calls this method."""
         arguments = Arguments(*args)  # type: ignore[arg-type]
         write = arguments.write()
         key = check.check(write, arguments.kv_cache_dtype)
@@ -76,8 +76,9 @@ class Writer:
             kernel(write)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool) -> Callable[[Write], None]:
-        """The function that runs the kernel of ``row``. Raises LibraryError for a CUDA kernel if no library is
-        loaded.
+        """Return a function that runs the kernel of the dispatch row ``row`` on a call.
+
+        Raises LibraryError if a CUDA kernel is wanted and no library is loaded.
         """
         if backend == "torch":
             return self.kernels.module(row).reshape_and_cache  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Implements ``pav2gen bench --operator extend``: checks and times extend kernels beside baselines and decode
+"""Implements ``pav2gen bench --operator extend``: checks extend kernels and baselines, and times them beside decode
 kernels.
 """
 
@@ -34,7 +34,7 @@ KIND, SCHEMA = "pav2gen bench extend", 1
 
 @dataclass(frozen=True)
 class ExtendOptions(bench.BenchOptions):
-    """Options of a measurement of extend kernels.
+    """The options of ``pav2gen bench`` for extend kernels.
 
     query_lens: the numbers of new tokens per sequence to measure. The lengths ``seq_lens`` include the new tokens.
     """
@@ -43,7 +43,7 @@ class ExtendOptions(bench.BenchOptions):
 
 
 class ExtendProblem(NamedTuple):
-    """A batch to measure, in which each sequence has ``query_len`` new tokens.
+    """An extend call to measure: a batch in which each sequence has ``query_len`` new tokens.
 
     decode: the same batch as a problem for decode kernels. It has the kernel configuration, and the numbers of heads,
     sequences and tokens.
@@ -71,9 +71,11 @@ class Pair(NamedTuple):
 class Contestant(NamedTuple):
     """An extend kernel, a baseline, or a decode kernel that is timed for comparison.
 
-    run: a function that makes the whole call.
-    bare: a function that runs only the kernel, so that the ATen calls and the memory of the kernel can be counted.
+    run: a function that makes the whole call, including the checks of its arguments.
+    bare: a function that runs only the extend kernel, so that the ATen calls and the memory of the kernel can be
+    counted. For a baseline or a decode kernel, the same function as ``run``.
     row: the dispatch row of an extend kernel, else None.
+    backend: the backend of an extend kernel, else "".
     """
 
     name: str
@@ -116,6 +118,8 @@ def measure_all(chosen: Selection, options: ExtendOptions) -> dict[str, Any]:
 def problems(setup: bench.Setup, rows: list[Row], options: ExtendOptions) -> tuple[list[ExtendProblem], list[str]]:
     """Return the problems to measure, and a note on each problem that is left out.
 
+    rows: the dispatch rows of all extend kernels.
+
     Raises UserError if there is no problem to measure.
     """
     found, notes = [], []
@@ -142,10 +146,12 @@ def problems(setup: bench.Setup, rows: list[Row], options: ExtendOptions) -> tup
 
 
 def measure(setup: bench.Setup, rows: list[Row], problem: ExtendProblem, options: ExtendOptions) -> dict[str, Any]:
-    """Measure one problem, and return its entry in the document's ``points``.
+    """Measure one problem, and return the results as an entry for ``points`` of the JSON document.
 
-    First, check the results of every extend kernel and baseline, and count their costs. Then time the kernels and
-    baselines with right results, and the decode kernels, in the same rounds.
+    First, check the results of every extend kernel and baseline, and find how many launches and how much memory its
+    call needs. Then time the kernels and baselines with right results, and the decode kernels, in the same rounds.
+
+    rows: the dispatch rows of the extend kernels with the configuration of ``problem``.
     """
     decode, inputs = problem.decode, setup.inputs(problem.decode)
     query = queries(problem)
@@ -186,7 +192,7 @@ def measure(setup: bench.Setup, rows: list[Row], problem: ExtendProblem, options
 
 
 def kernels(setup: bench.Setup, rows: list[Row]) -> list[Contestant]:
-    """Return the extend kernels of ``rows``, one for each row and each backend that can be timed."""
+    """Return a contestant for each extend kernel of ``rows`` and each backend that can be timed on the device."""
     return [_kernel(setup, row, backend) for backend in setup.backends for row in rows if getattr(row, backend)]
 
 
@@ -207,7 +213,7 @@ def _kernel(setup: bench.Setup, row: Row, backend: str) -> Contestant:
 
 
 def decoders(setup: bench.Setup, problem: Problem) -> list[Contestant]:
-    """Return a decode kernel for each backend: the kernel that the dispatch table chooses for ``problem``.
+    """Return a contestant for each backend: the decode kernel that the dispatch table chooses for ``problem``.
 
     A backend is left out if the spec builds no decode kernel for it.
     """
@@ -228,7 +234,7 @@ def _on_decode(run: Callable[[Call], object]) -> Callable[[Pair], object]:
 
 
 def baselines(problem: ExtendProblem, names: tuple[str, ...]) -> tuple[list[Contestant], Mapping[str, str]]:
-    """Return the baselines to measure, and the reason for each baseline that cannot solve ``problem``, by name.
+    """Return the baselines to measure, and a dict from the name of each unsuitable baseline to the reason.
 
     "sdpa" is torch's attention with an explicit mask. "sdpa causal" is torch's causal attention without a mask tensor.
     "sdpa causal" is measured only if all tokens of the sequences are new. Without "sdpa" in ``names``, there are no
@@ -254,14 +260,19 @@ def _peer(name: str, attention: Callable[[ExtendCall], None]) -> Contestant:
 
 
 def queries(problem: ExtendProblem) -> torch.Tensor:
-    """Return random query rows of all sequences, on the CPU: [tokens, heads, head size], in the problem's dtype."""
+    """Return a random query for each new token of the batch: a CPU tensor [tokens, heads, head size] in the model's
+    dtype.
+    """
     decode = problem.decode
     shape = (decode.num_seqs * problem.query_len, decode.num_heads, decode.key.head_size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, decode.key.dtype))
 
 
 def pair(call: Call, query: torch.Tensor, problem: ExtendProblem) -> Pair:
-    """Return the decode call ``call``, together with an extend call of ``query`` that reads the same KV cache."""
+    """Return the decode call ``call`` together with an extend call that reads the same KV cache.
+
+    query: the queries of all new tokens, on the device of ``call``.
+    """
     shared = {name: value for name, value in call._asdict().items() if name in ExtendCall._fields}
     starts = torch.arange(problem.decode.num_seqs + 1, dtype=torch.int32) * problem.query_len
     own = {"out": torch.empty_like(query), "query": query, "query_start_loc": starts.to(query.device)}
@@ -269,17 +280,23 @@ def pair(call: Call, query: torch.Tensor, problem: ExtendProblem) -> Pair:
 
 
 def rotation(inputs: Inputs, first: Pair, problem: ExtendProblem) -> Iterator[Pair]:
-    """Yield a decode call and an extend call for each call of ``inputs``, one pair after the other, endlessly."""
+    """Yield a ``Pair`` for each call of ``inputs``, one after the other, endlessly.
+
+    first: a pair from which each extend call is made by replacing the block tables.
+    """
     for number in itertools.cycle(range(inputs.count)):
         call = inputs.call(number)
         yield Pair(call, first.extend._replace(block_tables=call.block_tables))
 
 
 def checker(problem: ExtendProblem, inputs: Inputs, query: torch.Tensor) -> Callable[[Contestant, Pair], float]:
-    """Return a function that runs a kernel or baseline once, and returns its error divided by the allowed error.
+    """Return a function that runs an extend kernel or baseline once, and returns its error divided by the allowed
+    error.
 
-    The function compares some rows of the output with a float64 reference. The function returns infinity if the output
-    has a NaN.
+    The function compares the outputs of some new tokens with a float64 reference. It returns infinity if any output is
+    NaN.
+
+    query: the queries of all new tokens, on the CPU.
     """
     decode, new = problem.decode, problem.query_len
     chosen = [(s, i) for s in sequences(decode.num_seqs) for i in sequences(new)]
@@ -311,10 +328,13 @@ def entry(
     device: torch.device,
     step: Callable[[], object],
 ) -> dict[str, Any]:
-    """Return the entry of one kernel or baseline in the document. The times are added to it later.
+    """Check one extend kernel or baseline, and return its entry in the JSON document. The times are added to it later.
 
-    If the results are right, the entry has the error, the number of launches, and the workspace in bytes. Otherwise,
-    ``because`` has the reason why the kernel or baseline is not timed.
+    If the results are right, the entry has the error divided by the allowed error, the number of launches, and the
+    workspace in bytes. Otherwise, ``because`` has the reason why the kernel or baseline is not timed.
+
+    check: the function that ``checker`` returns.
+    step: a function to call after the check, to advance the progress bar.
     """
     found: dict[str, Any] = {"name": contestant.name, "because": ""}
     if contestant.row:
@@ -333,12 +353,14 @@ def entry(
 
 
 def launches(contestant: Contestant, given: Pair) -> int:
-    """Return the number of launches of an extend call: its ATen calls without views, plus its CUDA launches."""
+    """Return how many launches an extend call makes: its ATen calls that are not views, plus its launches of CUDA
+    kernels.
+    """
     counted = sum(probe.count_calls(lambda: contestant.bare(given)).values())
     row = contestant.row if contestant.backend == "cuda" else None
     return counted + (cuda_launches(row, given.extend) if row else 0)
 
 
 def cuda_launches(row: Row, call: ExtendCall) -> int:
-    """Return how many kernels a call of the CUDA extend kernel of ``row`` launches. Nothing is launched."""
+    """Return how many launches a call of the CUDA extend kernel of ``row`` makes. Nothing is launched to count them."""
     return contestants.count_launches(lambda entry: launch_cuda(entry, call, row, str, contestants.no_workspace))

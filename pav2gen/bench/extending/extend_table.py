@@ -1,6 +1,6 @@
-"""Prints the results of ``bench --operator extend`` as tables.
+"""Makes tables from the JSON document of ``pav2gen bench --operator extend``.
 
-There is a table for each kernel configuration (``Key``), with a line for each kernel and baseline.
+There is a table for each kernel configuration (``Key``). It has a line for each kernel and baseline in each problem.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from pav2gen.runtime.key import Key
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table for each configuration (``Key``) and number of KV heads, in the order of measurement."""
+    """Yield a table for each configuration (``Key``) and number of KV heads in ``document``, in the order of
+    measurement.
+    """
     groups: dict[tuple[Key, int], list[Mapping[str, Any]]] = {}
     for point in document["points"]:
         groups.setdefault((Key(**point["key"]), point["kv_heads"]), []).append(point)
@@ -41,7 +43,10 @@ def _table(title: str, points: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _cells(entry: Mapping[str, Any], others: Sequence[str]) -> tuple[str, ...]:
-    """Return the cells of a kernel or baseline: its name, time, spread, ratios, launches and workspace."""
+    """Return the cells in the line of a kernel or baseline: its name, time, spread, ratios, launches and workspace.
+
+    others: the names of the baselines and decode kernels by whose times the time is divided.
+    """
     ratios = entry["ratios"]
     return (
         entry["name"],
@@ -54,7 +59,7 @@ def _cells(entry: Mapping[str, Any], others: Sequence[str]) -> tuple[str, ...]:
 
 
 def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each kernel or baseline that was not timed, with the reason."""
+    """Yield a line of text for each kernel or baseline that was not timed, with the reason."""
     for point in points:
         for entry in point["contestants"]:
             if entry["because"]:
@@ -63,7 +68,7 @@ def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def head(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines above the tables: the spec, the device, the versions, and the meaning of the columns."""
+    """Yield the lines of text above the tables: the spec, the device, the versions, and the meaning of the columns."""
     device, versions = document["device"], document["versions"]
     yield f"{document['spec']['file']} on {device['name']}: {device['about']}"
     yield f"{', '.join(f'{name} {version}' for name, version in versions.items())}; {document['date']}"
@@ -75,5 +80,5 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def notes(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the notes of ``document``, such as the problems that were left out."""
+    """Yield the notes of ``document`` as lines of text, such as a note on each problem that was left out."""
     yield from (f"note: {note}" for note in document["notes"])

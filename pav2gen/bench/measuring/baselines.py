@@ -12,24 +12,27 @@ import torch
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.key import Key
 
-#: The partition size of vLLM's paged_attention_v2, for which its callers allocate scratch.
+#: The partition size, in tokens, of vLLM's paged_attention_v2. Callers of that operator allocate its scratch tensors
+#: for this size.
 PARTITION = 512
 
-#: The allowed error of a baseline, relative to the result's norm. Baselines may round more often than our kernels.
+#: The largest allowed error of a baseline, by the dtype of the query. The error is the norm of the difference from the
+#: float64 result, divided by the norm of that result. Kernels have a tolerance of their own, because baselines may
+#: round more often.
 TOLERANCE = {"float16": 1e-2, "bfloat16": 3e-2, "float32": 1e-4}
 
 
-#: ``sdpa`` computes all sequences of a batch in one call if their K has fewer elements than this. Larger copies of K
-#: and V would not stay in the processor's caches.
+#: ``sdpa`` computes a batch in one call of torch's attention only if the keys of the whole batch have fewer elements
+#: than this. Larger copies of K and V would not stay in the processor's caches.
 TOGETHER = 2 << 20
 
 
 class NotApplicable(Exception):
-    """Raised if a baseline cannot solve a problem. The message says why."""
+    """Raised if a baseline cannot solve a problem. The message gives the reason."""
 
 
 def baseline(name: str, key: Key) -> Callable[[Call], None]:
-    """Return the baseline called ``name``, for problems with the configuration ``key``.
+    """Return a function that solves problems with the configuration ``key`` by the baseline called ``name``.
 
     Raises NotApplicable, with the reason, if the baseline does not support the configuration or is not installed.
     """
@@ -46,9 +49,10 @@ def baseline(name: str, key: Key) -> Callable[[Call], None]:
 
 
 def vllm_operator() -> Callable[..., None]:
-    """Return vLLM's own operator: the compiled V2, or V1 in forks without V2, such as the BI-V100 fork.
+    """Return a function that calls vLLM's own attention operator.
 
-    Raises NotApplicable if vLLM cannot be imported, or if it has neither operator.
+    This operator is paged_attention_v2, or paged_attention_v1 in a fork of vLLM without it, such as the fork for the
+    BI-V100 GPU. Raises NotApplicable if vLLM cannot be imported, or if it has neither operator.
     """
     try:
         custom_ops: Any = importlib.import_module("vllm._custom_ops")
@@ -65,7 +69,10 @@ def vllm_operator() -> Callable[..., None]:
 
 
 def _vllm_v2(operator: Any, call: Call, kv_cache_dtype: str) -> None:
-    """Call vLLM's V2 operator. Since vLLM 0.7, this operator takes the scales of K and V as tensors."""
+    """Call vLLM's paged_attention_v2.
+
+    Since vLLM 0.7, this operator takes the scales of K and V as tensors. Older versions take them as numbers.
+    """
     assert call.scratch is not None
     on_device = any(a.name == "k_scale" and "Tensor" in str(a.type) for a in operator._schema.arguments)
     scales = [_scalar(float(s), call.query.device) if on_device else s for s in (call.k_scale, call.v_scale)]
@@ -81,15 +88,16 @@ def _vllm_v2(operator: Any, call: Call, kv_cache_dtype: str) -> None:
 
 @functools.cache
 def _scalar(value: float, device: torch.device) -> torch.Tensor:
-    """Return ``value`` as a zero-dimensional tensor on ``device``. Later calls return the same tensor."""
+    """Return ``value`` as a zero-dimensional tensor on ``device``. Equal arguments give the same tensor each time."""
     return torch.tensor(value, device=device)
 
 
 def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
-    """Call the V1 operator of the BI-V100 fork.
+    """Call paged_attention_v1 of the vLLM fork for the BI-V100 GPU.
 
-    This operator takes the index of the KV head of each query head. The operator has no parameters for scales or for
-    block-sparse patterns. Raises NotApplicable if the call needs scales or such a pattern.
+    This operator also takes a tensor with the index of the KV head of each query head. It has no parameters for the
+    scales of an fp8 cache or for block-sparse patterns. Raises NotApplicable if the call needs such scales or such a
+    pattern.
     """
     if kv_cache_dtype != "auto" or call.sparse is not None:
         raise NotApplicable("V1 of this fork drops fp8 scales and block-sparse patterns")
@@ -102,11 +110,12 @@ def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
 
 
 def seed_like(call: Call) -> None:
-    """Compute split-KV decode as the project's first version did: a loop over sequences, in float32.
+    """Compute split-KV decode as the first version of pav2gen did: a loop over sequences, in float32.
 
-    The function fills the scratch tensors first. For each sequence, it gathers all pages, converts K and V to float32,
-    and makes each KV head contiguous. Then it pads the values to whole partitions. The matmuls broadcast K and V over
-    the query heads of each KV head. To do so, eager PyTorch copies K and V for each query head.
+    The function initializes the scratch tensors first. For each sequence, it gathers K and V from all pages, converts
+    them to float32, and copies them so that each KV head is contiguous. Then it pads the scores and V to whole
+    partitions. The matmuls broadcast K and V over the query heads of each KV head. For this, eager PyTorch copies K and
+    V for each query head.
     """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     group = heads // kv_heads
@@ -143,8 +152,9 @@ def seed_like(call: Call) -> None:
 def sdpa(call: Call) -> None:
     """Gather K and V from their pages into dense tensors, and call torch's ``scaled_dot_product_attention``.
 
-    The query heads of a KV head are passed as query tokens, so that K and V are not repeated. Short sequences of equal
-    length are computed in one call, because that is faster. Other sequences are computed one by one.
+    The query heads that share a KV head are passed as query tokens of one head, so that K and V are not repeated. If
+    the sequences of a batch have the same length, and their keys have few elements in total (see ``TOGETHER``), they
+    are computed in one call, because that is faster. Otherwise, each sequence is computed in a call of its own.
     """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     lengths = call.seq_lens.tolist()
@@ -167,7 +177,7 @@ def sdpa(call: Call) -> None:
 def flex(call: Call) -> None:
     """Compute attention with torch's compiled FlexAttention, one sequence after the other.
 
-    The first call of a dtype takes tens of seconds, because torch compiles FlexAttention then.
+    The first call with each dtype takes tens of seconds, because torch compiles FlexAttention during this call.
     """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     attention = _compiled_flex_attention()
@@ -182,7 +192,10 @@ def flex(call: Call) -> None:
 
 @functools.cache
 def _compiled_flex_attention() -> Callable[..., Any]:
-    """Return torch's FlexAttention, compiled for any length. Raises NotApplicable if torch has no FlexAttention."""
+    """Return torch's FlexAttention as a function that torch compiles once for sequences of all lengths.
+
+    Raises NotApplicable if torch has no FlexAttention.
+    """
     try:
         module: Any = importlib.import_module("torch.nn.attention.flex_attention")
     except ImportError:
@@ -191,7 +204,10 @@ def _compiled_flex_attention() -> Callable[..., Any]:
 
 
 def dense_batch(call: Call, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gather K and V of all sequences, each with ``length`` tokens: two tensors [seqs, kv heads, tokens, head size]."""
+    """Gather K and V of all sequences of a batch from their pages: two tensors [seqs, kv heads, tokens, head size].
+
+    length: the number of tokens in each of the sequences.
+    """
     seqs, size, page = call.query.shape[0], call.query.shape[2], call.key_cache.shape[3]
     blocks = call.block_tables[:, : -(-length // page)]
     keys = call.key_cache[blocks].permute(0, 2, 1, 4, 3, 5).reshape(seqs, call.key_cache.shape[1], -1, size)
@@ -200,7 +216,11 @@ def dense_batch(call: Call, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dense(call: Call, s: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gather K and V of the sequence ``s`` from its pages: two tensors [tokens, kv heads, head size]."""
+    """Gather K and V of one sequence from its pages: two tensors [tokens, kv heads, head size].
+
+    s: the index of the sequence in the batch.
+    length: the number of tokens in the sequence.
+    """
     _, kv_heads, _, page, _ = call.key_cache.shape
     blocks = call.block_tables[s, : -(-length // page)]
     size = call.query.shape[2]

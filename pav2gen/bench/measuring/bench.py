@@ -1,6 +1,4 @@
-"""Implements ``pav2gen bench``: checks and times the kernels of a spec and the baselines, and returns a JSON
-document.
-"""
+"""Implements ``pav2gen bench``: checks and times the kernels of a spec and the baselines. Returns a JSON document."""
 
 from __future__ import annotations
 
@@ -33,22 +31,27 @@ GIB = 1 << 30
 
 NO_EXTEND = "no decode kernel is left to measure; for extend kernels, write --operator extend"
 
-#: The time to measure a problem is estimated as proportional to this number plus the problem's KV cache in bytes. The
-#: number stands for the part of the time that does not depend on the KV cache.
+#: ``estimate`` assumes that the time to measure a problem is proportional to the size of its KV cache, in bytes, plus
+#: this number. The number stands for the part of the time that does not depend on the KV cache.
 FIXED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a measurement.
+    """The options of ``pav2gen bench`` for decode kernels.
 
+    seq_lens, num_seqs: the numbers of tokens in a sequence, and of sequences in a batch, to measure.
+    against: the names of the baselines to measure.
     tensor_parallel: the tensor-parallel size to measure. None means that each kernel is measured with its smallest
     tensor-parallel size.
-    max_gib: problems with a larger KV cache, in GiB, are left out.
-    seconds: no problem begins after this time; 0 means no limit.
+    rounds, warmups: the number of timed rounds, and of rounds before them whose times are dropped.
+    max_gib: the largest KV cache of a problem, in GiB. Problems with a larger KV cache are left out.
+    seconds: the time in seconds after which no further problem begins. 0 means no limit.
+    command: the command line, which is recorded in the JSON document.
     progress: a function that takes a problem's title and number of steps, and returns a function to call after each
     step.
-    kept: a function to call after each problem, with the document so far and the estimated seconds that remain.
+    kept: a function to call after each problem. It takes the JSON document so far, and the estimated seconds that
+    remain.
     """
 
     device: torch.device
@@ -66,7 +69,7 @@ class BenchOptions:
 
 
 class Setup:
-    """The generated package to measure on one device, and the data that all problems share."""
+    """What all problems of a measurement share: the device, the generated package, and its decode kernels by key."""
 
     def __init__(self, chosen: Selection, device: torch.device) -> None:
         self.spec: Spec = chosen.spec
@@ -80,7 +83,11 @@ class Setup:
             self.keys.setdefault(row.key, []).append(row)
 
     def _backends(self) -> tuple[str, ...]:
-        """Return the backends that can be timed on this device. On a GPU, compile the CUDA kernels first."""
+        """Return the backends (``torch``, ``cuda``) that can be timed on this device. On a GPU, compile the CUDA
+        kernels first.
+
+        Raises UserError if there is none.
+        """
         found = [name for name in self.spec.backends if name == "torch"]
         if "cuda" in self.spec.backends and self.device.type == "cuda":
             self.package.load()
@@ -97,16 +104,19 @@ class Setup:
         return tuple(found)
 
     def kernels(self, key: Key) -> list[Contestant]:
-        """Return a ``Contestant`` for each decode kernel with the configuration ``key``."""
+        """Return a ``Contestant`` for each decode kernel with the configuration ``key`` and each backend to time."""
         return kernels(self.package, self.keys[key], self.backends)
 
     def inputs(self, problem: Problem, seed: int = 0) -> Inputs:
-        """Make the inputs of ``problem`` on the device."""
+        """Make the calls of ``problem`` on the device of this measurement.
+
+        seed: the seed of the random values, and of the random order of the pages.
+        """
         return make(problem, self.device, self.cache_bytes, seed)
 
 
 def ranks(spec: Spec, key: Key, tensor_parallel: int | None = None) -> list[RankShape]:
-    """Return the numbers of heads per tensor-parallel rank that kernels with the configuration ``key`` serve.
+    """Return the tensor-parallel ranks (their numbers of heads) that kernels with the configuration ``key`` can serve.
 
     tensor_parallel: the only tensor-parallel size to consider, or None for all sizes of the spec.
     """
@@ -115,7 +125,7 @@ def ranks(spec: Spec, key: Key, tensor_parallel: int | None = None) -> list[Rank
 
 
 def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[str]]:
-    """Return the problems to measure, and a note on each problem that is left out.
+    """Return the problems to measure, and a note on each problem that is left out because its KV cache is too large.
 
     Raises UserError if there is no problem to measure.
     """
@@ -143,8 +153,8 @@ def problems(setup: Setup, options: BenchOptions) -> tuple[list[Problem], list[s
 def bench(chosen: Selection, options: BenchOptions) -> dict[str, Any]:
     """Measure the decode kernels of ``chosen``, and return the JSON document that docs/bench.md describes.
 
-    If Ctrl-C interrupts the measurement, the document has the problems measured so far, and a note says so. Raises
-    UserError if there is no problem to measure, or if no kernel can be timed on the device.
+    If Ctrl-C interrupts the measurement, the document has the results so far, and a note says how many problems are
+    missing. Raises UserError if there is no problem to measure, or if no kernel can be timed on the device.
     """
     with machine.current(options.device):
         setup = Setup(chosen, options.device)
@@ -157,7 +167,7 @@ def bench(chosen: Selection, options: BenchOptions) -> dict[str, Any]:
     return document
 
 
-#: The beginning of the note on a measurement that the user interrupted.
+#: The first word of the note that a JSON document has if the user interrupted its measurement.
 INTERRUPTED = "interrupted"
 
 
@@ -167,9 +177,9 @@ def interrupted(document: Mapping[str, Any]) -> bool:
 
 
 def _measure_all(setup: Setup, every: Sequence[Problem], options: BenchOptions, document: dict[str, Any]) -> None:
-    """Measure the problems, and append each result to ``points`` of ``document``.
+    """Measure the problems ``every``, and append the results of each one to ``points`` of ``document``.
 
-    Stop after ``options.seconds`` seconds.
+    If ``options.seconds`` is not 0, no further problem begins when that many seconds have passed.
     """
     started = time.monotonic()
     for number, problem in enumerate(every):
@@ -182,7 +192,11 @@ def _measure_all(setup: Setup, every: Sequence[Problem], options: BenchOptions, 
 
 
 def note_rest(document: dict[str, Any], every: Sequence[object], why: str) -> None:
-    """Add a note to ``document`` that says how many problems were not measured, and why."""
+    """Add a note to ``document`` that says how many problems were not measured, and why.
+
+    every: all problems of the measurement, including those that were measured.
+    why: the first words of the note.
+    """
     missing = every[len(document["points"]) :]
     document["notes"].append(
         f"{why}: {len(missing)} of {len(every)} problems were not measured; the first is {missing[0]}"
@@ -190,16 +204,21 @@ def note_rest(document: dict[str, Any], every: Sequence[object], why: str) -> No
 
 
 def estimate(every: Sequence[Problem], measured: int, seconds: float) -> float:
-    """Estimate the seconds for the remaining problems, if the first ``measured`` problems took ``seconds``.
+    """Estimate how many seconds the remaining problems of ``every`` take, if the first ``measured`` ones took
+    ``seconds``.
 
-    The estimate assumes that each problem takes a constant time, plus a time proportional to the size of its KV cache.
+    The estimate assumes that each problem takes the same constant time, plus a time proportional to the size of its KV
+    cache.
     """
     weights = [problem.kv_bytes + FIXED_BYTES for problem in every]
     return seconds * sum(weights[measured:]) / sum(weights[:measured])
 
 
 def empty(setup: Setup, options: BenchOptions, notes: Sequence[str]) -> dict[str, Any]:
-    """Return a document that describes the machine, the spec and the settings, but has no results yet."""
+    """Return a JSON document that describes the machine, the spec and the settings, but has no results yet.
+
+    notes: the notes of the document. The notes of ``setup`` are added.
+    """
     return {
         "kind": KIND,
         "schema": SCHEMA,
@@ -221,10 +240,10 @@ def now() -> str:
 
 
 def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, Any]:
-    """Measure one problem, and return its entry in the document's ``points``.
+    """Measure one problem, and return the results as an entry for ``points`` of the JSON document.
 
-    First, check the results of every contestant (a kernel or a baseline), and count its launches and its memory. Then
-    time the contestants with right results side by side.
+    First, check the results of every contestant (a kernel or a baseline), and find how many launches and how much
+    memory its call needs. Then time the contestants with right results side by side.
     """
     peers, absent = baselines(problem, options.against)
     every = [*setup.kernels(problem.key), *peers]
@@ -260,10 +279,11 @@ def measure(setup: Setup, problem: Problem, options: BenchOptions) -> dict[str, 
 def entries_of(
     every: Sequence[Contestant], problem: Problem, inputs: Inputs, device: torch.device, step: Callable[[], object]
 ) -> dict[str, dict[str, Any]]:
-    """Check every contestant (a kernel or a baseline), and return its entry in the document, by name.
+    """Check the results of every contestant (a kernel or a baseline).
 
-    The times are added later. An entry says whether the results are right. An entry with right results has the number
-    of launches, and the workspace in bytes.
+    Return a dict from the contestant's name to its entry in the JSON document. The times are added later. An entry says
+    whether the results are right. If they are right, the entry also has the number of launches, and the workspace in
+    bytes.
     """
     checker, call = Checker(problem, inputs), inputs.first
     entries = {}
@@ -283,9 +303,10 @@ def entries_of(
 
 
 def figures(times: Times, problem: Problem, bandwidth: float) -> Mapping[str, Any]:
-    """Return the times and the bandwidth of a contestant (a kernel or a baseline), as fields of its entry.
+    """Return the times of a contestant (a kernel or a baseline) and its bandwidth, as fields of its entry in the JSON
+    document.
 
-    bandwidth: the bandwidth of a memory copy that was timed in the same rounds, in GB/s.
+    bandwidth: the bandwidth, in GB/s, of a memory copy that was timed in the same rounds.
     """
     gbps = problem.io_bytes / times.median / 1e6
     return {
@@ -298,7 +319,7 @@ def figures(times: Times, problem: Problem, bandwidth: float) -> Mapping[str, An
 
 
 def chosen_kernel(package: ModuleType, problem: Problem, backend: str, device: torch.device) -> str:
-    """Return the symbol (the unique name) of the kernel that the dispatch table chooses for ``problem``."""
+    """Return the symbol (unique name) of the kernel of ``backend`` that the dispatch table chooses for ``problem``."""
     row: Row = package.operator.table.choose(
         *(problem.key, backend, problem.num_seqs, problem.seq_len, problem.kv_heads),
         device=device_name(device),
@@ -307,7 +328,7 @@ def chosen_kernel(package: ModuleType, problem: Problem, backend: str, device: t
 
 
 def wrong(document: Mapping[str, Any]) -> Iterable[str]:
-    """Yield a line for each kernel in ``document`` that failed or gave wrong results."""
+    """Yield an error message for each generated kernel in ``document`` that failed or gave wrong results."""
     for point in document["points"]:
         for entry in point["contestants"]:
             if entry["because"] and "symbol" in entry:

@@ -1,5 +1,5 @@
-"""Times several functions side by side: each round runs all of them in a random order, on inputs that are not
-cached.
+"""Times several functions side by side: each round runs all of them in a random order, on inputs that are not in the
+processor's cache.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 
-#: A function to time. Its argument is a decode call, or the pair of calls of an extend problem.
+#: A function to time. Its argument is a ``Call`` of decode, or a pair of a decode call and an extend call (``Pair``).
 Run = Callable[[Any], object]
 
-#: The shortest sample in seconds. A sample repeats a call for this long, so that the clock's resolution and the launch
-#: queue do not matter.
+#: About how long one time sample lasts at least, in seconds, by the type of the device. A shorter call is repeated (up
+#: to MOST_CALLS times) to fill a sample, so that the clock's resolution and the delay of the GPU's launch queue do not
+#: matter.
 SAMPLE_SECONDS = {"cpu": 2e-4, "cuda": 2e-3}
 
 MOST_CALLS = 1000
 
-#: A baseline that takes longer than this is sampled only once. Such a baseline is tens of times slower than a kernel,
-#: so that its samples would take most of the time.
+#: A baseline whose call takes more seconds than this is sampled only once. Such a baseline is tens of times slower than
+#: a kernel, so that more samples of it would take most of the time of the measurement.
 SLOW_SECONDS = 0.5
 
 
@@ -53,7 +54,7 @@ class Times:
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Call ``run``, and return the time that it took, in seconds.
+    """Call ``run``, and return how many seconds the call took.
 
     On a GPU, the time is measured between two CUDA events. On a CPU, it is measured with the wall clock.
     """
@@ -78,16 +79,16 @@ def interleave(
     step: Callable[[], object] = lambda: None,
     once: Collection[str] = (),
 ) -> dict[str, Times]:
-    """Time several functions in turn, and return the samples of each function by name.
+    """Time several functions in turn, and return a dict from the name of each function to its samples.
 
-    Each round samples every function once. The first ``warmups`` rounds are not recorded, and the next ``rounds``
-    rounds are. The order within a round is random, but does not change from run to run. Each call takes the next
-    element of ``inputs``.
+    Each round samples every function once. The samples of the first ``warmups`` rounds are dropped, and those of the
+    next ``rounds`` rounds are kept. The order within a round is random, but every run of the program uses the same
+    order. Each call of a function takes the next element of ``inputs`` as its argument.
 
     contestants: the functions by name.
-    step: a function that is called after each sample.
-    once: names of functions that may be slow. Such a function is sampled only once if a warm-up call takes longer than
-    SLOW_SECONDS.
+    step: a function to call after each sample, including those of the warm-up rounds.
+    once: the names of functions that may be slow. Such a function is sampled only once if a warm-up call takes longer
+    than SLOW_SECONDS.
     """
     slow: set[str] = set()
     samples: dict[str, list[float]] = {name: [] for name in contestants}
@@ -112,7 +113,7 @@ def interleave(
 
 
 def calls_of_a_sample(took: float, device: torch.device) -> int:
-    """Return how many calls a sample needs to be long enough, if one call takes ``took`` seconds."""
+    """Return how many calls make a sample long enough (see SAMPLE_SECONDS), if one call takes ``took`` seconds."""
     return max(1, min(MOST_CALLS, round(SAMPLE_SECONDS[device.type] / max(took, 1e-9))))
 
 

@@ -1,6 +1,4 @@
-"""The contestants of a measurement, which are kernels and baselines: how to run them, and how to check their
-results.
-"""
+"""Runs the contestants of a measurement, which are kernels and baselines, and checks their results."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ class Contestant:
 
     run: a function that makes the whole call, including the checks of its arguments.
     bare: a function that runs only the kernel, with a new workspace, so that the ATen calls and the memory of the
-    kernel can be counted.
+    kernel can be counted. For a baseline, the same function as ``run``.
     backend, row: the backend and the dispatch row of a kernel. A baseline has the backend "" and the row None.
     """
 
@@ -48,7 +46,7 @@ class Contestant:
 
 
 def kernels(package: ModuleType, rows: Iterable[Row], backends: Iterable[str]) -> list[Contestant]:
-    """Return the kernels of ``rows`` as contestants: one for each row and each backend of that row."""
+    """Return a contestant for each row of ``rows`` and each backend of ``backends`` for which the row has a kernel."""
     return [_kernel(package, row, backend) for backend in backends for row in rows if getattr(row, backend)]
 
 
@@ -67,9 +65,9 @@ def _kernel(package: ModuleType, row: Row, backend: str) -> Contestant:
 
 
 def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
-    """Call the decode operator of ``package`` with arguments that make it run the kernel of ``row``.
+    """Call the decode operator of ``package`` with arguments that make it run the kernel of ``row`` for ``backend``.
 
-    The arguments that vLLM's operator has are passed by position, as vLLM passes them.
+    Arguments that vLLM's paged_attention_v2 has too are passed by position, as vLLM passes them.
     """
     assert call.scratch is not None
     scratch, sparse = call.scratch, call.sparse
@@ -91,8 +89,9 @@ def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
 
 
 def baselines(problem: Problem, names: Iterable[str]) -> tuple[list[Contestant], dict[str, str]]:
-    """Return the baselines among ``names`` that can solve ``problem``, and by name the reasons why the others
-    cannot.
+    """Return the baselines among ``names`` that can solve ``problem``.
+
+    Also return a dict from the name of each other baseline to the reason why it cannot solve the problem.
     """
     found, absent = [], {}
     for name in names:
@@ -108,7 +107,7 @@ def baselines(problem: Problem, names: Iterable[str]) -> tuple[list[Contestant],
 class Checker:
     """Compares the results of contestants (kernels and baselines) with the float64 result of one problem.
 
-    checked: the indices in the batch of the sequences that are compared.
+    checked: which sequences are compared with float64, as indices into the batch.
     """
 
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
@@ -117,10 +116,10 @@ class Checker:
         self._truth = truth(inputs.small, problem.key.kv_cache_dtype, self.checked, problem.modification)
 
     def verdict(self, contestant: Contestant, call: Call) -> tuple[float, str]:
-        """Run a contestant. Return its error, and the reason to exclude it. The reason is empty if the result is right.
+        """Run a contestant once. Return its error, and the reason why it must not be timed.
 
-        The error is divided by the allowed error. An exception of any type becomes a reason, because a baseline of
-        another project may fail in any way.
+        The reason is empty if the result is right. The error is divided by the allowed error. An exception of any type
+        becomes a reason, because a baseline of another project may fail in any way.
         """
         try:
             error = self.error(contestant, call)
@@ -130,7 +129,7 @@ class Checker:
         return error, "" if error <= 1 else f"wrong: its error is {error:.3g} times the allowed error"
 
     def error(self, contestant: Contestant, call: Call) -> float:
-        """Run a contestant, and return its error divided by the allowed error.
+        """Run a contestant once, and return its error divided by the allowed error.
 
         The result is right if the returned number is at most 1. The result is wrong if the number is larger, infinite
         or NaN.
@@ -145,7 +144,7 @@ class Checker:
 
 
 def launches(contestant: Contestant, call: Call) -> int | None:
-    """Return the number of launches of a call: its ATen calls without views, plus its launches of CUDA kernels.
+    """Return how many launches a call makes: its ATen calls that are not views, plus its launches of CUDA kernels.
 
     Returns None for vLLM's operator and for compiled FlexAttention, because torch cannot count their launches.
     """
@@ -156,17 +155,18 @@ def launches(contestant: Contestant, call: Call) -> int | None:
 
 
 def cuda_launches(row: Row, call: Call) -> int:
-    """Return how many kernels a call of the CUDA decode kernel of ``row`` launches. Nothing is launched."""
+    """Return how many launches a call of the CUDA decode kernel of ``row`` makes. Nothing is launched to count them."""
     size, room = row.partition_size, row.workspace_mib * MIB
     return count_launches(lambda entry: launch(entry, call, size, room, str, no_workspace))
 
 
 def count_launches(prepare: Callable[[Callable[..., int]], object]) -> int:
-    """Return how many kernels the entry function of a CUDA kernel would launch in one call.
+    """Return how many kernels a compiled CUDA library would launch in one call of the operator.
 
-    prepare: a function that divides a call among launches, and calls the given entry function for each of them. The
-    given function counts, and launches nothing. A real entry function launches a kernel for the partitions. If there
-    are several partitions, it also launches a kernel that merges their results.
+    prepare: a function that takes an entry function (the C function of a library that launches kernels), divides a call
+    into parts, and calls the entry function for each part. ``prepare`` gets an entry function that only counts. A real
+    one launches a kernel for the partitions. If there are several partitions, it also launches a kernel that merges
+    their results.
     """
     counts: list[int] = []
 
@@ -179,10 +179,10 @@ def count_launches(prepare: Callable[[Callable[..., int]], object]) -> int:
 
 
 def no_workspace(count: int, device: torch.device, stream: int | None) -> torch.Tensor:
-    """Return an empty workspace, for ``count_launches``."""
+    """Return an empty tensor as the workspace, because the calls of ``count_launches`` launch nothing."""
     return torch.empty(0)
 
 
 def workspace_bytes(contestant: Contestant, call: Call, device: torch.device) -> int:
-    """Return the largest amount of memory, in bytes, that is allocated at one time during a call."""
+    """Return the largest amount of memory, in bytes, that is allocated at one time during a call of a contestant."""
     return peak_bytes(lambda: contestant.bare(call), device)

@@ -1,4 +1,6 @@
-"""Two ways to run extend: the operator of a generated package, and torch's attention over gathered K and V."""
+"""Runs extend calls in two ways: with the operator of a generated package, and with torch's attention over gathered K
+and V.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from pav2gen.runtime.dispatch_row import Row
 from pav2gen.runtime.extend.call import ExtendCall
 
-#: ``sdpa`` takes this many query tokens at once. The size of the mask and of the scores is proportional to it.
+#: ``sdpa`` passes at most this many query tokens to one call of torch's attention, because the sizes of the mask and of
+#: the scores are proportional to this number.
 PIECE = 128
 
 
 def operate(package: ModuleType, call: ExtendCall, row: Row, backend: str) -> None:
-    """Call the extend operator of ``package`` with arguments that make it run the kernel of ``row``."""
+    """Call the extend operator of ``package`` with arguments that make it run the kernel of ``row`` for ``backend``."""
     names = [name for name, _ in row.modification.tensors] if row.modification else []
     package.paged_attention_extend(
         *(call.out, call.query, call.key_cache, call.value_cache, call.key_cache.shape[1], call.scale),
@@ -31,10 +34,11 @@ def operate(package: ModuleType, call: ExtendCall, row: Row, backend: str) -> No
 
 
 def sdpa(call: ExtendCall) -> None:
-    """Gather K and V of each sequence, and call torch's attention with an explicit mask.
+    """Gather K and V of each sequence from its pages, and call torch's attention with an explicit mask.
 
-    Each call of torch's attention takes up to 128 query tokens, and all keys up to the last of these tokens. The query
-    heads of a KV head are passed as query tokens, so that K and V are not repeated.
+    Each call of torch's attention takes up to ``PIECE`` query tokens of one sequence, and all keys up to the last of
+    these tokens. The query heads that share a KV head are passed as query tokens of one head, so that K and V are not
+    repeated.
     """
     kv_heads, (_, heads, size) = call.key_cache.shape[1], call.query.shape
     group = heads // kv_heads
@@ -60,7 +64,10 @@ def sdpa(call: ExtendCall) -> None:
 
 
 def sdpa_causal(call: ExtendCall) -> None:
-    """Gather K and V of each sequence, and call torch's causal attention. Every sequence must have only new tokens."""
+    """Gather K and V of each sequence from its pages, and call torch's causal attention.
+
+    All tokens of every sequence must be new tokens.
+    """
     starts, lengths = call.query_start_loc.tolist(), call.seq_lens.tolist()
     for s, length in enumerate(lengths):
         keys, values = gathered(call, s, length)
@@ -70,7 +77,11 @@ def sdpa_causal(call: ExtendCall) -> None:
 
 
 def gathered(call: ExtendCall, s: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gather K and V of the sequence ``s`` from its pages: two tensors [1, kv heads, tokens, head size]."""
+    """Gather K and V of one sequence from its pages: two tensors [1, kv heads, tokens, head size].
+
+    s: the index of the sequence in the batch.
+    length: the number of tokens in the sequence.
+    """
     _, kv_heads, _, page, _ = call.key_cache.shape
     blocks = call.block_tables[s, : -(-length // page)]
     size = call.query.shape[2]

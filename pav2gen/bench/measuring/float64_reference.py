@@ -1,7 +1,8 @@
-"""Computes the float64 result of a long problem in little memory, a chunk of tokens at a time.
+"""Computes the float64 result of a long problem in little memory: one stretch of consecutive tokens after the other.
 
 ``runtime.testing.oracle.reference`` converts the whole context of a sequence to float64. For 100,000 tokens, that takes
-gigabytes. Therefore, this module merges the softmax states of chunks of tokens.
+gigabytes. Therefore, this module computes a softmax state (maximum, sum and output) for each stretch, and merges the
+states.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from pav2gen.runtime.call import Call
 from pav2gen.runtime.dispatch_row import Modification
 from pav2gen.runtime.testing.oracle import attends, decode, modified, window_start
 
-#: The number of tokens in a chunk, rounded to whole pages.
+#: The number of tokens in a stretch. It is rounded down to whole pages, but a stretch has at least one page.
 STRETCH = 8192
 
-#: At most this many sequences of a batch are computed: the first, the last, and some between.
+#: At most this many sequences of a batch are checked. At most this many new tokens of each sequence are checked, too.
 MOST_SEQUENCES = 4
 
 
 def sequences(num_seqs: int) -> list[int]:
-    """Return the indices of the sequences to check, in a batch of ``num_seqs``: the first, the last, and some
-    between.
+    """Return which sequences of a batch are checked, as indices: the first, the last, and some between.
+
+    num_seqs: the number of sequences in the batch.
     """
     count = min(num_seqs, MOST_SEQUENCES)
     return sorted({round(i * (num_seqs - 1) / max(1, count - 1)) for i in range(count)})
@@ -36,12 +38,14 @@ def truth(
     modification: Modification | None = None,
     whole: int | None = None,
 ) -> torch.Tensor:
-    """Return the float64 output of a CPU call for the sequences ``rows``: [rows, heads, head size].
+    """Return the float64 output of ``call`` for some sequences, as a tensor [rows, heads, head size].
 
-    modification: the definition of ``call.modification``. The modification is evaluated for each element in plain
-    Python, which takes about a second for 300,000 scores.
-    whole: the number of tokens of every sequence, if the query's token is not the last one; else None. The lengths in
-    ``call.seq_lens`` end at the query's token.
+    call: a call with all tensors on the CPU.
+    rows: the indices of the sequences in the batch.
+    modification: the definition of the modification that ``call.modification`` names, or None. It is evaluated for each
+    score in plain Python, which takes about a second for 300,000 scores.
+    whole: None if the query token is the last token of its sequence. Otherwise, the number of tokens in the whole
+    sequence, while ``call.seq_lens`` counts only the tokens up to the query token.
     """
     return torch.stack([_sequence(call, kv_cache_dtype, s, modification, whole) for s in rows])
 
@@ -49,9 +53,11 @@ def truth(
 def _sequence(
     call: Call, kv_cache_dtype: str, s: int, modification: Modification | None, whole: int | None
 ) -> torch.Tensor:
-    """Return the float64 output for the sequence ``s``: [heads, head size].
+    """Return the float64 output for one sequence: [heads, head size]. The arguments are as in ``truth``.
 
-    If the call has sinks, the softmax state of each head begins with the head's sink.
+    If the call has sinks, the softmax state of each head begins with the head's sink as its maximum.
+
+    s: the index of the sequence in the batch.
     """
     kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
     heads, size = call.query.shape[1:]
@@ -75,7 +81,10 @@ def _sequence(
 
 
 def _dense(call: Call, kv_cache_dtype: str, s: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V of ``count`` tokens from position ``start`` on: float64 tensors [kv heads, tokens, head size]."""
+    """Return K and V of ``count`` tokens of the sequence ``s``: float64 tensors [kv heads, tokens, head size].
+
+    start: the position of the first of these tokens.
+    """
     _, kv_heads, _, page, _ = call.key_cache.shape
     size = call.query.shape[2]
     blocks = call.block_tables[s, start // page : -(-(start + count) // page)]
@@ -95,11 +104,13 @@ def _changed(
     modification: Modification | None,
     whole: int | None,
 ) -> torch.Tensor:
-    """Apply the features of the call (softcap, ALiBi, modification, window, sparse pattern) to ``scores``.
+    """Return ``scores`` with the features of the call applied: softcap, ALiBi, modification, window, sparse pattern.
 
-    ``oracle.score`` applies them in the same way.
+    ``oracle.score`` applies the features in the same way.
 
     scores: [heads, tokens] float64, for the tokens from position ``start`` on.
+    length: the number of tokens up to the query token, which is included.
+    modification, whole: as in ``truth``.
     """
     count, heads = scores.shape[1], scores.shape[0]
     if call.softcap is not None:
@@ -118,9 +129,9 @@ def _changed(
 
 
 def _skipped(call: Call, start: int, count: int, length: int) -> torch.Tensor:
-    """Return which tokens the block-sparse pattern leaves out: [heads, tokens] bool.
+    """Return a bool tensor [heads, tokens] that is true for the tokens that the block-sparse pattern leaves out.
 
-    The result is for ``count`` tokens from position ``start`` on.
+    The tensor is for ``count`` tokens from position ``start`` on, in a sequence of ``length`` tokens.
     """
     assert call.sparse is not None
     page, heads, kv_heads = call.key_cache.shape[3], call.query.shape[1], call.key_cache.shape[1]

@@ -1,4 +1,4 @@
-"""Shows and saves the results of a measurement while it runs, and shows the remaining time."""
+"""Prints and saves the results of a measurement while it runs, and prints the estimated remaining time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from pav2gen.console import print_table
 class Live:
     """Prints the results of a measurement on stdout while it runs.
 
-    If ``file`` is not None, also writes them to this file.
+    A table is printed when it is complete, which is known after the first problem of the next table was measured. The
+    estimated remaining time is printed on stderr after the first problem and after each table.
 
-    A table is printed after the first problem of the next table was measured. The remaining time is printed on stderr
-    after the first problem and after each table.
-
-    shown: the module that makes the tables, such as ``measuring.table``.
+    file: the file to write the JSON document to after each problem, or None.
+    shown: the module that makes the tables from the JSON document, such as ``measuring.table``.
     """
 
     def __init__(self, file: Path | None, shown: ModuleType = table) -> None:
@@ -30,9 +29,10 @@ class Live:
         self._printed = 0
 
     def keep(self, document: Mapping[str, Any], remaining: float) -> None:
-        """Show and save ``document`` after one more problem was measured.
+        """Print and save the results after one more problem was measured.
 
-        remaining: the estimated seconds for the problems that are not measured yet.
+        document: the JSON document with all results so far.
+        remaining: the estimated seconds for the problems that are not measured yet. 0 means that all are measured.
         """
         if self._file:
             measurement_file.write(self._file, document)
@@ -42,7 +42,10 @@ class Live:
             click.echo(f"about {duration(remaining)} left, estimated from the problems measured so far", err=True)
 
     def end(self, document: Mapping[str, Any]) -> None:
-        """Print everything that was not printed yet, and save ``document``. Call this after an interruption, too."""
+        """Print everything that was not printed yet, and save ``document``.
+
+        Call this at the end of a measurement, even if it was interrupted.
+        """
         self._print(document, whole=True)
         if self._file and document["points"]:
             measurement_file.write(self._file, document)
@@ -50,7 +53,10 @@ class Live:
             click.echo(line)
 
     def _print(self, document: Mapping[str, Any], whole: bool) -> None:
-        """Print the complete tables that were not printed yet. ``whole`` says whether the last table is complete."""
+        """Print the complete tables that were not printed yet.
+
+        whole: whether the last table of ``document`` is complete.
+        """
         tables = list(self._shown.tables(document))
         for each in tables[self._printed : len(tables) if whole else -1]:
             if not self._printed:
@@ -62,7 +68,7 @@ class Live:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text, in seconds, minutes or hours."""
+    """Return a duration, given in seconds, as text in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

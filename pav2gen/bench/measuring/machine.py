@@ -15,11 +15,12 @@ from pav2gen.errors import UserError
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.op import device_name
 
-#: The assumed size of the last-level cache in bytes, if the machine does not tell it. Most caches are smaller.
+#: The assumed size of the last-level cache, in bytes, if the machine does not tell it. The keys are types of devices.
+#: Most caches are smaller.
 CACHE_BYTES = {"cpu": 64 << 20, "cuda": 64 << 20}
 
-#: To measure the memory's bandwidth, a buffer of COPY_CACHES times the cache's size is copied. The buffer has at least
-#: LEAST_COPY and at most MOST_COPY bytes.
+#: To measure the memory's bandwidth, ``copy`` copies a buffer of COPY_CACHES times the size of the last-level cache.
+#: The buffer has at least LEAST_COPY and at most MOST_COPY bytes.
 COPY_CACHES, LEAST_COPY, MOST_COPY = 4, 128 << 20, 1 << 30
 
 
@@ -43,20 +44,20 @@ def device_of(name: str) -> torch.device:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that makes ``device`` the current GPU, so that events on its stream time it.
+    """Return a context manager that makes ``device`` the current GPU, so that CUDA events are recorded on its stream.
 
-    For a CPU, the context does nothing.
+    For a CPU, it does nothing.
     """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """Describe ``device`` for the JSON document of a measurement. The result has four fields.
+    """Return a dict that describes ``device`` in the JSON document of a measurement. The dict has four keys.
 
     name: the device's name, as tuning files write it.
     kind: cuda or cpu.
     about: a GPU's model and its number of multiprocessors, or a CPU's model and the number of torch's threads.
-    memory_bytes: the memory of a GPU, 0 for a CPU.
+    memory_bytes: the size of a GPU's memory in bytes, or 0 for a CPU.
     """
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -75,7 +76,7 @@ def describe(device: torch.device) -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of pav2gen, Python, torch, and the CUDA release that torch was built for."""
+    """Return the versions of pav2gen, Python and torch by name. With a torch for CUDA, also return its CUDA release."""
     found = {"pav2gen": pav2gen.__version__, "python": platform.python_version(), "torch": torch.__version__}
     return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
 
@@ -95,9 +96,9 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def copy(device: torch.device, cache: int) -> tuple[Run, int]:
-    """Return a function that copies a buffer far larger than the cache, to measure the memory's bandwidth.
+    """Return a function that copies a buffer far larger than the cache, so that the memory's bandwidth can be measured.
 
-    Also returns the number of bytes that a copy reads and writes.
+    Also return how many bytes one call of the function reads and writes together.
 
     cache: the size of the last-level cache in bytes.
     """
@@ -112,7 +113,7 @@ def copy(device: torch.device, cache: int) -> tuple[Run, int]:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Call ``run``, and return the largest number of bytes that are allocated on ``device`` at one time."""
+    """Call ``run``, and return the largest number of bytes that it has allocated on ``device`` at one time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -126,7 +127,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 
 
 def _processor() -> str:
-    """Return the processor's name from Linux's /proc/cpuinfo, or from Python if that file is missing."""
+    """Return the name of the CPU's model from Linux's /proc/cpuinfo, or from Python if that file does not have it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -134,7 +135,7 @@ def _processor() -> str:
 
 
 def _bytes(text: str) -> int:
-    """Convert a size such as ``32768K`` to bytes."""
+    """Convert a size such as ``32768K`` to a number of bytes."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     text = text.strip()
     return int(text.rstrip("KMG")) * units.get(text[-1:], 1)

@@ -34,7 +34,7 @@ KIND, SCHEMA = "pav2gen bench", 1
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` to ``path`` atomically. The folder must exist. Raises OSError."""
+    """Write ``document`` to ``path`` as JSON, atomically. The folder must exist. Raises OSError if writing fails."""
     beside = path.with_name(f".{path.name}.tmp")
     beside.write_text(rendered(document), encoding="utf-8")
     beside.replace(path)
@@ -43,7 +43,8 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 def check_writable(path: Path, kind: str = KIND) -> None:
     """Check that ``path`` can be written, so that the results of a long measurement are not lost at its end.
 
-    Raises OSError if the file cannot be written, and UserError if a file of another kind is there.
+    Missing folders are created. Raises OSError if the file cannot be written. Raises UserError if another file than a
+    document of the kind ``kind`` is there.
     """
     check_replaceable(path, f'{{\n "kind": "{kind}"'.encode(), "a document of pav2gen bench")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +53,7 @@ def check_writable(path: Path, kind: str = KIND) -> None:
 
 
 def rendered(document: Mapping[str, Any]) -> str:
-    """Return ``document`` as JSON. Each field and each measured point has its own line."""
+    """Return ``document`` as JSON text. Each top-level field and each entry of ``points`` is on a line of its own."""
     lines = []
     for name, value in document.items():
         if name == "points":
@@ -64,9 +65,9 @@ def rendered(document: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read and check the document at ``path``.
+    """Read the JSON document of a decode measurement from ``path``, and check it.
 
-    Raises UserError for a missing or damaged file, another kind of file, or another schema.
+    Raises UserError if the file is missing or damaged, is of another kind, or has another version of the schema.
     """
     try:
         document = parse_json(path.read_bytes())
@@ -87,7 +88,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _axis(axis: Axis) -> Reader:
-    """Return a function that checks and returns a value of ``axis``.
+    """Return a function that checks the type of a value of ``axis`` in a document, and returns the value.
 
     The function raises ValueError for a value of another type.
     """
@@ -101,7 +102,10 @@ def _axis(axis: Axis) -> Reader:
 
 
 def _contestant(value: Any) -> dict[str, Any]:
-    """Check the entry of a kernel or baseline. A timed entry must have figures. Any other entry must have a reason."""
+    """Check the entry of a kernel or baseline in a document, and return it.
+
+    An entry must have either the reason why nothing was timed, in ``because``, or the times and the other figures.
+    """
     entry = _UNTIMED(value)
     entry = entry if entry["because"] else _TIMED(value)
     if "symbol" in entry or "backend" in entry:
@@ -134,7 +138,7 @@ _POINT = fields(
     anything,
 )
 
-#: Checks the fields of a document that the report uses.
+#: A function that checks the fields of a document that ``pav2gen report`` uses. It raises ValueError.
 _DOCUMENT = fields(
     {
         "date": text,

@@ -1,4 +1,4 @@
-"""Renders and imports the package to measure.
+"""Renders and imports the generated package whose kernels are measured.
 
 The package is rendered from the current spec, not taken from ``generated/``.
 """
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 def render(chosen: Selection, folder: Path) -> str:
-    """Write the package of ``chosen`` to ``folder``. Returns a SHA-256 digest of all its files.
+    """Write a package with the kernels of ``chosen`` to ``folder``. Returns a SHA-256 digest of all its files.
 
     Raises UserError for a mistake in a template.
     """
@@ -39,7 +39,7 @@ def render(chosen: Selection, folder: Path) -> str:
 
 
 def load(root: Path) -> ModuleType:
-    """Import the package in the folder ``root``, under a name that is unique in this process."""
+    """Import the package in the folder ``root``, under a module name that is unique in this process."""
     name = f"pav2_measured_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, root / "__init__.py")
     assert spec and spec.loader, "a rendered package has an __init__.py"
@@ -52,7 +52,7 @@ def load(root: Path) -> ModuleType:
 def measured(chosen: Selection) -> tuple[ModuleType, str]:
     """Render the package of ``chosen`` into a temporary folder, and import it.
 
-    Returns the package and a digest of its files.
+    Returns the imported package, and a SHA-256 digest of its files.
     """
     folder = Path(tempfile.mkdtemp(prefix="pav2gen-bench-"))
     atexit.register(functools.partial(shutil.rmtree, folder, ignore_errors=True))

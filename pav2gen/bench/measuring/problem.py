@@ -1,5 +1,6 @@
-"""A problem to measure: a kernel configuration, the heads of a tensor-parallel rank, and a batch of sequences.
+"""Defines a problem to measure, and makes the calls that measure it.
 
+A problem is a kernel configuration (``Key``), the numbers of heads of a tensor-parallel rank, and a batch of sequences.
 The pages of the sequences are in random order in a large KV cache. A few pages with random values are repeated
 throughout this cache. So a kernel reads a cache of full size, while the float64 reference reads a small cache with the
 same values.
@@ -19,23 +20,27 @@ from pav2gen.runtime.dispatch_row import Modification
 from pav2gen.runtime.key import Key
 from pav2gen.runtime.testing import cases
 
-#: At most this many bytes of K, and as many of V, are random. The rest of the cache repeats these bytes.
+#: At most this many bytes of K, and as many of V, in the KV cache of a problem are random. The rest of the cache
+#: repeats these bytes.
 DRAWN_BYTES = 16 << 20
 
 #: Together, the calls of a problem read at least this many times the size of the last-level cache. So the input of a
-#: call is not cached when the call begins.
+#: call is not in that cache when the call begins.
 CACHES = 2
 
-#: Each call leaves this many blocks of its part of the KV cache unused. The other blocks are in random order.
+#: Each call uses its own part of the KV cache. The part has this many more blocks than the call has pages. The pages of
+#: the call lie in random blocks of the part.
 SPARE_BLOCKS = 3
 
-#: The pattern for kernels with block-sparse attention: 4 local blocks of 64 tokens, and every 8th block before them.
+#: The block-sparse pattern of problems for kernels with block-sparse attention. A query attends 4 local blocks of 64
+#: tokens, and every 8th block before them.
 SPARSE = BlockSparse(local_blocks=4, vert_stride=8, block_size=64, head_sliding_step=0, tp_rank=0)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A batch of ``num_seqs`` sequences with ``seq_len`` tokens each, which one tensor-parallel rank computes.
+    """A decode call to measure: ``num_seqs`` sequences of ``seq_len`` tokens, as one tensor-parallel rank computes
+    them.
 
     key: the kernel configuration.
     kv_heads: the number of KV heads of the rank.
@@ -60,21 +65,21 @@ class Problem:
 
     @property
     def kv_bytes(self) -> int:
-        """The size of the batch's K and V in bytes.
+        """The size of K and V of the whole batch, in bytes.
 
-        Every kernel must read them, unless it has a window or a sparse pattern.
+        Every kernel must read all of these bytes, unless it has a window or a sparse pattern.
         """
         return self._kv_bytes_of(self.seq_len)
 
     def _kv_bytes_of(self, tokens: int) -> int:
-        """The size of K and V in bytes, for ``tokens`` tokens of each sequence."""
+        """The size, in bytes, of K and V of ``tokens`` tokens of each sequence."""
         return 2 * self.num_seqs * tokens * self.kv_heads * self.key.head_size * self.item_bytes
 
     @property
     def io_bytes(self) -> int:
-        """The size of the query, of K and V, and of the output together, in bytes.
+        """The size of the query, K, V and the output together, in bytes.
 
-        With a window, only K and V of the tokens in the window count.
+        If the kernel has a window, only K and V of the tokens in the window count.
         """
         query = self.num_seqs * self.num_heads * self.key.head_size * ITEM_BYTES[self.key.dtype]
         return self._kv_bytes_of(min(self.seq_len, self.key.sliding_window or self.seq_len)) + 2 * query
@@ -91,14 +96,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Several calls of one problem.
+    """The calls that are made to measure one problem.
 
-    All calls have equal values, but they read different pages of one KV cache on the device.
+    All calls have equal values, but they read different blocks of one KV cache on the device.
 
-    small: a call with the same values on the CPU, with a small cache.
-    first: the call with the number 0.
+    small: a call with the same values on the CPU, with a small KV cache, for the float64 reference.
+    first: the call number 0.
     count: the number of calls on the device.
-    stride: the number that is added to each page number in the block tables, from one call to the next.
+    stride: the number that is added to each block number in the block tables, from one call to the next.
     """
 
     small: Call
@@ -107,16 +112,17 @@ class Inputs:
     count: int
 
     def call(self, number: int) -> Call:
-        """Return the call with this number, from 0 to ``count`` - 1."""
+        """Return the call ``number``, which is from 0 to ``count`` - 1."""
         if not number:
             return self.first
         return self.first._replace(block_tables=self.first.block_tables + number * self.stride)
 
 
 def make(problem: Problem, device: torch.device, cache_bytes: int, seed: int = 0) -> Inputs:
-    """Make the inputs of ``problem`` on ``device``. Together, its calls read at least twice ``cache_bytes``.
+    """Make the calls of ``problem`` on ``device``. Together, they read at least twice ``cache_bytes``.
 
-    cache_bytes: the size of the processor's last-level cache.
+    cache_bytes: the size of the device's last-level cache, in bytes.
+    seed: the seed of the random values, and of the random order of the pages.
     """
     page = problem.key.block_size
     pages = problem.num_seqs * -(-problem.seq_len // page)

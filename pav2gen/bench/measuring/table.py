@@ -1,4 +1,4 @@
-"""Prints a bench document as tables: one for each kernel configuration (``Key``).
+"""Makes tables from the JSON document of ``pav2gen bench``: one for each kernel configuration (``Key``).
 
 A table has a line for each kernel and baseline in each problem.
 """
@@ -19,7 +19,9 @@ FIRST_COLUMNS, LAST_COLUMNS = ("S", "L", "contestant", "ms", "+-"), ("GB/s", "co
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:
-    """Yield a table for each configuration (``Key``) and number of KV heads, in the order of measurement."""
+    """Yield a table for each configuration (``Key``) and number of KV heads in ``document``, in the order of
+    measurement.
+    """
     groups: dict[tuple[Key, int], list[Mapping[str, Any]]] = {}
     for point in document["points"]:
         groups.setdefault((Key(**point["key"]), point["kv_heads"]), []).append(point)
@@ -48,7 +50,10 @@ def _timed(point: Mapping[str, Any], name: str) -> bool:
 
 
 def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each kernel or baseline that was not timed, with the reason. Equal lines are shown once."""
+    """Yield a line of text for each kernel or baseline that was not timed, with the reason.
+
+    If the texts of several lines are equal, the caller shows them once.
+    """
     for point in points:
         for entry in point["contestants"]:
             if entry["because"]:
@@ -57,7 +62,10 @@ def _absences(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def sampled_once(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each baseline that was sampled only once because it is slow. The line names its problems."""
+    """Yield a line of text for each baseline that was sampled only once because it is slow.
+
+    The line names the problems in which that happened.
+    """
     found: dict[str, list[str]] = {}
     for point in points:
         query = f" Q={point['query_len']}" if "query_len" in point else ""
@@ -69,12 +77,12 @@ def sampled_once(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def is_single(entry: Mapping[str, Any]) -> bool:
-    """Whether the time in ``entry`` is a single sample, and not the median of several rounds."""
+    """Whether the time of the kernel or baseline of ``entry`` is a single sample, not the median of several rounds."""
     return len(entry.get("samples_ms", ())) == 1
 
 
 def spread(entry: Mapping[str, Any]) -> str:
-    """Return the spread of the samples in percent as text, or "once" if there is a single sample."""
+    """Return the spread of the samples of ``entry`` in percent, as text, or "once" if there is a single sample."""
     return "once" if is_single(entry) else f"{entry['spread']:.0%}"
 
 
@@ -84,9 +92,11 @@ def is_chosen(entry: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
 
 
 def _cells(entry: Mapping[str, Any], point: Mapping[str, Any], peers: Sequence[str]) -> tuple[str, ...]:
-    """Return the cells of a kernel or baseline: its name and its figures.
+    """Return the cells in the line of a kernel or baseline: its name and its figures.
 
-    ``*`` marks the kernel that the dispatch table chooses.
+    The mark ``*`` stands for the kernel that the dispatch table chooses.
+
+    peers: the names of the baselines whose times are divided by the time of ``entry``.
     """
     launches = entry["launches"]
     return (
@@ -102,12 +112,12 @@ def _cells(entry: Mapping[str, Any], point: Mapping[str, Any], peers: Sequence[s
 
 
 def milliseconds(value: float) -> str:
-    """Return a time in milliseconds as text, with three significant digits."""
+    """Return a time, given in milliseconds, as text: three significant digits, or whole milliseconds from 1000 on."""
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> float | None:
-    """Return the median time of the baseline ``peer`` divided by the median time of ``entry``.
+    """Return the median time of the baseline ``peer`` in ``point``, divided by the median time of ``entry``.
 
     Returns None if either was not timed.
     """
@@ -121,7 +131,7 @@ def _ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> str
 
 
 def head(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines above the tables: the spec, the device, the versions, and the meaning of the columns."""
+    """Yield the lines of text above the tables: the spec, the device, the versions, and the meaning of the columns."""
     device, versions = document["device"], document["versions"]
     yield f"{document['spec']['file']} on {device['name']}: {device['about']}"
     yield f"{', '.join(f'{name} {version}' for name, version in versions.items())}; {document['date']}"
@@ -133,7 +143,7 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def notes(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the notes below the tables: the bandwidth of a memory copy, and the problems that were left out."""
+    """Yield the lines of text below the tables: the bandwidth of a memory copy, and the notes of ``document``."""
     rates = [point["copy_gbps"] for point in document["points"]]
     if rates:
         yield f"a copy reached {min(rates):.1f} to {max(rates):.1f} GB/s, read and written"

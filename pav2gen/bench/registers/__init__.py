@@ -1,1 +1,3 @@
-"""Finds how many registers nvcc assigns to each CUDA kernel, and the figures that depend on this number."""
+"""Finds how many registers nvcc assigns to a thread of each CUDA kernel, and computes figures that depend on this
+number.
+"""

@@ -1,4 +1,7 @@
-"""Computes the figures of a kernel's plan from the registers that ptxas assigns. The plan itself estimates them."""
+"""Computes the figures of a kernel's plan from the number of registers that ptxas (a part of nvcc) assigned.
+
+The plan itself only estimates this number.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,12 @@ Figures = Mapping[str, int | float | str | None]
 
 
 def figures(kernel: AnyKernel, measured: Measured | None) -> Figures:
-    """Return the figures of a kernel's plan.
+    """Return the figures of the plan of ``kernel``, by name.
 
-    If ptxas compiled the kernel, the number of registers is the one that ptxas assigned. For a decode kernel, the
-    number of resident blocks and the number of bytes in flight are computed from this number. The figures of the wave
-    model stay as planned, because the dispatch table of the package was rendered with them.
+    If ``measured`` has the kernel, the number of registers per thread is the one that ptxas assigned. For a decode
+    kernel, the number of resident thread blocks and the number of bytes in flight are then computed from this number.
+    The figures of the wave model (``runtime.waves``) stay as planned, because the dispatch table was rendered with
+    them.
     """
     usage = measured.usages.get(kernel.v.symbol) if measured else None
     if measured is None or usage is None:
@@ -37,9 +41,9 @@ def figures(kernel: AnyKernel, measured: Measured | None) -> Figures:
 
 
 def _assigned(registers: int) -> int:
-    """Return the number of registers that the hardware assigns to a thread: a multiple of 8.
+    """Return how many registers the hardware reserves for a thread: a multiple of 8.
 
-    registers: the number of registers that ptxas assigns to the thread.
+    registers: the number of registers of a thread that ptxas prints.
     """
     return -(-registers // 8) * 8
 
@@ -47,7 +51,9 @@ def _assigned(registers: int) -> int:
 def measure_all(
     selections: Sequence[Selection], arch: str | None = None, progress: Progress = quiet
 ) -> dict[str, Measured]:
-    """Compile the CUDA kernels of ``selections``, and return what ptxas says about them, by the spec's name.
+    """Compile the CUDA kernels of ``selections``. Return a dict from each spec's name to what ptxas printed about them.
+
+    arch, progress: as in ``measure``.
 
     Raises UserError if no spec has CUDA kernels, or if ``measure`` raises it.
     """
@@ -58,7 +64,10 @@ def measure_all(
 
 
 def notes(selections: Iterable[Selection], measured: Mapping[str, Measured]) -> list[str]:
-    """Return sentences that say which compiler and which architecture the numbers of registers come from."""
+    """Return sentences that say for which compiler and which architecture the numbers of registers are valid.
+
+    measured: the result of ``measure_all``.
+    """
     found = [_note(measured[chosen.spec.name], chosen) for chosen in selections if chosen.spec.name in measured]
     return list(dict.fromkeys(found))
 

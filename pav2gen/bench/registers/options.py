@@ -1,4 +1,4 @@
-"""The options ``--ptxas`` and ``--arch`` of the commands ``list`` and ``report``."""
+"""The options ``--ptxas`` and ``--arch`` of the commands ``pav2gen list`` and ``pav2gen report``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def ptxas_options(command: Command) -> Command:
-    """Add the options ``--ptxas`` and ``--arch`` to a command."""
+    """Decorate a command with the options ``--ptxas`` and ``--arch``."""
     arch = click.option("--arch", help="With --ptxas: the card, such as sm_80.  [default: the target, or sm_75]")
     return click.option("--ptxas", is_flag=True, help="Compile with nvcc, and show the registers of ptxas.")(
         arch(command)
@@ -26,10 +26,12 @@ def ptxas_options(command: Command) -> Command:
 
 
 def asked_ptxas(selections: Sequence[Selection], ptxas: bool, arch: str | None) -> dict[str, Measured]:
-    """Return what ptxas says about the CUDA kernels, by the spec's name, for the values of the two options.
+    """Return a dict from each spec's name to what ptxas printed about the CUDA kernels, if the user gave ``--ptxas``.
 
-    Without ``--ptxas``, the result is empty. Notes and the progress are printed on stderr. Raises UserError for
-    ``--arch`` without ``--ptxas``, or if ``measure_all`` raises it.
+    ptxas, arch: the values of the options ``--ptxas`` and ``--arch``.
+
+    Without ``--ptxas``, the dict is empty. Notes and the progress of the compilation are printed on stderr. Raises
+    UserError for ``--arch`` without ``--ptxas``, or if ``measure_all`` raises it.
     """
     if not ptxas:
         if arch:

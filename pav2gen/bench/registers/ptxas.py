@@ -1,8 +1,9 @@
 """Compiles CUDA kernels with nvcc, only to learn how many registers ptxas assigns to them.
 
-The sources are rendered into a temporary folder and compiled in parallel. One nvcc compiles several kernels, because
-reading CUDA's headers takes longer than compiling some kernels. The figures of each kernel are kept in the cache of
-compiled files. The name of a cache entry is a hash of the source, the headers, the flags, and the compiler.
+The sources are rendered into a temporary folder and compiled in parallel. One nvcc process compiles several kernels,
+because reading CUDA's headers takes longer than compiling a few kernels. What ptxas prints about each kernel is kept in
+the cache of compiled files. The name of a cache entry is a hash of the source, the headers, the flags, and the
+compiler.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from pav2gen.runtime.building.compiling import sha
 from pav2gen.runtime.building.toolchain import CompilerMissingError, Toolchain, nvcc
 from pav2gen.runtime.simt.cache import for_compilers, identity, read_json, write_note
 
-#: The architecture to compile for if the target is not an NVIDIA GPU.
+#: The architecture to compile for if the spec's target is not an NVIDIA GPU.
 DEFAULT_ARCH = "sm_75"
 
-#: One nvcc compiles at most this many sources.
+#: One nvcc process compiles at most this many sources.
 BATCH = 12
 
-#: An nvcc that takes longer than this, in seconds, is stopped.
+#: An nvcc process that takes more seconds than this is stopped.
 TIME_LIMIT = 300
 
-#: A function that is called after each nvcc: (finished, all).
+#: A function that is called after each nvcc process. It takes the number of finished processes and of all processes.
 Progress = Callable[[int, int], None]
 
 
@@ -48,10 +49,10 @@ def quiet(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """What ptxas says about the kernels of a spec.
+    """What ptxas printed about the CUDA kernels of a spec.
 
-    usages: the usage of registers and memory of each kernel, by the kernel's symbol.
-    compiler, arch: the compiler and the architecture for which the usage is valid.
+    usages: a dict from the symbol of each kernel to its usage of registers and memory.
+    compiler, arch: the version of the compiler and the architecture for which the usage is valid.
     """
 
     usages: Mapping[str, Usage]
@@ -61,7 +62,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Source:
-    """A kernel, the path of its CUDA source, and the cache entry for its usage."""
+    """A kernel, the path of its CUDA source, and the path of the cache entry for its usage of registers and memory."""
 
     kernel: AnyKernel
     path: str
@@ -69,7 +70,7 @@ class _Source:
 
 
 def measure(chosen: Selection, arch: str | None = None, progress: Progress = quiet) -> Measured:
-    """Find the usage of registers and memory of each CUDA kernel of ``chosen``.
+    """Find how many registers and how much memory each CUDA kernel of ``chosen`` uses.
 
     Kernels in the cache are not compiled again.
 
@@ -102,7 +103,10 @@ def measure(chosen: Selection, arch: str | None = None, progress: Progress = qui
 
 
 def _write(chosen: Selection, place: Path, folder: Path, compiler: Toolchain) -> list[_Source]:
-    """Write the CUDA sources of ``chosen`` and their headers below ``place``."""
+    """Write the CUDA sources of ``chosen`` and their headers below the folder ``place``, and return the sources.
+
+    folder: the folder of the cache entries.
+    """
     kernels = {kernel.v.cuda_path: kernel for kernel in chosen.built}
     headers = {path: content for path, content in runtime_files() if path.startswith("runtime/cuda/")}
     files = render_spec(chosen.spec, chosen.built, Templates())
@@ -120,14 +124,17 @@ def _write(chosen: Selection, place: Path, folder: Path, compiler: Toolchain) ->
 
 
 def _code(source: str) -> str:
-    """Return a source without the comment at its top, which names the spec's file and its digest."""
+    """Return a CUDA source without the comment at its top, which has the name and the digest of the spec's file."""
     return source[source.index("\n#include") :]
 
 
 def _compile(
     sources: Sequence[_Source], place: Path, compiler: Toolchain, progress: Progress
 ) -> list[tuple[_Source, Usage]]:
-    """Compile ``sources`` in batches, and return the usage of each kernel. The first failure stops all compilers."""
+    """Compile ``sources``, several with each nvcc process, and return the usage of each kernel.
+
+    If one process fails, all others are stopped.
+    """
     workers = os.cpu_count() or 1
     size = min(BATCH, max(1, -(-len(sources) // workers)))
     batches = [sources[first : first + size] for first in range(0, len(sources), size)]
@@ -150,8 +157,9 @@ def _compile(
 def _run(
     number: int, batch: Sequence[_Source], place: Path, compiler: Toolchain, started: list[subprocess.Popen[str]]
 ) -> list[tuple[_Source, Usage]]:
-    """Compile a batch with one nvcc, and return the usage of its kernels.
+    """Compile the sources of ``batch`` with one nvcc process, and return the usage of their kernels.
 
+    number: a number that is unique for the batch, for the names of its files in the folder ``place``.
     started: the list to which the nvcc process is added, so that another thread can stop it.
     """
     source, out = place / f"batch{number}.cu", place / f"batch{number}.cubin"
@@ -183,14 +191,17 @@ def _run(
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Kill a compiler that still runs, and the programs that it has started."""
+    """Kill a compiler process if it still runs, and the processes that it has started."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _reason(output: str, code: int) -> str:
-    """Return the line of a compiler's output that says what went wrong."""
+    """Return the line of a compiler's output that says what went wrong.
+
+    code: the compiler's exit status, for the message if the output is empty.
+    """
     lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
     return (errors or lines or [f"no output, exit code {code}"])[0]

@@ -1,4 +1,4 @@
-"""Reads what ptxas prints about each kernel: its registers, its shared memory and its spills."""
+"""Reads what ptxas prints about each CUDA kernel: its registers, its shared memory and its spills."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 
 from pav2gen.plan.kernel import AnyKernel
 
-#: For each operator, the function in its CUDA source that reads or writes the KV cache.
+#: For each operator, the name of the function in a CUDA source that reads or writes the KV cache. The usage of this
+#: function counts as the usage of the kernel.
 KERNELS = {"decode": "partial_kernel", "extend": "partial_kernel", "cache": "write_kernel"}
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
@@ -18,10 +19,11 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?\b(\d+) bytes smem)?")
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources that a compiler assigns to a kernel.
+    """The registers and the memory that a compiler assigns to a CUDA kernel.
 
     registers: the number of registers of a thread.
-    spilled_bytes: the number of bytes that a thread stores to memory and loads again, because it has too few registers.
+    spilled_bytes: the number of bytes that a thread stores to memory, plus those that it loads again, because it has
+    too few registers.
     shared_bytes: the static shared memory of a thread block, in bytes.
     """
 
@@ -30,12 +32,12 @@ class Usage:
     shared_bytes: int
 
     def document(self) -> dict[str, int]:
-        """Return the usage as a JSON object."""
+        """Return this usage as a dict that can be written as a JSON object."""
         return asdict(self)
 
     @classmethod
     def read(cls, document: Mapping[str, object]) -> Usage | None:
-        """Return the usage in a JSON object that ``Usage.document`` made. Return None for any other object."""
+        """Return the usage in a JSON object that ``Usage.document`` made. Return None for any other JSON object."""
         names = cls.__dataclass_fields__
         values = [document.get(name) for name in names]
         if document.keys() != names.keys() or not all(type(value) is int and value >= 0 for value in values):
@@ -44,9 +46,9 @@ class Usage:
 
 
 def usages(output: str) -> dict[str, Usage]:
-    """Return the usage of each kernel in the output of ``ptxas -v``, by the kernel's mangled name.
+    """Return a dict from the mangled name of each kernel function in the output of ``ptxas -v`` to its usage.
 
-    A kernel without a complete description is left out.
+    A function is left out if its registers or its spills are missing in the output.
     """
     found = {}
     starts = list(_ENTRY.finditer(output))
@@ -59,9 +61,9 @@ def usages(output: str) -> dict[str, Usage]:
 
 
 def usage_of(kernel: AnyKernel, found: Mapping[str, Usage]) -> Usage | None:
-    """Return the usage of a decode, extend or cache kernel, from the result of ``usages``.
+    """Return the usage of a decode kernel, an extend kernel or a cache writer, or None if ``found`` does not have it.
 
-    Return None if the kernel is not there.
+    found: the result of ``usages``.
     """
     namespace, function = f"{kernel.v.spec}_{kernel.v.slug}", KERNELS[kernel.v.operator]
     name = f"{len(namespace)}{namespace}{len(function)}{function}E"

@@ -12,7 +12,7 @@ WIDTH, ROOM, THICKNESS, GAP, TITLE = 1040, 270, 15, 5, 22
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its CSS class, its position, and the text at its end.
+    """One bar: its CSS class, its vertical position and its width in SVG units, and the text at its right end.
 
     title: a text that is shown when the pointer is over the bar.
     """
@@ -26,7 +26,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Title:
-    """The title of a group of bars."""
+    """The text above a group of bars, and its vertical position in SVG units."""
 
     y: float
     text: str
@@ -34,11 +34,12 @@ class Title:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart with all positions to draw it.
+    """A bar chart, with the positions and sizes of everything in it, in SVG units.
 
     title, note: texts above the chart.
     summary: a description for screen readers.
-    ticks: the marks on the axis.
+    ticks: the marks on the horizontal axis.
+    titles: the texts above the groups of bars.
     """
 
     id: str
@@ -56,7 +57,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class BarGroup:
-    """Bars to compare. Each bar is a tuple (label, CSS class, value)."""
+    """Bars that the chart shows together below one title. Each bar is a tuple (label, CSS class, value)."""
 
     title: str
     bars: tuple[tuple[str, str, float], ...]
@@ -65,10 +66,12 @@ class BarGroup:
 def bars(
     identity: str, title: str, note: str, groups: Sequence[BarGroup], show: Callable[[float], str], most: float
 ) -> Bars:
-    """Compute the chart of ``groups``, which must have at least one bar.
+    """Compute the bar chart of ``groups``. There must be at least one bar.
 
-    show: a function that formats a value as text.
-    most: a bar with this value has the full width.
+    identity: the id of the chart in the HTML page.
+    title, note: texts above the chart.
+    show: a function that formats a bar's value as text.
+    most: the value of a bar that has the full width.
     """
     scale = (WIDTH - ROOM) / most
     titles, drawn, y = [], [], 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 520, 320
 LEFT, RIGHT, TOP, BOTTOM = 62, 132, 14, 44
 
-#: The least vertical distance between two labels at the right edge of a chart, in SVG units.
+#: The least vertical distance between two labels at the right edge of a line chart, in SVG units.
 LABEL_HEIGHT = 16
 
 Point = tuple[float, float]
@@ -21,7 +21,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """The data of one line: its label, its CSS class, and its points (x, y).
+    """The data of one line in a chart: its label, its CSS class, and its points (x, y), as values on the two axes.
 
     area: whether to shade the area below the line.
     bare: whether to draw the line without marks and without its label.
@@ -36,7 +36,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark on an axis: its position, and its text."""
+    """A mark on an axis: its position in SVG units, and its text."""
 
     at: float
     label: str
@@ -44,9 +44,9 @@ class Tick:
 
 @dataclass(frozen=True)
 class Label:
-    """The name of a line, at the position (x, y). The line ends at (from_x, from_y).
+    """The label of a line in a chart, at the position (x, y). The line ends at (from_x, from_y).
 
-    Names may be moved up or down, so that they do not overlap.
+    A label can be higher or lower than the end of its line, so that labels do not overlap.
     """
 
     text: str
@@ -59,7 +59,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Mark:
-    """A marked point of a line, and the text that is shown when the pointer is over the point."""
+    """A marked point of a line, in SVG units, and the text that is shown when the pointer is over the point."""
 
     x: float
     y: float
@@ -68,7 +68,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """A line as it is drawn: its CSS class, its SVG path, the path of its shaded area, and its marks."""
+    """A line as it is drawn: its CSS class, its SVG path, the SVG path of the shaded area below it, and its marks.
+
+    The path ``area`` is empty if no area is shaded.
+    """
 
     style: str
     path: str
@@ -78,7 +81,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Heading:
-    """The text above a chart: a title, and a note about the conditions."""
+    """The texts above a chart: a title, and a note about what was measured, such as the batch and the device."""
 
     title: str
     note: str
@@ -86,9 +89,10 @@ class Heading:
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart with all positions to draw it. ``summary`` is a description for screen readers.
+    """A line chart, with the positions of everything in it, in SVG units.
 
-    prediction: whether the chart shows predicted figures.
+    summary: a description for screen readers.
+    prediction: whether the chart shows predicted times, not measured ones.
     """
 
     id: str
@@ -112,9 +116,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """A logarithmic axis.
+    """A logarithmic axis of a chart.
 
-    The axis draws the values from ``low`` to ``high`` at the SVG positions from ``begin`` to ``end``.
+    The axis shows the values from ``low`` to ``high`` at the SVG positions from ``begin`` to ``end``.
     """
 
     low: float
@@ -123,18 +127,18 @@ class Axis:
     end: float
 
     def place(self, value: float) -> float:
-        """Return the SVG position of ``value`` on the axis."""
+        """Return the SVG position of ``value`` on this axis."""
         share = (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return round(self.begin + share * (self.end - self.begin), 2)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """The quantity on the vertical axis of a chart.
+    """What the vertical axis of a chart shows, such as the time of a call.
 
     name: the axis's title.
     show: a function that formats a value as text.
-    ticks: a function that returns the values to mark on an axis.
+    ticks: a function that takes an axis and returns the values to mark on it.
     """
 
     name: str
@@ -145,9 +149,12 @@ class Quantity:
 def chart(
     identity: str, heading: Heading, series: Sequence[Series], quantity: Quantity, prediction: bool = False
 ) -> Chart:
-    """Compute a chart of a quantity over the sequence length. At least one series must have points.
+    """Compute the line chart of ``quantity`` over the number of tokens in a sequence.
 
-    Series without points are left out.
+    Series without points are left out. At least one series must have points.
+
+    identity: the id of the chart in the HTML page.
+    prediction: whether the series are predicted times, not measured ones.
     """
     drawn = [each for each in series if each.points]
     xs = [x for each in drawn for x, _ in each.points]
@@ -180,9 +187,9 @@ def _line(series: Series, x_axis: Axis, y_axis: Axis, y_format: Callable[[float]
 
 
 def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Label]:
-    """Yield the labels at the ends of the lines, from top to bottom.
+    """Yield the labels at the right ends of the lines, from top to bottom. Series with ``bare`` have no label.
 
-    Labels do not overlap, and stay within the chart.
+    The labels do not overlap, and stay within the chart.
     """
     named = [each for each in series if not each.bare]
     ends = sorted(((y_axis.place(each.points[-1][1]), each) for each in named), key=lambda end: end[0])
@@ -199,9 +206,9 @@ def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Lab
 
 
 def thinned(values: Sequence[float], axis: Axis, room: float = 38) -> list[float]:
-    """Return the ``values`` to label on the axis, with a distance of at least ``room`` between two labels.
+    """Return those of ``values`` to label on ``axis``, so that two labels are at least ``room`` SVG units apart.
 
-    The last value is always kept.
+    The last value is always among them.
     """
     kept: list[float] = []
     for value in reversed(values):
@@ -211,10 +218,10 @@ def thinned(values: Sequence[float], axis: Axis, room: float = 38) -> list[float
 
 
 def decades(axis: Axis) -> list[float]:
-    """Return round values to mark on a logarithmic axis: powers of ten.
+    """Return round values to mark on ``axis``: the powers of ten.
 
-    If the axis has fewer than three of these, return 1 and 3 times the powers of ten. If the axis has fewer than three
-    of those, too, return 1, 2 and 5 times the powers of ten.
+    If fewer than three of them are on the axis, return 1 and 3 times the powers of ten. If fewer than three of those
+    are on the axis, return 1, 2 and 5 times the powers of ten.
     """
     exponents = range(math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high)) + 1)
     for steps in ((1,), (1, 3), (1, 2, 5)):
@@ -226,14 +233,17 @@ def decades(axis: Axis) -> list[float]:
 
 
 def doublings(axis: Axis) -> list[float]:
-    """Return about six powers of two to mark on a logarithmic axis."""
+    """Return at most six powers of two to mark on ``axis``, with equal distances."""
     low, high = math.ceil(math.log2(axis.low)), math.floor(math.log2(axis.high))
     step = max(1, -(-(high - low + 1) // 6))
     return [2.0**exponent for exponent in range(low, high + 1) if exponent % step == 0]
 
 
 def summary(series: Sequence[Series], y_format: Callable[[float], str]) -> str:
-    """Describe a chart in words: the first and the last point of each line."""
+    """Return a description of a chart in words: the first and the last point of each line that has a label.
+
+    y_format: a function that formats a value of the vertical axis as text.
+    """
     parts = [
         f"{each.label}: {y_format(each.points[0][1])} at {tokens(each.points[0][0])} tokens, "
         f"{y_format(each.points[-1][1])} at {tokens(each.points[-1][0])}"
@@ -246,8 +256,8 @@ def summary(series: Sequence[Series], y_format: Callable[[float], str]) -> str:
 def tokens(value: float) -> str:
     """Return a number of tokens in short form, such as 512, 8K or 100k.
 
-    A multiple of 1024 is written with K, which means 1024. Any other number from 1024 on is written with k, which means
-    1000. From 1024K on, a multiple of 1024 is written with M, which means 1024 * 1024.
+    A number below 1024 is written in full. A multiple of 1024 is written with K, which means 1024, or with M, which
+    means 1024 * 1024, if it is at least 1024 * 1024. Any other number is written with k, which means 1000.
     """
     number = round(value)
     if number < 1024:
@@ -265,12 +275,12 @@ def milliseconds(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a fraction as a percentage."""
+    """Return a fraction as text in percent: 0.25 gives ``25 %``."""
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
 
 
 def memory(value: float) -> str:
-    """Return a number of bytes as text, in a suitable unit."""
+    """Return a number of bytes as text in B, KiB, MiB or GiB."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

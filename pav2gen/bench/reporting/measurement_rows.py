@@ -1,7 +1,7 @@
-"""The measured points of bench documents, with the values that a report shows.
+"""Computes the values that a report shows for each measured problem in JSON documents of ``pav2gen bench``.
 
-The "floor" of a point is a lower bound of its time. The floor is the time to move each byte of the input and the output
-once, at the bandwidth of a memory copy.
+The "floor" of a problem is a lower bound of the time of its call: the time to move each byte of the input and the
+output once, at the bandwidth of a memory copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from pav2gen.runtime.key import Key
 
 @dataclass(frozen=True)
 class Measurement:
-    """A point of a bench document: the results of one problem on ``device``."""
+    """The results of one problem on ``device``.
+
+    point: the entry of the problem in ``points`` of the JSON document.
+    """
 
     device: str
     point: Mapping[str, Any]
@@ -31,7 +34,7 @@ class Measurement:
     def floor_ms(self) -> float:
         """The time, in ms, to move each byte of the input and output once, at the bandwidth of a memory copy.
 
-        The copy was timed in the same rounds.
+        The copy was timed in the same rounds as the kernels and baselines.
         """
         return float(self.point["io_bytes"]) / float(self.point["copy_gbps"]) / 1e6
 
@@ -42,25 +45,28 @@ class Measurement:
 
     @property
     def title(self) -> str:
-        """A short description of the kernel configuration, and of the numbers of heads."""
+        """A short description of the kernel configuration and of the numbers of query heads and KV heads."""
         key = Key(**self.point["key"])
         heads = f"{self.point['num_heads']}/{self.point['kv_heads']} heads of {key.head_size}"
         return f"{heads}, {title(key._asdict(), leave_out=HEADS)}"
 
     @property
     def where(self) -> str:
-        """A description of the problem: the configuration, the numbers of heads and sequences, and the length."""
+        """A description of the problem: the configuration, the numbers of heads and sequences, and the length in
+        tokens.
+        """
         return f"{self.title}, {self.batch}, {tokens(self.seq_len)} tokens"
 
     def entry(self, name: str) -> Mapping[str, Any] | None:
-        """Return the entry of the kernel or baseline called ``name``.
+        """Return the entry of the kernel or baseline called ``name`` in the JSON document.
 
-        Returns None if it was not part of the measurement.
+        Returns None if this kernel or baseline was not measured.
         """
         return next((entry for entry in self.point["contestants"] if entry["name"] == name), None)
 
     def ratio(self, backend: str, peer: str) -> float | None:
-        """Return the time of the baseline ``peer`` divided by the time of the chosen kernel.
+        """Return the time of the baseline ``peer``, divided by the time of the chosen kernel (see ``chosen``) of
+        ``backend``.
 
         Returns None if either was not timed.
         """
@@ -68,7 +74,7 @@ class Measurement:
         return theirs / ours if ours and theirs else None
 
     def chosen(self, backend: str) -> Mapping[str, Any] | None:
-        """Return the entry of the kernel that the dispatch table chose.
+        """Return the entry of the kernel that the dispatch table chose for ``backend``.
 
         Returns None if ``backend`` was not measured.
         """
@@ -78,5 +84,5 @@ class Measurement:
 
 
 def measurements(documents: Iterable[Mapping[str, Any]]) -> Sequence[Measurement]:
-    """Return every point of ``documents``, in their order."""
+    """Return a ``Measurement`` for each measured problem in the JSON documents ``documents``, in their order."""
     return [Measurement(each["device"]["name"], point) for each in documents for point in each["points"]]

@@ -15,8 +15,8 @@ from pav2gen.runtime.key import Key
 class Cell:
     """A cell of the table: whether a partition size is built for a configuration.
 
-    because: the reason that the spec gives for leaving it out, or empty.
-    number: the number of this reason in the list below the table.
+    because: the reason that the spec gives for not building it, or empty.
+    number: the number of this reason in the list below the table, or 0 without a reason.
     """
 
     built: bool
@@ -34,7 +34,10 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class SummaryTable:
-    """The table of configurations (rows) and partition sizes (columns), and the reasons for what is not built."""
+    """The table of configurations (rows) and partition sizes (columns).
+
+    reasons: the list below the table, which says why kernels are not built.
+    """
 
     sizes: tuple[int, ...]
     rows: tuple[SummaryRow, ...]
@@ -42,7 +45,10 @@ class SummaryTable:
 
 
 def summary_table(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> SummaryTable:
-    """Make the table for ``plans``, which maps each configuration (``Key``) to the plans of its kernels."""
+    """Make the table for the decode kernels of ``spec``.
+
+    plans: a dict from each configuration (``Key``) to the plans of its kernels.
+    """
     sizes = tuple(sorted({plan.variant.partition_size for every in plans.values() for plan in every}))
     reasons: dict[str, int] = {}
     rows = tuple(
@@ -61,7 +67,7 @@ def _cell(spec: Spec, every: Sequence[Plan], size: int, reasons: dict[str, int])
 
 
 def short_title(plan: Plan) -> str:
-    """Describe a kernel in a few words: its numbers of heads, its head size, and its other axes."""
+    """Return a short title for the kernel of ``plan``: its numbers of heads, its head size, and its other axes."""
     v = plan.variant
     heads = f"{plan.rank.num_heads}/{plan.rank.num_kv_heads} heads of {v.head_size}"
     return f"{heads}, {title(v.key._asdict(), leave_out=HEADS)}"

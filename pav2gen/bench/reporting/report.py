@@ -1,4 +1,6 @@
-"""Implements ``pav2gen report``: makes one self-contained HTML page about plans and measurements, without scripts."""
+"""Implements ``pav2gen report``: makes a self-contained HTML page, without scripts, about the plans and times of
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,22 @@ from pav2gen.runtime.key import Key
 
 TEMPLATE = "report/report.html.j2"
 
-#: The batch sizes for which times are predicted.
+#: The numbers of sequences in a batch for which times are predicted.
 PREDICTED_BATCHES = (1, 16)
 
-#: The baselines that charts show, in the order of drawing. Their names are also CSS classes.
+#: The baselines that charts show, in the order of drawing: their labels, by name. A name is also a CSS class.
 PEERS = {"seed": "plain algorithm", "sdpa": "gather + SDPA", "vllm": "vLLM's operator"}
 KERNELS = {"torch": "pav2gen, PyTorch", "cuda": "pav2gen, CUDA"}
 
 
 def report(chosen: Selection, files: Sequence[Path], measured: Mapping[str, Measured] | None = None) -> str:
-    """Return the HTML page about the kernels of ``chosen``, with the measurements in the bench documents ``files``.
+    """Return the HTML page about the kernels of ``chosen``.
 
-    measured: what ptxas says about the CUDA kernels of each spec, by the spec's name. These figures replace estimates
-    of the plans.
+    files: the JSON documents of ``pav2gen bench`` whose times the page shows.
+    measured: what ptxas printed about the CUDA kernels of each spec, by the spec's name. These figures replace the
+    estimates of the plans.
 
-    Raises UserError for a file that is not a bench document, or that belongs to another spec.
+    Raises UserError for a file that is not a document of ``pav2gen bench``, or that belongs to another spec.
     """
     documents = [document.read(path) for path in files]
     for path, each in zip(files, documents):
@@ -78,7 +81,7 @@ def report(chosen: Selection, files: Sequence[Path], measured: Mapping[str, Meas
 
 
 def plans_by_key(kernels: Iterable[Kernel]) -> dict[Key, list[Plan]]:
-    """Return the plans of each configuration (``Key``), sorted by partition size."""
+    """Return a dict from each configuration (``Key``) to the plans of its kernels, sorted by partition size."""
     found: dict[Key, list[Plan]] = {}
     for variant, plan in kernels:
         found.setdefault(variant.key, []).append(plan)
@@ -86,9 +89,10 @@ def plans_by_key(kernels: Iterable[Kernel]) -> dict[Key, list[Plan]]:
 
 
 def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
-    """Yield the charts of time over length: one for each configuration, tensor-parallel rank, batch and device.
+    """Yield the charts of measured times over the sequence length.
 
-    Each chart also shows the floor, the least possible time.
+    There is a chart for each configuration, number of heads, batch and device. It also shows the floor, the least
+    possible time.
     """
     for number, (heading, points) in enumerate(grouped(found).items()):
         if len(points) > 1:
@@ -97,11 +101,11 @@ def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
 
 
 def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart]:
-    """Yield the charts of workspace over length: one for each batch and device.
+    """Yield the charts of the measured workspace over the sequence length: one for each batch and device.
 
     If several configurations were measured, a line shows the largest workspace among them.
 
-    limit: the largest workspace that the spec allows, in bytes. The chart shows it as a line.
+    limit: the largest workspace that the spec allows, in bytes. Each chart shows it as a line.
     """
     batches: dict[Heading, list[Measurement]] = {}
     for each in found:
@@ -115,10 +119,10 @@ def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart
 
 
 def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
-    """Yield the lines of a chart: one for each baseline and each backend.
+    """Yield the lines of a chart of measurements: one for each baseline and each backend.
 
-    figure: a function that returns the value to show for an entry, or None. If several points have the same length, the
-    largest value is shown.
+    figure: a function that takes the entry of a kernel or baseline, and returns the value to show or None. If several
+    measurements have the same sequence length, the largest value is shown.
     """
     for name, label in {**PEERS, **KERNELS}.items():
         values: dict[int, float] = {}
@@ -132,13 +136,15 @@ def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
 
 
 def floor(points: Sequence[Measurement]) -> Series:
-    """Return the line of the floor: the time to move each byte once, at the bandwidth of a memory copy."""
+    """Return the line of the floor: the time to move the bytes of the input and output once, at the bandwidth of a
+    copy.
+    """
     ordered = sorted(points, key=lambda point: point.seq_len)
     return Series("floor: bytes, once", "floor", tuple((float(p.seq_len), p.floor_ms) for p in ordered), area=True)
 
 
 def grouped(found: Iterable[Measurement]) -> dict[Heading, list[Measurement]]:
-    """Group measurements by the heading of the chart that shows them."""
+    """Return a dict from the heading of each chart of times to the measurements that the chart shows."""
     groups: dict[Heading, list[Measurement]] = {}
     for each in found:
         groups.setdefault(Heading(each.title, f"{each.batch}, {each.device}"), []).append(each)
@@ -148,7 +154,8 @@ def grouped(found: Iterable[Measurement]) -> dict[Heading, list[Measurement]]:
 def shares(found: Sequence[Measurement]) -> Bars | None:
     """Return the bar chart of the floor (the least possible time) divided by the measured times.
 
-    Only the longest sequences of each group of measurements are shown. Returns None if nothing was timed.
+    Of the measurements in each chart of times, only the one with the longest sequences is shown. Returns None if
+    nothing was timed.
     """
     groups = []
     for points in grouped(found).values():
@@ -165,10 +172,11 @@ def shares(found: Sequence[Measurement]) -> Bars | None:
 
 
 def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
-    """Return the bar chart of how many bytes a decode call loads from the KV cache, at the model's full length.
+    """Return the bar chart of how many bytes a decode call loads from the KV cache.
 
-    For each configuration, the chart compares the CUDA kernel with a kernel that has one thread block for each query
-    head. Returns None if the spec builds no CUDA kernels.
+    The call has one sequence of the model's full length (``max_seq_len``). For each configuration, the chart compares
+    the CUDA kernel with a kernel that has one thread block for each query head. Returns None if the spec builds no CUDA
+    kernels.
     """
     if "cuda" not in spec.backends:
         return None
@@ -185,10 +193,10 @@ def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
 
 
 def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) -> Iterator[Chart]:
-    """Yield the charts of predicted time over length on the spec's target.
+    """Yield the charts of predicted times over the sequence length, for the spec's target.
 
-    There are two charts for each batch size, with a line for each tensor-parallel rank. The second one is for replays
-    of a CUDA graph that was captured for the model's full length.
+    There are two charts for each batch size, with a line for each tensor-parallel rank. The second chart is for replays
+    of a CUDA graph that was captured for the model's full length (``max_seq_len``).
     """
     if not predictable(chosen.spec.target) or "cuda" not in chosen.spec.backends:
         return
@@ -211,11 +219,12 @@ def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) ->
 
 
 def _predicted(predictors: Sequence[Predictor], num_seqs: int, captured: int | None) -> Iterator[Series]:
-    """Yield the lines of a chart of predictions: a predicted time and a floor (a least possible time) for each rank.
+    """Yield the lines of a chart of predictions: the predicted time and the floor (least possible time) for each rank.
 
     Ranks with equal times share a line.
 
-    captured: the length that a CUDA graph was captured for, or None without one.
+    num_seqs: the number of sequences in the batch.
+    captured: the sequence length that the replayed CUDA graph was captured for, or None without a graph.
     """
     ranks: dict[tuple[tuple[float, float], ...], list[Predictor]] = {}
     for each in predictors:
@@ -230,7 +239,7 @@ def _predicted(predictors: Sequence[Predictor], num_seqs: int, captured: int | N
 
 
 def rank_label(rank: RankShape) -> str:
-    """Return the name of a rank's line, such as ``TP 2: 12/2``: tensor-parallel size, query heads and KV heads."""
+    """Return the label of a rank's line, such as ``TP 2: 12/2``: the tensor-parallel size, query heads and KV heads."""
     return f"TP {rank.tensor_parallel}: {rank.num_heads}/{rank.num_kv_heads}"
 
 
@@ -240,7 +249,10 @@ def batch(num_seqs: int) -> str:
 
 
 def highlights(found: Sequence[Measurement]) -> list[tuple[str, str]]:
-    """Return the figures at the top of the page: the greatest speedup over each baseline, and where it was measured."""
+    """Return the figures at the top of the page: the greatest speedup over each baseline, and where it was measured.
+
+    Each figure is a pair of texts: the speedup, and the kernel, the problem and the device.
+    """
     best = {}
     for peer, label in PEERS.items():
         ratios = [(ratio, point, name) for point in found for name in KERNELS if (ratio := point.ratio(name, peer))]

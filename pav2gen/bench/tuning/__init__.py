@@ -1,1 +1,1 @@
-"""Measures which partition sizes and which layouts of the CUDA kernels are the fastest on a device."""
+"""Measures which partition sizes of kernels, and which layouts of CUDA kernels, are the fastest on a device."""

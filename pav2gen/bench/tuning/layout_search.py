@@ -1,9 +1,9 @@
 """Implements ``pav2gen tune --layouts``: finds the fastest layout of the CUDA kernels on a GPU.
 
-A layout says how a thread block divides its work. The candidates are the layouts that the plans rank first. Each
-candidate is rendered as a separate spec. So the kernels of all layouts have different symbols, and fit into one
-library. All layouts of a kernel are timed in turn, on the same inputs. The command prints the line of the spec that
-selects the fastest layout.
+A layout says how a thread block divides its work. The candidates are the layouts that the plans of the kernels rank
+first. For each candidate, the kernels are rendered as those of a separate spec. So the kernels of all layouts have
+different symbols, and fit into one library. All layouts of a kernel are timed in turn, on the same inputs. The command
+prints the line to write into the spec to select the fastest layout.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """Options of the search for the fastest layout.
+    """The options of ``pav2gen tune --layouts``.
 
-    num_seqs, seq_lens: the batch sizes and lengths to time.
+    num_seqs, seq_lens: the numbers of sequences in a batch, and of tokens in a sequence, to time.
+    rounds, warmups, progress: as in ``bench.BenchOptions``.
     most: the largest number of layouts to compare.
-    progress: as in ``bench.BenchOptions``.
     """
 
     device: torch.device
@@ -66,10 +66,11 @@ class LayoutOptions:
 
 @dataclass(frozen=True)
 class LayoutTimes:
-    """The results of one kernel for one problem.
+    """The times of one kernel in several layouts, for one problem.
 
+    slug: the short name of the kernel.
     ms: the median time of each layout with right results, in ms.
-    wrong: for every other layout, what is wrong.
+    wrong: for each layout with wrong results, what is wrong.
     """
 
     slug: str
@@ -79,9 +80,10 @@ class LayoutTimes:
 
 
 def search(chosen: Selection, options: LayoutOptions) -> list[LayoutTimes]:
-    """Time the layouts of the CUDA kernels of ``chosen`` on a GPU. Raises UserError if the spec has no CUDA kernels.
+    """Time the CUDA kernels of ``chosen`` in several layouts. Returns the times for each kernel and each problem.
 
-    Tests run this function on a CPU, with the CUDA kernels compiled by g++.
+    The device is a GPU. Only tests use a CPU, with the CUDA kernels compiled by g++. Raises UserError if the spec has
+    no CUDA kernels.
     """
     if "cuda" not in chosen.spec.backends:
         raise UserError(f"{chosen.spec.name} has no CUDA kernels: its backends are {', '.join(chosen.spec.backends)}")
@@ -105,7 +107,11 @@ def search(chosen: Selection, options: LayoutOptions) -> list[LayoutTimes]:
 
 
 def candidates(chosen: Selection, most: int) -> list[Layout]:
-    """Return at most ``most`` layouts that the plans rank first. The layout that suits the most kernels comes first."""
+    """Return at most ``most`` layouts for the kernels of ``chosen``, the most promising first.
+
+    The plan of each kernel gives 1 point to the layout that it ranks first, 1/2 to the second, 1/3 to the third, and so
+    on. The layout with the most points comes first.
+    """
     scores: dict[Layout, float] = defaultdict(float)
     for v, p in chosen.kernels:
         ranked = layouts(v, chosen.spec.target, p.cuda.geometry.heads, {})
@@ -118,10 +124,10 @@ def candidates(chosen: Selection, most: int) -> list[Layout]:
 
 
 def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
-    """Return the CUDA kernels of ``chosen`` in one layout, as a separate spec.
+    """Return the CUDA decode kernels of ``chosen`` with the layout ``layout``, as the kernels of a separate spec.
 
-    A kernel is left out if it cannot have this layout, or if the layout splits its query heads over another number of
-    thread blocks than the plan's own layout does.
+    A kernel is left out if it cannot have this layout. It is also left out if the layout gives the query heads of a KV
+    head another number of thread blocks than the plan's own layout does.
 
     number: the number of the layout, which makes the names of the spec and of its kernels unique.
     """
@@ -140,9 +146,10 @@ def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
 
 
 def ranking(found: Sequence[LayoutTimes]) -> list[tuple[Layout, float]]:
-    """Return the layouts with right results in every problem, the fastest first, with a figure for each layout.
+    """Return the layouts that gave right results in every problem, the fastest first, with a figure for each layout.
 
-    The figure is the layout's time divided by the time of the fastest layout, as the geometric mean over all problems.
+    A layout that some kernel cannot have is left out. In each problem, the layout's time is divided by the time of the
+    fastest layout. The figure is the geometric mean of these ratios.
     """
     logs: dict[Layout, list[float]] = defaultdict(list)
     for each in found:
@@ -155,7 +162,7 @@ def ranking(found: Sequence[LayoutTimes]) -> list[tuple[Layout, float]]:
 
 
 def _problems(chosen: Selection, row: Row, options: LayoutOptions) -> list[Problem]:
-    """Return the problems for a kernel: one for each batch size and length.
+    """Return the problems for the kernel of ``row``: one for each batch size and sequence length of ``options``.
 
     The numbers of heads are those of the first tensor-parallel rank that the kernel serves.
     """
@@ -175,7 +182,12 @@ def _time(
     layout_of: Mapping[str, Layout],
     options: LayoutOptions,
 ) -> LayoutTimes:
-    """Check every layout of a kernel against float64, and time the layouts with right results."""
+    """Check every layout of a kernel against float64 for one problem, and time the layouts with right results.
+
+    slug: the short name of the kernel.
+    rows: the dispatch rows of the kernel, one for each layout.
+    layout_of: a dict from the name of a layout's spec to the layout.
+    """
     inputs = make(problem, options.device, machine.cache_bytes(options.device))
     checker = Checker(problem, inputs)
     step = options.progress(f"{slug} {problem.label}", len(rows) * (1 + options.rounds + options.warmups))
@@ -195,7 +207,9 @@ def _time(
 
 
 def _launcher(compiled: library.Library, row: Row) -> Run:
-    """Return a function that runs one kernel of the library directly, without the dispatch table."""
+    """Return a function that runs the kernel of ``row`` in the library ``compiled`` directly, without the dispatch
+    table.
+    """
 
     def run(call: Call) -> None:
         op.launch(functools.partial(compiled.launch, row), call, row.partition_size)
@@ -204,7 +218,10 @@ def _launcher(compiled: library.Library, row: Row) -> Run:
 
 
 def lines(found: Sequence[LayoutTimes], path: Path) -> list[str]:
-    """Return the lines that the command prints: the times, the ranking, and the line to write into the spec."""
+    """Return the lines that the command prints: the times, the ranking, and the line to write into the spec.
+
+    path: the path of the spec.
+    """
     told = []
     for each in found:
         told.append(f"{each.slug} {each.problem.label}")

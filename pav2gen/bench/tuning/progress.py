@@ -1,6 +1,6 @@
-"""The journal of a long measurement: a file to which each result is appended at once.
+"""Keeps a journal of a long measurement: a file to which each result is appended as soon as it is known.
 
-After an interruption, the measurement continues with the results in the journal.
+After an interruption, the next run takes over the results in the journal, and measures only the rest.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from pav2gen.json_data import Reader, anything, items, parse_json, prose
 
 
 class Journal:
-    """Measurements by name, in a file of JSON lines.
+    """A file of JSON lines: one line for each measurement, with its name.
 
-    The first line has the conditions of the measurements, such as device, package and rounds. If the file has other
-    conditions, its measurements are dropped, because they are not comparable.
+    The first line has the conditions of the measurements, such as device, package and rounds. If a file from an earlier
+    run has other conditions, its measurements are dropped, because they are not comparable.
 
-    entries: the measurements by name.
+    entries: all measurements by name.
     found: the number of measurements that an earlier run made.
     """
 
     def __init__(self, path: Path, circumstances: Mapping[str, Any], read: Reader = anything) -> None:
-        """Read the journal at ``path``, and write it again without the lines that cannot be used.
+        """Read the journal at ``path``, if there is one, and write it again without the lines that cannot be used.
 
-        circumstances: the conditions of the measurements.
-        read: checks a measurement from the file. A rejected measurement is made again.
+        circumstances: the conditions of the measurements in this run.
+        read: a function that checks and returns a measurement from the file. If it raises ValueError, the line is
+        dropped.
         """
         self.path = path
         self.entries: dict[str, Any] = {}
@@ -40,13 +41,13 @@ class Journal:
         path.write_text("".join(f"{line}\n" for line in [head, *map(_line, self.entries.items())]), encoding="utf-8")
 
     def add(self, name: str, measurement: Mapping[str, Any]) -> None:
-        """Append a measurement to the file at once."""
+        """Append a measurement to the file, and to ``entries``."""
         self.entries[name] = measurement
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{_line((name, measurement))}\n")
 
     def remove(self) -> None:
-        """Remove the journal. Call this after the measurements were written to their final file."""
+        """Delete the file. Call this after the measurements were written to their final file."""
         self.path.unlink(missing_ok=True)
 
 
@@ -55,7 +56,10 @@ def _line(entry: tuple[str, Any]) -> str:
 
 
 def _entry(line: bytes, read: Reader) -> tuple[str, Any] | None:
-    """Parse a line of the file. Returns None for an incomplete line, or a line that ``add`` cannot have written."""
+    """Parse a line of the journal, and return the name and the measurement.
+
+    Returns None for an incomplete line, or a line that ``Journal.add`` cannot have written.
+    """
     try:
         name, measurement = items(anything)(parse_json(line))
         return prose(name), read(measurement)

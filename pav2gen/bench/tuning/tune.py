@@ -1,6 +1,6 @@
 """Implements ``pav2gen tune``: finds the fastest partition sizes on this device, and writes them to a tuning file.
 
-``pav2gen build`` reads this file. Each measurement is repeated in several runs. A measurement becomes a row of the file
+``pav2gen build`` reads this file. Each problem is measured in several runs. A measurement becomes a row of the file
 only if the runs agree. Noisy measurements and kernels with wrong results are recorded too, but have no effect.
 """
 
@@ -31,26 +31,29 @@ from pav2gen.runtime.dispatch_row import Row
 from pav2gen.runtime.key import Key
 from pav2gen.runtime.op import device_name
 
-#: The partition size that is the fastest by the median may be slower than another one in a single run, but at most by
-#: this fraction. A user does not notice such a difference.
+#: A partition size is chosen only if its time in every run exceeds the time of the run's fastest size by at most this
+#: fraction. A user does not notice such a difference.
 TIE = 0.02
 
-#: Checks a measurement from the journal: the times by partition size, and the reasons why other sizes have no times.
+#: A function that checks a measurement from the journal: a dict of the times of the runs by partition size ("ms"), and
+#: a dict of the reasons why other sizes have no times ("wrong").
 MEASUREMENT = fields({"ms": mapping(word, items(positive)), "wrong": mapping(word, prose)})
 
-#: The number of decimals of a time in milliseconds, in the tuning file. The resolution is a nanosecond.
+#: The number of decimals of a time in milliseconds in the tuning file. So the resolution is a nanosecond.
 DIGITS = 6
 
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Options of a tuning run.
+    """The options of ``pav2gen tune``.
 
-    seq_lens: the lengths to measure. None means the lengths that ``lengths_of`` returns.
-    runs: how often each measurement is repeated.
+    num_seqs, seq_lens: the numbers of sequences in a batch, and of tokens in a sequence, to measure. If ``seq_lens`` is
+    None, ``lengths_of`` decides the lengths.
     rounds: the number of samples of each kernel in a run.
+    runs: the number of runs in which each problem is measured.
     replace: whether to drop the rows of an existing tuning file that are not measured again.
-    progress: as in ``bench.BenchOptions``.
+    command: the command line, which is recorded in the tuning file.
+    warmups, max_gib, progress: as in ``bench.BenchOptions``.
     """
 
     device: torch.device
@@ -67,13 +70,13 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a tuning run.
+    """What a run of ``pav2gen tune`` wrote, and the messages for the user.
 
-    path: the file that was written.
+    path: the tuning file that was written.
     rows: the number of rows in this file.
-    noisy: the measurements that were too noisy.
-    wrong: the kernels with wrong results.
-    notes: other notes for the user.
+    noisy: a message for each measurement that is no row of the file, such as a noisy one.
+    wrong: a message for each problem in which a kernel gave a wrong result.
+    notes: other messages.
     """
 
     path: Path
@@ -84,10 +87,10 @@ class Outcome:
 
 
 def tune(chosen: Selection, options: TuneOptions) -> Outcome:
-    """Measure the kernels of ``chosen``, and write the tuning file of this device.
+    """Measure the decode kernels of ``chosen``, and write the tuning file of this device.
 
-    Raises UserError if no configuration (``Key``) has several partition sizes to choose from. Also raises UserError if
-    rows of an existing file would be lost.
+    Raises UserError if no configuration (``Key``) has several partition sizes to choose from, or if an existing tuning
+    file has rows that would be lost.
     """
     with machine.current(options.device):
         return _tune(chosen, options)
@@ -113,7 +116,7 @@ def _tune(chosen: Selection, options: TuneOptions) -> Outcome:
 
 
 def problems(setup: Setup, options: TuneOptions) -> tuple[list[tuple[Problem, str]], list[str]]:
-    """Return the problems to measure, each with its backend, and a note on each problem that is left out.
+    """Return the problems to measure, each with a backend, and a note on each problem that is left out.
 
     Raises UserError if there is no problem to measure.
     """
@@ -144,17 +147,18 @@ def problems(setup: Setup, options: TuneOptions) -> tuple[list[tuple[Problem, st
 
 
 def _has_choice(rows: Sequence[Row], backend: str) -> bool:
-    """Whether the table may choose between several partition sizes for a backend.
+    """Whether the dispatch table may choose between several partition sizes for ``backend``.
 
-    All ``rows`` have the same ``Key``.
+    rows: all dispatch rows of one ``Key``.
     """
     return sum(bool(getattr(row, backend)) for row in rows) > 1 and not rows[0].fixed_partition
 
 
 def lengths_of(spec: Spec) -> tuple[int, ...]:
-    """Return the powers of two above the spec's ``min_seq_len``, up to the longest length of the model.
+    """Return the sequence lengths to measure: the powers of two above the spec's ``min_seq_len``, up to the model's
+    full length.
 
-    If there are no such powers, return the longest length.
+    If there are no such powers, return only the full length.
     """
     first = max(spec.dispatch.min_seq_len, 1).bit_length()
     powers = [1 << n for n in range(first, spec.model.max_seq_len.bit_length())]
@@ -162,9 +166,9 @@ def lengths_of(spec: Spec) -> tuple[int, ...]:
 
 
 def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mapping[str, str]) -> Measured:
-    """Choose the fastest partition size from the runs of one problem, or say why none is chosen.
+    """Choose the fastest partition size for ``problem`` from the times of several runs, or say why none is chosen.
 
-    times: the time of each run in milliseconds, by partition size.
+    times: for each partition size, the time in each run, in milliseconds.
     wrong: for each other partition size, why its result is wrong.
     """
     times = {size: [round(time, DIGITS) for time in runs] for size, runs in times.items()}
@@ -178,11 +182,10 @@ def decide(problem: Problem, times: Mapping[str, Sequence[float]], wrong: Mappin
 
 
 def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> str:
-    """Return the reason to doubt that the partition size ``best`` is the fastest.
+    """Return the reason to doubt that the partition size ``best`` is the fastest, or an empty text if there is none.
 
-    The text is empty if there is no doubt.
-
-    spread: the range of the times of ``best``, divided by their median.
+    spread: the range of the times of ``best`` in all runs, divided by their median.
+    times: for each partition size, the time in each run, in milliseconds.
     """
     if len(times) < 2:
         return "fewer than two partition sizes gave right results"
@@ -200,7 +203,10 @@ def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> st
 
 
 def _measure(setup: Setup, problem: Problem, backend: str, options: TuneOptions, journal: Journal) -> dict[str, Any]:
-    """Time the kernels of one problem in several runs with different inputs, and add the times to the journal."""
+    """Time the kernels of one problem and backend in several runs with different inputs.
+
+    Add the times, and what is wrong with other kernels, to the journal. Return this entry of the journal.
+    """
     every = [c for c in setup.kernels(problem.key) if c.backend == backend]
     total = len(every) * (1 + options.runs * (options.rounds + options.warmups))
     step = options.progress(f"{backend} {problem.label}", total)
@@ -219,7 +225,11 @@ def _measure(setup: Setup, problem: Problem, backend: str, options: TuneOptions,
 
 
 def _wrong(setup: Setup, problem: Problem, every: Sequence[Contestant], step: Callable[[], object]) -> dict[str, str]:
-    """Return the partition sizes with wrong results, and for each one what is wrong."""
+    """Return a dict from each partition size with wrong results to what is wrong.
+
+    every: the kernels to check, one for each partition size.
+    step: a function to call after each check, to advance the progress bar.
+    """
     inputs = setup.inputs(problem)
     checker, found = Checker(problem, inputs), {}
     for contestant in every:
@@ -241,7 +251,7 @@ def _id(problem: Problem, backend: str) -> str:
 
 
 def _circumstances(setup: Setup, options: TuneOptions) -> dict[str, object]:
-    """Return the conditions of a measurement. Measurements are comparable only under equal conditions."""
+    """Return the conditions under which this run measures. Only measurements with equal conditions are comparable."""
     return {
         "package": setup.digest,
         "device": machine.describe(setup.device),
@@ -251,7 +261,7 @@ def _circumstances(setup: Setup, options: TuneOptions) -> dict[str, object]:
 
 
 def _head(setup: Setup, options: TuneOptions) -> dict[str, object]:
-    """Return the fields at the head of a tuning file."""
+    """Return the fields at the top of the tuning file, such as the device, the date and the command line."""
     described = machine.describe(setup.device)
     return {
         "schema": tuning.SCHEMA,
@@ -267,7 +277,10 @@ def _head(setup: Setup, options: TuneOptions) -> dict[str, object]:
 
 
 def _check_replaced(path: Path, spec: Spec, every: Sequence[tuple[Problem, str]], options: TuneOptions) -> None:
-    """Raise UserError if this run would drop rows of the file at ``path``, unless ``options.replace`` allows it."""
+    """Raise UserError if this run would drop rows of the tuning file at ``path``, unless ``options.replace`` allows it.
+
+    every: the problems that this run measures, each with a backend.
+    """
     if not path.exists() or options.replace:
         return
     try:

@@ -1,4 +1,4 @@
-"""Writes tuning files. Each measurement is one line, so that a diff shows exactly the measurements that changed."""
+"""Writes tuning files. Each measurement is on one line, so that a diff shows exactly the measurements that changed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ FIRST_LINE = "# What pav2gen tune measured, for pav2gen build to read. Measure a
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurement of one problem: the times, and the partition size that was chosen.
+    """The measurement of one problem on one backend: the times, and the partition size that was chosen.
 
-    partition_size: the chosen partition size, or 0 if the reason in ``because`` prevents a choice.
-    ms: the median time of the runs, by partition size.
-    spread: the range of the fastest size's runs, divided by their median.
+    partition_size: the chosen partition size, or 0 if none was chosen.
+    ms: for each partition size, the median time of the runs in ms.
+    spread: the range of the times of the fastest size in all runs, divided by their median.
+    because: the reason why no partition size was chosen, or empty.
     wrong: for each partition size with wrong results, what is wrong.
     """
 
@@ -35,7 +36,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Group:
-    """The measurements of one configuration (``Key``), one backend and one number of KV heads."""
+    """The measurements of one configuration (``Key``), one backend and one number of KV heads.
+
+    measured: a measurement for each batch size and sequence length.
+    """
 
     key: Key
     backend: str
@@ -43,12 +47,15 @@ class Group:
     measured: list[Measured] = field(default_factory=list)
 
     def add(self, each: Measured) -> None:
-        """Append a measurement."""
+        """Add a measurement to this group."""
         self.measured.append(each)
 
 
 def write(path: Path, head: Mapping[str, object], groups: Sequence[Group]) -> None:
-    """Write the tuning file at ``path`` atomically. Creates the folder. Raises OSError."""
+    """Write a tuning file to ``path`` atomically. A missing folder is created. Raises OSError if writing fails.
+
+    head: the fields at the top of the file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".new")
     aside.write_text(text(head, groups), encoding="utf-8")
@@ -56,7 +63,7 @@ def write(path: Path, head: Mapping[str, object], groups: Sequence[Group]) -> No
 
 
 def text(head: Mapping[str, object], groups: Sequence[Group]) -> str:
-    """Return the YAML text of a tuning file."""
+    """Return the YAML text of a tuning file with the fields ``head`` at its top."""
     fields = [f"{name}: {_value(value)}" for name, value in head.items()]
     kernels = [line for group in groups for line in _group(group)]
     return "\n".join([FIRST_LINE, *fields, "kernels:" if kernels else "kernels: []", *kernels]) + "\n"
@@ -103,7 +110,7 @@ def _times(each: Measured) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a value as YAML: numbers as they are, texts in quotes, and mappings on one line."""
+    """Return a value as YAML text: a number as it is, a string in quotes, and a mapping on one line."""
     if isinstance(value, Mapping):
         return flow_map((name, _value(each)) for name, each in value.items())
     return str(value) if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False)

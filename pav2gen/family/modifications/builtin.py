@@ -1,7 +1,7 @@
 """The built-in modifications: softcap, ALiBi and the sliding window.
 
-A kernel applies its modifications of the score in this order: softcap, ALiBi, the modification that the spec defines.
-Then the kernel applies all masks. The attention of vLLM and ONNX's attention operator use this order too.
+A kernel changes a score in this order: softcap, ALiBi, the modification that the spec defines. Then the kernel applies
+all masks. The attention of vLLM and ONNX's attention operator use this order too.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.variant import AttentionVariant
 
-#: The parameter tensor of ALiBi.
+#: The name of ALiBi's parameter tensor, which has one slope for each query head.
 SLOPES = "alibi_slopes"
 
 
 def softcap(cap: float) -> Modification:
-    """The modification that limits scores to between -cap and cap: ``cap * tanh(s / cap)``. Scores near 0 hardly
+    """The modification that limits a score s to between -cap and cap: ``cap * tanh(s / cap)``. Scores near 0 hardly
     change.
     """
     return Modification("softcap", f"{cap!r} * tanh(s / {cap!r})", None)
@@ -23,7 +23,7 @@ def softcap(cap: float) -> Modification:
 def alibi() -> Modification:
     """The modification that adds ALiBi's bias to a score: ``slope * (k - q)``, with one slope for each query head.
 
-    The key position k is at most the query position q, so that k - q is 0 or less.
+    k is the position of the key, and q is the position of the query. k is at most q, so that k - q is 0 or less.
     """
     return Modification("ALiBi", f"s + {SLOPES}[h] * (k - q)", None, {SLOPES: "heads"})
 
@@ -38,8 +38,8 @@ def sliding_window(window: int) -> Modification:
 
 
 def entries(variant: AttentionVariant) -> tuple[Modification, ...]:
-    """The modifications of a kernel, in this order: softcap, ALiBi, the modification that the spec defines, sliding
-    window.
+    """The modifications that the kernel ``variant`` has, in this order: softcap, ALiBi, the modification that the spec
+    defines, sliding window.
     """
     found = (
         softcap(variant.softcap) if variant.softcap is not None else None,

@@ -1,4 +1,5 @@
-"""Translates a typed expression tree to the text of a CUDA expression, with float32 numbers and 32-bit integers.
+"""Translates the tree of a typed expression to the text of a CUDA expression, which computes with float32 numbers and
+32-bit integers.
 
 Division and remainder of integers follow Python. If an operand may be negative, C's rules differ from Python's, so that
 the text calls ``floor_div`` and ``floor_mod`` of runtime/cuda/pav2_integer.cuh. The text uses the precise functions
@@ -13,7 +14,8 @@ from collections.abc import Mapping
 
 from pav2gen.family.modifications.tree import ARITHMETIC, COMPARISONS, INTEGER, NUMBER, Expression
 
-#: The precedence of each operation in C++. Calls and names have the highest precedence.
+#: Operation of a tree -> the precedence in C++ of its CUDA text. An operator with a higher number binds more tightly.
+#: Calls and names bind most tightly (``_TIGHTEST``).
 _PRECEDENCE = {
     "if": 1, "or": 2, "and": 3, "==": 4, "!=": 4, "<": 5, "<=": 5, ">": 5, ">=": 5,
     "+": 6, "-": 6, "*": 7, "/": 7, "//": 7, "%": 7, "neg": 8, "not": 8,
@@ -26,7 +28,9 @@ _OF_TYPE = {("abs", NUMBER): "fabsf", ("min", NUMBER): "fminf", ("max", NUMBER):
 
 
 def cuda_text(x: Expression, names: Mapping[str, str]) -> str:
-    """The CUDA expression for the tree ``x``. ``names`` maps each name and each parameter tensor to its CUDA text."""
+    """The CUDA expression for the tree ``x``. ``names`` maps each name and each parameter tensor to the CUDA text that
+    reads its value.
+    """
     return _text(x, names)[0]
 
 
@@ -36,7 +40,7 @@ def uses_floor(x: Expression) -> bool:
 
 
 def literal(value: int | float | bool | str) -> str:
-    """A literal in CUDA: ``true``, ``7`` or ``0.5f``. A float is rounded to float32."""
+    """``value`` as a CUDA literal: ``true``, ``7`` or ``0.5f``. A float is rounded to float32."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -46,7 +50,7 @@ def literal(value: int | float | bool | str) -> str:
 
 
 def shortest(value: float) -> str:
-    """The shortest decimal text of the float32 that is nearest to ``value``."""
+    """The decimal text with the fewest digits that still gives the float32 that is nearest to ``value``."""
     rounded = struct.unpack("f", struct.pack("f", value))[0]
     for digits in range(1, 10):
         text = f"{rounded:.{digits}g}"
@@ -56,13 +60,15 @@ def shortest(value: float) -> str:
 
 
 def _c_rule_serves(x: Expression) -> bool:
-    """Whether C's ``/`` and ``%`` give the same results as Python's, which is so if neither operand can be negative."""
+    """Whether C's ``/`` and ``%`` give the same results as Python's for the operands of ``x``, which is so if neither
+    operand can be negative.
+    """
     a, b = x.args
     return a.low >= 0 and b.low > 0
 
 
 def _text(x: Expression, names: Mapping[str, str]) -> tuple[str, int]:
-    """The CUDA text of a tree, and the precedence of the tree's outermost operation."""
+    """The CUDA text of the tree ``x``, and the precedence of the tree's outermost operation, as in ``_PRECEDENCE``."""
     if x.op == "literal":
         negative = not isinstance(x.value, (bool, str)) and x.value < 0
         return literal(x.value), _PRECEDENCE["neg"] if negative else _TIGHTEST
@@ -86,8 +92,8 @@ def _text(x: Expression, names: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _infix(x: Expression, names: Mapping[str, str]) -> str:
-    """The CUDA text of a binary operation. ``and`` within ``or`` gets parentheses, because compilers warn without
-    them.
+    """The CUDA text of the binary operation ``x``. An ``and`` that is an operand of ``or`` gets parentheses, because
+    compilers warn without them.
     """
     sign = {"and": "&&", "or": "||", "//": "/"}.get(x.op, x.op)
     binds = _PRECEDENCE[x.op]
@@ -99,8 +105,8 @@ def _infix(x: Expression, names: Mapping[str, str]) -> str:
 
 
 def _within(x: Expression, binds: int, names: Mapping[str, str]) -> str:
-    """The CUDA text of an operand, in parentheses if the precedence of its outermost operation is lower than
-    ``binds``.
+    """The CUDA text of the operand ``x``, in parentheses if the precedence of the operand's outermost operation is
+    lower than ``binds``.
     """
     text, own = _text(x, names)
     return text if own >= binds else f"({text})"

@@ -1,4 +1,6 @@
-"""A modification of attention that a spec defines: expressions for its score and mask, and its parameter tensors."""
+"""A modification of attention, which a spec defines or which is built in: its expressions for score and mask, and its
+parameter tensors.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ from pav2gen.runtime import dispatch_row
 
 @dataclass(frozen=True)
 class Modification:
-    """One entry of a spec's ``modifications``.
+    """One modification of attention: an entry of a spec's ``modifications``, or a built-in one such as ALiBi.
 
-    score, mask: expressions as text, or None. At least one of the two is given.
+    score: the text of the expression that computes the new score, or None.
+    mask: the text of the condition under which a query attends to a key, or None. Score and mask are not both None.
     tensors: for each parameter tensor, its only dimension: ``heads`` or ``kv_heads``. The caller of the operator passes
     these tensors as float32.
     """
@@ -27,14 +30,18 @@ class Modification:
 
     @cached_property
     def score_tree(self) -> Expression | None:
-        """The score as a typed tree, or None. Raises ExpressionError if the text has a mistake."""
+        """The expression ``score`` as a typed tree, or None if ``score`` is None. Raises ExpressionError if the text
+        has a mistake.
+        """
         return None if self.score is None else parse_score(self.score, self.tensors)
 
     @cached_property
     def mask_tree(self) -> Expression | None:
-        """The mask as a typed tree, or None. Raises ExpressionError if the text has a mistake."""
+        """The condition ``mask`` as a typed tree, or None if ``mask`` is None. Raises ExpressionError if the text has a
+        mistake.
+        """
         return None if self.mask is None else parse_mask(self.mask, self.tensors)
 
     def for_table(self) -> dispatch_row.Modification:
-        """The modification in the form that the generated dispatch table stores."""
+        """Convert this modification to the form that the generated dispatch table stores."""
         return dispatch_row.Modification(self.score or "", self.mask or "", tuple(self.tensors.items()))

@@ -1,8 +1,8 @@
-"""Parses the text of an expression into a typed tree. An error message gives the column of the mistake and a
-correction.
+"""Parses the text of an expression into a typed tree. An error message gives the column of the mistake and what to
+write instead.
 
 The syntax of expressions is a part of Python's syntax. ``ast`` parses the text, and this module refuses each construct
-that is not part of the language.
+that is not part of the language of expressions.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ LONGEST = 400  # characters
 DEEPEST = 24  # operations within one another
 MOST_NODES = 120
 
-#: The dimension of a parameter tensor -> the name that must be its index.
+#: Dimension of a parameter tensor -> the name that an expression must write as the tensor's index, such as
+#: ``slopes[h]``.
 INDEX = {"heads": "h", "kv_heads": "kvh"}
 
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
 _COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 
-#: Advice for each part of Python that the language lacks.
+#: Class of ``ast`` nodes that an expression must not contain -> the error message, with advice.
 _INSTEAD: Mapping[type, str] = {
     ast.Pow: "'**' is not part of the language; write x * x, or exp(y * log(x))",
     ast.BitAnd: "'&' is not part of the language; write 'and'",
@@ -53,7 +54,7 @@ _INSTEAD: Mapping[type, str] = {
 }
 
 
-#: Advice for operators of other languages, which Python's parser does not read.
+#: Operator of another language, which Python's parser does not read -> the error message, with advice.
 _FOREIGN = {
     "&&": "'&&' is not part of the language; write 'and'",
     "||": "'||' is not part of the language; write 'or'",
@@ -68,7 +69,7 @@ _FOREIGN = {
 }
 _FOREIGN_OPERATOR = re.compile(r"!==|===|&&|\|\||<>|=>|=<|!(?!=)|\?|;")
 
-#: Advice for functions that the language lacks.
+#: Function that users may expect, but that expressions do not have -> the error message, with advice.
 _OTHER_FUNCTIONS = {
     "float": "float() is not part of the language; an integer beside a number is converted: write 1.0 * x",
     "int": "int() is not part of the language; floor() rounds a number down, and '//' divides integers",
@@ -77,7 +78,7 @@ _OTHER_FUNCTIONS = {
     "pow": "pow() is not part of the language; write x * x, or exp(y * log(x))",
 }
 
-#: Advice for constants that the language lacks.
+#: Constant that users may expect, but that expressions do not have -> the advice at the end of the error message.
 _OTHER_NAMES = {
     **dict.fromkeys(("True", "true", "False", "false"), "a condition compares values, such as k < 4"),
     **dict.fromkeys(("None", "null"), "to leave out a score or a mask, remove its key"),
@@ -85,7 +86,9 @@ _OTHER_NAMES = {
 
 
 class ExpressionError(Exception):
-    """A mistake in an expression: a message and a column. Columns count from 1."""
+    """The text of an expression has a mistake. ``message`` describes the mistake. ``column`` is the column, counted
+    from 1, at which the mistake is in the text.
+    """
 
     def __init__(self, message: str, column: int) -> None:
         self.message = message
@@ -96,7 +99,7 @@ class ExpressionError(Exception):
 def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
     """Parse the text of a score: an expression of type number, which may use ``s``, the score before this modification.
 
-    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``.
+    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``, by the tensor's name.
     Raises ExpressionError for a mistake in ``text``.
     """
     found = _parse(text, tensors or {}, ())
@@ -108,7 +111,7 @@ def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expressi
 def parse_mask(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
     """Parse the text of a mask: a condition that is true if the query attends to the key.
 
-    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``.
+    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``, by the tensor's name.
     Raises ExpressionError for a mistake in ``text``.
     """
     found = _parse(text, tensors or {}, ("s",))
@@ -160,9 +163,10 @@ def _syntax_error(text: str, error: Exception, start: int) -> ExpressionError:
 
 
 class _Reader:
-    """Converts the nodes of Python's syntax tree to a typed tree.
+    """Converts the ``ast`` nodes of one expression to a typed tree.
 
-    hidden: names that may not occur in this expression.
+    tensors: the dimension of each parameter tensor, by the tensor's name.
+    hidden: names that must not occur in this expression, such as the score ``s`` in a mask.
     start: the number of spaces before the expression in its text.
     """
 
@@ -172,7 +176,9 @@ class _Reader:
         self.start = start
 
     def read(self, node: ast.expr, depth: int) -> Expression:
-        """The typed tree of ``node``. ``depth`` is the number of operations around ``node``."""
+        """Convert ``node``, with all nodes in it, to a typed tree. ``depth`` is 1 for the whole expression, and greater
+        by 1 with each operation around ``node``.
+        """
         if depth > DEEPEST:
             raise self.error(node, f"is nested more than {DEEPEST} deep")
         readers: Mapping[type, Callable[[Any, int], Expression]] = {
@@ -199,15 +205,19 @@ class _Reader:
         return ExpressionError(message, node.col_offset + self.start + 1)
 
     def operator(self, node: ast.expr, operator: object, known: Mapping[Any, str]) -> str:
-        """The text of an operator of ``ast``, from the table ``known``. Raises ExpressionError if the table lacks the
-        operator.
+        """The text of an operator of ``node``, such as ``+``. Raises ExpressionError if ``known`` lacks the operator.
+
+        operator: the operator, as an instance of a class of ``ast`` such as ``ast.Add``.
+        known: maps the classes of the allowed operators to their texts.
         """
         if type(operator) not in known:
             raise self.error(node, _INSTEAD.get(type(operator), "this operator is not part of the language"))
         return known[type(operator)]
 
     def constant(self, node: ast.Constant, depth: int) -> Expression:
-        """Convert a constant. Raises Mistake unless the constant is an integer or a float."""
+        """Convert a constant to a literal of the typed tree. Raises Mistake unless the constant is an integer or a
+        float.
+        """
         if type(node.value) is int:
             return tree.integer(node.value)
         if type(node.value) is float:
@@ -231,7 +241,9 @@ class _Reader:
         raise Mistake(f"the name {quoted(node.id)} is unknown; {did_you_mean(node.id, known)}")
 
     def subscript(self, node: ast.Subscript, depth: int) -> Expression:
-        """Convert ``tensor[index]``: the element of a parameter tensor. Raises Mistake for another subscript."""
+        """Convert ``tensor[index]`` to a node of the typed tree, if it is an element of a parameter tensor. Raises
+        Mistake for any other subscript.
+        """
         tensor = node.value.id if isinstance(node.value, ast.Name) else ""
         if tensor not in self.tensors:
             works = f"; {did_you_mean(tensor, self.tensors)}" if self.tensors else "; this modification has no tensors"
@@ -248,7 +260,7 @@ class _Reader:
         return tree.negate(x) if op == "-" else tree.opposite(x)
 
     def binary(self, node: ast.BinOp, depth: int) -> Expression:
-        """Convert an arithmetic operation with two operands."""
+        """Convert an arithmetic operation with two operands, such as ``a + b``, to a node of the typed tree."""
         op = self.operator(node, node.op, _ARITHMETIC)
         return tree.arithmetic(op, self.read(node.left, depth), self.read(node.right, depth))
 
@@ -263,7 +275,9 @@ class _Reader:
         return result
 
     def compare(self, node: ast.Compare, depth: int) -> Expression:
-        """Convert a comparison. A chain such as ``a < b < c`` means ``a < b and b < c``, as in Python."""
+        """Convert a comparison to nodes of the typed tree. A chain such as ``a < b < c`` means ``a < b and b < c``, as
+        in Python.
+        """
         sides = [self.read(side, depth) for side in (node.left, *node.comparators)]
         ops = [self.operator(node, op, _COMPARISONS) for op in node.ops]
         result = tree.compare(ops[0], sides[0], sides[1])
@@ -276,7 +290,9 @@ class _Reader:
         return tree.choose(self.read(node.test, depth), self.read(node.body, depth), self.read(node.orelse, depth))
 
     def call(self, node: ast.Call, depth: int) -> Expression:
-        """Convert a call of one of the language's functions. Raises Mistake or ExpressionError for another call."""
+        """Convert a call of one of the language's functions to a node of the typed tree. Raises Mistake or
+        ExpressionError for any other call.
+        """
         if not isinstance(node.func, ast.Name):
             raise self.error(node, _INSTEAD.get(type(node.func), "only a function can be called"))
         if node.func.id in _OTHER_FUNCTIONS:
@@ -289,5 +305,5 @@ class _Reader:
 
 
 def _called(node: ast.expr) -> str:
-    """The kind of syntax that ``node`` is, for messages: ``a listcomp``."""
+    """What messages call the syntax of ``node``: the name of its ``ast`` class, as in ``a listcomp``."""
     return f"a {type(node).__name__.lower()}"

@@ -1,10 +1,11 @@
-"""Translates a typed expression tree to vectorized PyTorch statements, which work in place where possible.
+"""Translates the tree of a typed expression to PyTorch statements for whole tensors, which work in place where
+possible.
 
-The scores are a tensor with the dimensions of ``DIMENSIONS``. Each intermediate value has the same number of
-dimensions; a dimension over which the value does not vary has size 1. A value that varies over heads and tokens can be
-as large as the scores. A value of this size is stored in a part of the workspace, called a slot. When no later
-statement needs the value, the slot is used again. Each statement makes one ATen call, not counting views, so that a
-plan can count the calls.
+The scores are a tensor with the dimensions of ``DIMENSIONS``. The value of each operation in the tree is a tensor with
+the same number of dimensions; a dimension over which the value does not vary has size 1. A value that varies over heads
+and tokens can be as large as the scores. A value of this size is stored in a part of the workspace, called a slot. When
+no later statement needs the value, the slot is used again. Each statement makes one ATen call, not counting views, so
+that a plan can count the calls.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from pav2gen.family.modifications.tree import CONDITION, INTEGER, MIRRORED, NUMB
 
 DTYPES = {INTEGER: "int32", NUMBER: "float32", CONDITION: "bool"}
 
-#: The dimensions of the scores: sequences, partitions, KV heads, query heads of a KV head, tokens of a partition.
+#: The dimensions of the scores, in this order: sequences, partitions, KV heads, query heads of a KV head, tokens of a
+#: partition.
 DIMENSIONS = ("row", "part", "kv_head", "head", "token")
 
-#: The dimensions of the scores in an extend kernel: ``query`` is the query token, ``row`` is a run of query tokens.
+#: The dimensions of the scores in an extend kernel. ``row`` is a run of consecutive query tokens of one sequence, and
+#: ``query`` is the query token within the run.
 EXTEND_DIMENSIONS = ("row", "part", "kv_head", "query", "head", "token")
 
-#: The dimensions over which each name varies. A parameter tensor varies over its dimension. ``k by row`` is k in a
-#: kernel with a sliding window, where the first partition of each sequence begins at a different position. Names with
-#: ``by query`` are for extend kernels.
+#: Name in an expression, or dimension of a parameter tensor -> the dimensions of the scores over which its value
+#: varies. ``k by row`` is k in a kernel with a sliding window, where the first partition of each sequence begins at a
+#: different position. Names with ``by query`` are for extend kernels.
 REACH: Mapping[str, frozenset[str]] = {
     "s": frozenset(DIMENSIONS),
     "s by query": frozenset(EXTEND_DIMENSIONS),
@@ -49,11 +52,11 @@ class TorchText:
     """The PyTorch statements for an expression, and their costs.
 
     lines: the statements, one per line.
-    result: the text of the expression's value after the statements.
-    calls: the number of ATen calls, not counting views.
-    slots: the number of workspace slots, each as large as the scores.
-    token_values: the number of allocated tensors that vary over tokens and not over KV heads. (Tensors that vary only
-    over heads are too small to count.)
+    result: the PyTorch text that reads the expression's value after the statements have run.
+    calls: the number of ATen calls that the statements make, not counting views.
+    slots: the number of workspace slots that the statements use, each as large as the scores.
+    token_values: the number of tensors that the statements allocate and that vary over tokens and not over KV heads.
+    (Tensors that vary only over heads are too small to count.)
     names: the names and parameter tensors that the statements read.
     """
 
@@ -74,11 +77,12 @@ def score_text(
 ) -> TorchText:
     """The statements that replace the scores, in place, by the value of the expression ``x``.
 
-    names: the PyTorch text for each name and each parameter tensor. The tensor of the name ``s`` has the scores, which
-    the statements overwrite. All other tensors must broadcast to the shape of the scores.
-    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``. A name such as ``k`` may also have an
-    entry, which is a key of ``REACH`` and tells over which dimensions of the scores the name's values vary.
-    slots: the text of a workspace slot (a buffer); it contains {} where the slot's number is inserted.
+    names: the PyTorch text that reads each name and each parameter tensor. The text of the name ``s`` reads the scores,
+    which the statements overwrite. All other tensors must broadcast to the shape of the scores.
+    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``, by the tensor's name. A name such as
+    ``k`` may also have an entry, which is a key of ``REACH`` and tells over which dimensions of the scores the name's
+    values vary.
+    slots: the PyTorch text of a workspace slot (a buffer), with {} in place of the slot's number.
     dimensions: the names of the dimensions of the scores.
     """
     writer = _Writer(_normal(x), names, tensors, slots, names["s"], dimensions)
@@ -95,26 +99,26 @@ def hidden_text(
     slots: str,
     dimensions: Sequence[str] = DIMENSIONS,
 ) -> TorchText:
-    """The statements that compute a bool tensor for ``mask``: true where the mask hides a key from a query.
+    """The statements that compute a bool tensor from ``mask``: true where the mask hides a key from a query.
 
-    The tensor broadcasts to the shape of the scores. The parameters are those of ``score_text``.
+    The tensor broadcasts to the shape of the scores. The parameters other than ``mask`` are those of ``score_text``.
     """
     writer = _Writer(_normal(opposite(mask)), names, tensors, slots, "scores", dimensions)
     return writer.finish(writer.text(writer.root))
 
 
 def reach_of(x: Expression, tensors: Mapping[str, str]) -> frozenset[str]:
-    """The dimensions of the scores over which the value of ``x`` varies."""
+    """The dimensions of the scores over which the value of ``x`` varies. ``tensors`` is as in ``score_text``."""
     if x.op in ("name", "element"):
         return REACH[tensors.get(str(x.value), str(x.value))]
     return frozenset().union(*(reach_of(arg, tensors) for arg in x.args))
 
 
 def _normal(x: Expression) -> Expression:
-    """Rewrite a tree so that a literal is the second operand of an operation, and the first result of an ``if``. The
-    values do not change.
+    """Rewrite the tree ``x`` so that literals are second operands of operations, and first results of an ``if``. The
+    value of the tree does not change.
 
-    An operation with the literal first is kept if its operands cannot be exchanged, as in ``1 - s``.
+    A literal stays the first operand if the operands of the operation cannot be exchanged, as in ``1 - s``.
     """
     args = tuple(map(_normal, x.args))
     if x.op == "if" and args[2].is_literal and not args[1].is_literal:
@@ -129,10 +133,10 @@ def _normal(x: Expression) -> Expression:
 
 @dataclass(frozen=True)
 class _Value:
-    """Where the value of an expression is stored. ``text`` reads the value.
+    """Where the value of an expression is stored. ``text`` is the PyTorch text that reads the value.
 
     ``slot`` is the number of the workspace slot that stores the value, -1 for the scores, or None for other storage.
-    ``owned`` is false for a literal or an input, which no statement may overwrite.
+    ``owned`` is false for a literal and for a tensor that the kernel is given, which no statement may overwrite.
     """
 
     text: str
@@ -141,7 +145,12 @@ class _Value:
 
 
 class _Writer:
-    """Writes the statements for one tree. A subtree that occurs several times is computed once."""
+    """Writes the PyTorch statements for one expression tree. A subtree that occurs several times is computed once.
+
+    root: the tree.
+    names, tensors, slots, dimensions: as in ``score_text``.
+    scores: the PyTorch text that reads the scores.
+    """
 
     def __init__(
         self,
@@ -168,7 +177,7 @@ class _Writer:
         self.free: list[int] = [] if reads_scores or root.type == CONDITION else [-1]
 
     def finish(self, result: str) -> TorchText:
-        """Make the ``TorchText`` of the whole tree. ``result`` is the text that reads the tree's value."""
+        """Make the ``TorchText`` of the whole tree. ``result`` is the PyTorch text that reads the tree's value."""
         leaves = (str(node.value) for node in walk(self.root) if node.op in ("name", "element"))
         return TorchText(
             lines=tuple(self.lines),
@@ -180,20 +189,20 @@ class _Writer:
         )
 
     def emit(self, line: str, calls: int = 1) -> None:
-        """Append a statement, which makes ``calls`` ATen calls."""
+        """Append the statement ``line``, which makes ``calls`` ATen calls."""
         self.lines.append(line)
         self.calls += calls
 
     def text(self, x: Expression) -> str:
-        """The text that reads the value of ``x``. The first request for a value writes the statements that compute
-        it.
+        """The PyTorch text that reads the value of ``x``. The first request for a value writes the statements that
+        compute it.
         """
         if x not in self.values:
             self.values[x] = self.leaf(x) if not x.args else self.operation(x)
         return self.values[x].text
 
     def leaf(self, x: Expression) -> _Value:
-        """Where the value of a literal, of a name, or of an element of a parameter tensor is stored."""
+        """Where the value of ``x`` is stored. ``x`` is a literal, a name, or an element of a parameter tensor."""
         if x.is_literal:
             return _Value(repr(x.value))
         if x.value == "s" and x.op == "name":
@@ -201,8 +210,9 @@ class _Writer:
         return _Value(self.names[str(x.value)])
 
     def operation(self, x: Expression) -> _Value:
-        """Write the statements of an operation and its operands. Where possible, a sum with a product becomes one fused
-        call.
+        """Write the statements of the operation ``x`` and of its operands. Return where the result is stored.
+
+        Where possible, the sum or the difference of a value and a product becomes one fused call.
         """
         fused = self.fused(x) if x.op in ("+", "-") else None
         if fused is not None:
@@ -218,8 +228,8 @@ class _Writer:
         return self.plain(x)
 
     def fused(self, x: Expression) -> _Value | None:
-        """Write ``a + b * c`` or ``a - b * c`` as one call that overwrites ``a``. Returns None if the call cannot
-        overwrite ``a``.
+        """Write ``x``, which is ``a + b * c`` or ``a - b * c``, as one call that overwrites ``a``. Return where ``a``
+        is stored, or None if the call cannot overwrite ``a`` or ``x`` is of another form.
         """
         for a, product in (x.args, x.args[::-1]) if x.op == "+" else (x.args,):
             fits = product.op == "*" and x.type == NUMBER and self.uses[product] == 1 and product not in self.values
@@ -239,7 +249,7 @@ class _Writer:
         return None
 
     def reusable(self, arg: Expression, x: Expression) -> _Value | None:
-        """The storage of the operand ``arg`` if the result of the operation ``x`` may overwrite ``arg``, else None."""
+        """Where the operand ``arg`` is stored, if the result of the operation ``x`` may overwrite it, else None."""
         if arg.is_literal or arg.type != x.type or reach_of(arg, self.tensors) != reach_of(x, self.tensors):
             return None
         if self.uses[arg] > 1:
@@ -248,7 +258,9 @@ class _Writer:
         return self.values[arg] if self.values[arg].owned else None
 
     def plain(self, x: Expression) -> _Value:
-        """Write an operation with a tensor as first operand. Where possible, the result overwrites an operand."""
+        """Write the operation ``x``, whose first operand is a tensor. Return where the result is stored. Where
+        possible, the result overwrites an operand.
+        """
         function, options = _function(x)
         order = x.args
         kept = self.reusable(order[0], x)
@@ -267,8 +279,8 @@ class _Writer:
         return kept
 
     def literal_first(self, x: Expression) -> _Value:
-        """Write an operation with a literal as first operand, for an operation that is not commutative, such as ``1 -
-        x``.
+        """Write the operation ``x``, whose first operand is a literal and whose operands cannot be exchanged, such as
+        ``1 - s``. Return where the result is stored.
         """
         literal, b = map(self.text, x.args)
         if x.op in ("-", "/"):
@@ -289,8 +301,8 @@ class _Writer:
         return held
 
     def choose(self, x: Expression) -> _Value:
-        """Write ``a if test else b``. After ``_normal``, three cases are left: only ``a`` is a literal, both are, or
-        neither is.
+        """Write ``x``, which is ``a if test else b``. Return where the result is stored. After ``_normal``, three cases
+        are left: only ``a`` is a literal, both ``a`` and ``b`` are literals, or neither is.
         """
         test, a, b = map(self.text, x.args)
         if not x.args[1].is_literal:
@@ -312,7 +324,7 @@ class _Writer:
         return held
 
     def functional(self, x: Expression, small: str, large: str, out: bool = False) -> _Value:
-        """Write the call that computes ``x`` into new storage.
+        """Write the call that computes ``x`` into new storage. Return the storage.
 
         The storage is a new tensor or a workspace slot. ``small`` is the text that computes the value in a new tensor.
         ``large`` is the text that computes the value into a slot. With ``out``, the text ``large`` ends in ``out=``,
@@ -334,8 +346,8 @@ class _Writer:
             self.emit(f"{large}{held.text})" if out else f"{held.text}.{large}")
 
     def allocate(self, x: Expression) -> _Value:
-        """Choose storage for the value of ``x``: the scores if they are no longer needed, a new tensor, or a workspace
-        slot.
+        """Choose storage for the value of ``x``: the tensor of the scores if the scores are no longer needed, a new
+        tensor, or a workspace slot.
         """
         reach = reach_of(x, self.tensors)
         large = "token" in reach and "kv_head" in reach
@@ -357,10 +369,11 @@ class _Writer:
         return _Value(name, slot=slot, owned=True)
 
     def consume(self, args: Sequence[Expression], kept: _Value | None = None) -> None:
-        """Record that an operation has used the operands ``args``. Frees the slots of values that no later operation
+        """Record that an operation has used its operands ``args``. Frees the slots of operands that no later operation
         uses.
 
-        The slot of ``kept`` is not freed, because it stores the operation's result.
+        ``kept`` is where the operation's result is stored, if it overwrites an operand. The slot of ``kept`` is not
+        freed.
         """
         for arg in args:
             self.uses[arg] -= 1
@@ -373,7 +386,9 @@ _COMMUTATIVE = ("+", "*", "min", "max", "and", "or")
 
 
 def _function(x: Expression) -> tuple[str, tuple[str, ...]]:
-    """The torch function for an operation with a tensor as first operand, and the arguments after the operands."""
+    """The name of the torch function for the operation ``x``, whose first operand is a tensor, and the function's
+    arguments that follow the operands.
+    """
     if x.op in ("min", "max"):
         return ("clamp_" + ("max" if x.op == "min" else "min"), ()) if x.args[1].is_literal else (f"{x.op}imum", ())
     names = {**_COMPARE, **_INFIX, "and": "logical_and", "or": "logical_or", "not": "logical_not"}

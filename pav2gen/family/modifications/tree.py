@@ -1,4 +1,4 @@
-"""Typed expressions: the types of operands and results, and the interval of possible values of every integer.
+"""Trees of typed expressions: each node has a type, and each integer has an interval of its possible values.
 
 There are three types: an integer (32 bits), a number (float32) and a condition. The intervals serve to detect overflow
 and division by zero before a kernel is generated.
@@ -15,28 +15,30 @@ from pav2gen.wording import quoted
 
 INTEGER, NUMBER, CONDITION = "an integer", "a number", "a condition"
 
-#: The most query heads, and the most KV heads, of a rank.
+#: The most query heads, and the most KV heads, of a tensor-parallel rank. This number bounds the values of ``h`` and
+#: ``kvh``.
 MOST_HEADS = 4096
-#: The largest magnitude of an integer in an expression.
+#: The largest absolute value of an integer in an expression.
 LARGEST_INTEGER = 2**31 - 1
 LARGEST_FLOAT, SMALLEST_FLOAT = 3.4028234663852886e38, 1.1754943508222875e-38  # float32, normal
 
 
 class Mistake(Exception):
-    """An expression is invalid. The message says why, and what would work."""
+    """Raised for an expression that is invalid. The message says why it is invalid, and what to write instead."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """One node of a typed expression tree.
+    """One node of the tree of a typed expression.
 
     op: ``literal``, ``name`` (of ``NAMES``), ``element`` (of a parameter tensor, at the query head or the KV head),
     ``float`` (conversion of an integer to a number), ``neg``, ``not``, ``and``, ``or``, ``if``, or one of
     ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``.
-    type: ``INTEGER``, ``NUMBER`` or ``CONDITION``.
+    type: the type of the node's value: ``INTEGER``, ``NUMBER`` or ``CONDITION``.
     args: the operands; those of ``if`` are the condition, the value if true, and the value if false.
-    value: the value of a literal, or the name of a ``name`` or ``element``.
-    low, high: the bounds of an integer's value, both included; 0 for the other types.
+    value: the value of a ``literal`` node, the name that a ``name`` node reads, or the name of an ``element`` node's
+    tensor.
+    low, high: the least and the greatest value that an integer node can have; 0 for the other types.
     """
 
     op: str
@@ -48,11 +50,13 @@ class Expression:
 
     @property
     def is_literal(self) -> bool:
-        """Whether this node is a constant."""
+        """Whether this node is a literal: an integer, a number or a condition with a fixed value."""
         return self.op == "literal"
 
 
-#: Every name that an expression may use, with its type and its interval.
+#: Every name that an expression may use besides its parameter tensors -> the node of the name, with its type and its
+#: interval. ``s`` is the score, ``q`` and ``k`` are the positions of the query and the key, ``h`` and ``kvh`` are the
+#: query head and the KV head, ``len`` is the length of the sequence in tokens.
 NAMES: Mapping[str, Expression] = {
     "s": Expression("name", NUMBER, value="s"),
     "q": Expression("name", INTEGER, value="q", low=0, high=MOST_TOKENS - 1),
@@ -73,11 +77,12 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "!=": lambda a, b: a != b,
 }
 
-#: MIRRORED: each comparison -> the comparison with swapped sides. NEGATED: each comparison -> its opposite.
+#: MIRRORED: each comparison -> the comparison that gives the same result after the sides are swapped. NEGATED: each
+#: comparison -> the comparison that is true where the first is false.
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
-#: Function of an expression -> the Python function that computes its value for a literal.
+#: Function of an expression with a number as result -> the Python function that computes this result for a literal.
 NUMBER_FUNCTIONS: Mapping[str, Callable[[float], float]] = {
     "tanh": math.tanh,
     "exp": math.exp,
@@ -89,14 +94,14 @@ FUNCTIONS = (*NUMBER_FUNCTIONS, "abs", "min", "max")
 
 
 def integer(value: int) -> Expression:
-    """An integer literal. Raises Mistake if ``value`` does not fit in 32 bits."""
+    """Make a literal of type integer. Raises Mistake if ``value`` does not fit in 32 bits."""
     if abs(value) > LARGEST_INTEGER:
         raise Mistake(f"{quoted(value)} does not fit an integer of 32 bits; a number does, with '.0' behind it")
     return Expression("literal", INTEGER, value=value, low=value, high=value)
 
 
 def number(value: float) -> Expression:
-    """A literal of type number. Raises Mistake if ``value`` is outside the range of normal float32 numbers."""
+    """Make a literal of type number. Raises Mistake if ``value`` is outside the range of normal float32 numbers."""
     if not math.isfinite(value) or abs(value) > LARGEST_FLOAT:
         raise Mistake(f"{value} is beyond float32, which ends at 3.4e38")
     if value != 0 and abs(value) < SMALLEST_FLOAT:
@@ -105,17 +110,19 @@ def number(value: float) -> Expression:
 
 
 def condition(value: bool) -> Expression:
-    """A literal condition, which is always true or always false."""
+    """Make a literal of type condition, which is always true or always false, as ``value`` says."""
     return Expression("literal", CONDITION, value=value)
 
 
 def element(tensor: str) -> Expression:
-    """An element of a parameter tensor. The index is the head that the score belongs to."""
+    """Make a node for an element of the parameter tensor ``tensor``. The index is the head that the score is of."""
     return Expression("element", NUMBER, value=tensor)
 
 
 def as_number(x: Expression) -> Expression:
-    """``x`` as an expression of type number (float32). Converts an integer. Raises Mistake for a condition."""
+    """Return ``x`` if its type is number, else a node that converts the integer ``x`` to a number (float32). Raises
+    Mistake for a condition.
+    """
     if x.type == NUMBER:
         return x
     if x.type == CONDITION:
@@ -134,7 +141,7 @@ def _interval(op: str, args: tuple[Expression, ...], corners: list[int]) -> Expr
 
 
 def negate(x: Expression) -> Expression:
-    """The expression ``-x``. Raises Mistake for a condition or an overflow."""
+    """The expression ``-x``. Raises Mistake if ``x`` is a condition, or if the result may not fit in 32 bits."""
     if x.type == CONDITION:
         raise Mistake("'-' takes a number, not a condition; the opposite of a condition is 'not ...'")
     if x.is_literal:
@@ -145,8 +152,8 @@ def negate(x: Expression) -> Expression:
 def arithmetic(op: str, a: Expression, b: Expression) -> Expression:
     """The expression ``a op b`` for an ``op`` of ``ARITHMETIC``.
 
-    ``/`` gives a number. ``//`` and ``%`` take integers and round as in Python. Raises Mistake for an operand of a
-    wrong type, for an overflow and for a divisor that may be 0.
+    The result of ``/`` is a number. ``//`` and ``%`` take integers and round as in Python. Raises Mistake for an
+    operand of a wrong type, for a result that may overflow and for a divisor that may be 0.
     """
     if CONDITION in (a.type, b.type):
         raise Mistake(f"'{op}' takes numbers, not a condition; write '1 if ... else 0'")
@@ -172,7 +179,7 @@ def _check_divisor(op: str, b: Expression) -> None:
         raise Mistake(f"the divisor of '{op}' may be 0; {works}")
 
 
-#: Operation -> the Python function that computes its value for two literals. The divisor must not be 0.
+#: Arithmetic operation -> the Python function that computes its result for two literals. The divisor must not be 0.
 _ARITHMETIC: Mapping[str, Callable[..., float]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -188,10 +195,11 @@ def _fold_integer(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def _corners(op: str, a: Expression, b: Expression) -> list[int]:
-    """Values that include the least and the greatest result of ``a op b``, for two integers.
+    """Integers that include the least and the greatest possible result of ``a op b``, where ``a`` and ``b`` are
+    integers.
 
-    For all operations except ``%``, the extreme results are at the bounds of the operands. A result of ``%`` lies
-    between 0 and ``b``.
+    For all operations except ``%``, these results are reached at the bounds of the operands. A result of ``%`` lies
+    between 0 and the divisor ``b``.
     """
     if op != "%":
         return [int(_ARITHMETIC[op](x, y)) for x in (a.low, a.high) for y in (b.low, b.high)]
@@ -202,7 +210,7 @@ def _corners(op: str, a: Expression, b: Expression) -> list[int]:
 
 def compare(op: str, a: Expression, b: Expression) -> Expression:
     """The expression ``a op b`` for an ``op`` of ``COMPARISONS``. If one operand is a number and the other is an
-    integer, the integer is converted to a number.
+    integer, the integer is converted to a number. Raises Mistake if an operand is a condition.
     """
     if CONDITION in (a.type, b.type):
         raise Mistake(f"'{op}' compares numbers, not conditions; combine conditions with and, or, not")
@@ -228,7 +236,7 @@ def logic(op: str, a: Expression, b: Expression) -> Expression:
 
 def opposite(x: Expression) -> Expression:
     """The expression ``not x``, simplified: a comparison is replaced by its opposite, and ``not`` moves inside
-    ``and``/``or``.
+    ``and``/``or``. Raises Mistake unless ``x`` is a condition.
     """
     if x.type != CONDITION:
         raise Mistake(f"'not' takes a condition, not {x.type}; compare it, such as '... == 0'")
@@ -244,8 +252,8 @@ def opposite(x: Expression) -> Expression:
 
 
 def choose(test: Expression, a: Expression, b: Expression) -> Expression:
-    """The expression ``a if test else b``. If one result is a number and the other is an integer, the integer is
-    converted to a number.
+    """The expression ``a if test else b``. If one of ``a`` and ``b`` is a number and the other is an integer, the
+    integer is converted to a number.
 
     Raises Mistake if ``test`` is not a condition, or if only one of ``a`` and ``b`` is a condition.
     """
@@ -265,8 +273,8 @@ def choose(test: Expression, a: Expression, b: Expression) -> Expression:
 
 
 def call(function: str, args: tuple[Expression, ...]) -> Expression:
-    """The expression ``function(args)`` for a function of ``FUNCTIONS``. Raises Mistake for a wrong number or type of
-    arguments.
+    """The expression ``function(args)`` for a function of ``FUNCTIONS``. Raises Mistake for a wrong number of
+    arguments, or for an argument of a wrong type.
     """
     most = "two or more arguments" if function in ("min", "max") else "one argument"
     if len(args) != 1 if most == "one argument" else len(args) < 2:
@@ -300,7 +308,7 @@ def _absolute(x: Expression) -> Expression:
 
 
 def _extreme(function: str, a: Expression, b: Expression) -> Expression:
-    """The expression ``min(a, b)`` or ``max(a, b)``."""
+    """The expression ``min(a, b)`` or ``max(a, b)``: ``function`` is ``min`` or ``max``."""
     pick = min if function == "min" else max
     if a.type != b.type:
         a, b = as_number(a), as_number(b)
@@ -311,7 +319,7 @@ def _extreme(function: str, a: Expression, b: Expression) -> Expression:
 
 
 def walk(x: Expression) -> list[Expression]:
-    """Every node of a tree. The operands of an operation come before the operation."""
+    """Every node of the tree ``x``. The operands of an operation come before the operation."""
     return [node for arg in x.args for node in walk(arg)] + [x]
 
 

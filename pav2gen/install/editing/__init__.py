@@ -1,1 +1,1 @@
-"""Edits the sources of a vLLM tree so that the edits can be undone, and shows the edits as a diff."""
+"""Edits the source files of a vLLM tree so that the edits can be undone, and makes the diff of these edits."""

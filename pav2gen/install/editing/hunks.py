@@ -1,6 +1,6 @@
-"""Records the lines that an install changed in a file, as hunks, so that the install can be undone.
+"""Finds the lines that an install changed in a file of vLLM, as hunks, and undoes these changes.
 
-Hunks can be undone even if the file is edited later.
+A hunk is a block of consecutive lines. It can be undone even if someone edits other lines of the file later.
 """
 
 from __future__ import annotations
@@ -10,33 +10,34 @@ from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-#: The start of the comment above all lines that an install inserts into a file.
+#: The start of the comment that an install puts above every block of lines that it inserts into a file.
 MARKER = "# pav2gen: "
 
-#: An install makes only one kind of change without this comment: the condition of an ``if`` or ``elif`` becomes
-#: ``use_v1``. The pattern matches the old line and the new line, with a NUL character between them.
+#: An install makes only one kind of change without the comment ``MARKER``: it replaces the condition of an ``if`` or
+#: ``elif`` with ``use_v1``. The pattern matches the old line and the new line, with a NUL character between them.
 TEST_CHANGE = re.compile(r"(\s*(?:el)?if)\b[^\n]*:[^\n]*\n\0\1 use_v1:[^\n]*\n")
 
 
 class Hunk(NamedTuple):
-    """The lines that an edit removed, and the lines that it put in their place."""
+    """One changed block of a file: the lines that an edit removed, and the lines that it put in their place."""
 
     old: str
     new: str
 
 
 def is_ours(hunk: Hunk) -> bool:
-    """Whether an install can have made this hunk.
+    """Whether an install can have made the change ``hunk``.
 
-    An install either adds lines with the comment ``MARKER``, or changes the condition of an ``if`` to ``use_v1``.
+    An install only inserts lines below a comment that begins with ``MARKER``, and replaces conditions with ``use_v1``.
     """
     return MARKER in hunk.new or bool(TEST_CHANGE.fullmatch(f"{hunk.old}\0{hunk.new}"))
 
 
 def hunks(before: str, after: str) -> tuple[Hunk, ...]:
-    """Return the hunks that turn ``before`` into ``after``, the text that an install made from ``before``.
+    """Return the hunks that turn ``before``, the text of a file, into ``after``, its text after an install.
 
-    The new lines of each hunk occur exactly once in ``after``. For each hunk, ``is_ours`` is true.
+    The new lines of each hunk occur exactly once in ``after``, so that ``reverse`` finds them. ``is_ours`` is true for
+    each hunk.
     """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     found = []
@@ -52,10 +53,10 @@ def hunks(before: str, after: str) -> tuple[Hunk, ...]:
 
 
 def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the ranges of lines that differ, as (old start, old end, new start, new end).
+    """Yield the ranges of lines that differ, as (start in ``old``, end in ``old``, start in ``new``, end in ``new``).
 
-    The lines that both texts have at the start and at the end are skipped first, because the matcher is slow on long
-    texts.
+    As in slices, line numbers begin with 0, and an end is not part of its range. The equal lines at the start and
+    at the end of both texts are skipped first, because SequenceMatcher is slow on long texts.
     """
     shorter = min(len(old), len(new))
     head = next((i for i in range(shorter) if old[i] != new[i]), shorter)
@@ -67,7 +68,7 @@ def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def reverse(text: str, applied: Sequence[Hunk]) -> str | None:
-    """Undo the hunks in ``text``. Returns None if the new lines of some hunk do not occur exactly once."""
+    """Return ``text`` without the changes of ``applied``. None if the new lines of a hunk do not occur exactly once."""
     for hunk in applied:
         if text.count(hunk.new) != 1:
             return None

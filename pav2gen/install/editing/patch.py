@@ -1,8 +1,9 @@
-"""Computes the edits of a vLLM tree: calls of the generated kernels, the choice of V1 or V2, and a check at model load.
+"""Computes the edits that make the source files of a vLLM tree call the generated kernels.
 
-V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. The edits only add lines and change
-conditions, so that vLLM's own code stays as the fallback. If the environment variable PAV2_DISABLE is 1, only vLLM's
-own code runs.
+The edits insert calls of hooks, which are functions of the modules that are copied from ``payload``. Hooks run a
+generated kernel, choose between V1 and V2, or check at model load that kernels exist. V1 and V2 are vLLM's operators
+``paged_attention_v1`` and ``paged_attention_v2``. The edits only add lines and change conditions, so that vLLM's own
+code stays as the fallback. If the environment variable PAV2_DISABLE is 1, only vLLM's own code runs.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from pav2gen.install.tree.trees import PAV2
 
 Found = TypeVar("Found")
 
-#: The import name of the installed package in a vLLM tree.
+#: The name by which the edited source files of vLLM import the installed package.
 HOOKS = f"vllm.{PAV2.replace('/', '.')}"
 
-#: The known versions of vLLM, by how their operator takes the scales of K and V.
+#: The versions of vLLM that pav2gen knows, by how their V2 takes the scales of keys and values (``Fork.scales``).
 FAMILIES = {
     "one": "one kv_scale, as vLLM 0.4.3 to 0.5.2",
     "float": "float scales, as vLLM 0.5.3 to 0.6",
     "tensor": "tensor scales, as vLLM 0.7 to 0.11",
 }
 
-#: What V1 can do, by the value of the argument ``v1`` of ``choose_v1``.
+#: What vLLM's own V1 can do, in words for messages. The keys are the values of the argument ``v1`` of ``choose_v1``.
 V1_KINDS = {
     "whole": "V1 works",
     "plain": "V1 works, but takes neither kv_cache_dtype nor the block-sparse pattern",
@@ -53,25 +54,26 @@ V1_KINDS = {
 }
 
 
-#: The values of ``Fork.writer`` (what vLLM's own cache writer can do), and those of ``Fork.prefix`` (what vLLM's own
-#: function for a cached prefix does). The best value comes first.
+#: The values of ``Fork.writer`` (which caches vLLM's own ``reshape_and_cache`` can write: all, only those with dtype
+#: "auto", or none), and the values of ``Fork.prefix`` (whether vLLM's own ``forward_prefix`` works, hangs the GPU, or
+#: only raises an error).
 WRITER_KINDS = ("whole", "plain", "none")
 PREFIX_KINDS = ("works", "hangs", "none")
 
 
 @dataclass(frozen=True)
 class Fork:
-    """The kind of a vLLM tree: what its own attention code can do.
+    """What the attention code of a vLLM tree itself can do, without the generated kernels.
 
-    scales: how its operator takes the scales of K and V, a key of ``FAMILIES``.
-    v1: what its V1 can do, a key of ``V1_KINDS``.
-    v2_works: whether its own V2 works.
-    writer: what its ``reshape_and_cache`` can do, one of ``WRITER_KINDS``.
-    prefix: what its ``forward_prefix`` does, one of ``PREFIX_KINDS``.
-    refuses_softcap: whether its XFormers backend raises an error for a softcap. If it does, an install inserts a call
-    before this error.
-
-    ``writer`` or ``prefix`` is empty if its function does not have the expected form.
+    scales: how vLLM's V2 takes the scales of keys and values, a key of ``FAMILIES``.
+    v1: what vLLM's V1 can do, a key of ``V1_KINDS``.
+    v2_works: whether vLLM's V2 does more than raise an error.
+    writer: which caches ``reshape_and_cache`` can write, one of ``WRITER_KINDS``. Empty if this function is missing or
+    has an unexpected form.
+    prefix: what ``forward_prefix`` does, one of ``PREFIX_KINDS``. Empty if this function is missing or has an
+    unexpected form.
+    refuses_softcap: whether the XFormers backend raises an error for a softcap (a limit on scores). If it does, an
+    install inserts a call of ``take_softcap`` at the start of the backend's constructor.
     """
 
     scales: str
@@ -88,10 +90,11 @@ class Fork:
 
 @dataclass(frozen=True)
 class PatchedSources:
-    """The source files of a tree after the edits, by path below vLLM's folder.
+    """The source files of a vLLM tree after the edits.
 
-    fork: the kind of the tree.
-    notes: notes on the tree for the user.
+    fork: what the tree's own attention code can do.
+    sources: the new content of each edited file, by path below vLLM's folder.
+    notes: sentences that tell the user which parts of vLLM will not call the kernels.
     """
 
     fork: Fork
@@ -100,14 +103,14 @@ class PatchedSources:
 
 
 def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto") -> PatchedSources:
-    """Insert the calls of the generated kernels into ``sources``, which maps paths in the vLLM tree to bytes.
+    """Return ``sources`` with inserted calls of the generated kernels. Nothing is written to the disk.
 
-    The files LAYER and BACKEND may be missing.
+    sources: the content of vLLM's source files, by path below vLLM's folder. The attention layer (``LAYER``) and the
+    XFormers backend (``BACKEND``) may be missing.
+    shown: the name that messages give to the vLLM tree.
+    writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
 
-    shown: the tree's name in messages.
-    writer: as in ``apply.InstallOptions``.
-
-    Raises UserError for a file that differs from every known vLLM, or that already has such calls.
+    Raises UserError for a file that differs from every vLLM that pav2gen knows, or that already has such calls.
     """
     parsed = {path: SourceFile.parse(content, f"{shown}/{path}") for path, content in sources.items()}
     for source in parsed.values():
@@ -144,9 +147,10 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
 
 
 def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[Prefix], list[str]]:
-    """Find the functions that write the KV cache, and those that attend to a cached prefix.
+    """Find vLLM's functions that write the KV cache, and those that compute attention to a cached prefix.
 
-    Returns two lists of functions, and a note for each kind of function that is missing or has an unexpected form.
+    Returns the list of writers, the list of prefix functions, and the list of notes. If a kind of function is missing
+    or has an unexpected form, its list is empty, and a note tells the user why.
     """
     writers: list[Writer] = []
     prefixes: list[Prefix] = []
@@ -163,27 +167,27 @@ def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[P
 
 
 def least(kinds: Sequence[str], found: Iterable[str]) -> str:
-    """Return the last of ``kinds`` that occurs in ``found``, or an empty string.
+    """Return the least able kind in ``found``, or an empty string if ``found`` is empty.
 
-    ``kinds`` begins with the most able kind.
+    kinds: all kinds, from the most able to the least able one, such as ``WRITER_KINDS``.
     """
     there = set(found)
     return next((kind for kind in reversed(kinds) if kind in there), "")
 
 
 def v1_kind(works: bool, plain: bool) -> str:
-    """Return the argument ``v1`` for ``choose_v1``, which is a key of ``V1_KINDS``.
+    """Return what vLLM's V1 can do, as a key of ``V1_KINDS``. The hook ``choose_v1`` gets it as its argument ``v1``.
 
-    works: whether vLLM's V1 works.
-    plain: whether vLLM calls V1 without kv_cache_dtype and the block-sparse pattern.
+    works: whether vLLM's V1 does more than raise an error.
+    plain: whether vLLM calls V1 without kv_cache_dtype or without the block-sparse pattern.
     """
     return "none" if not works else "plain" if plain else "whole"
 
 
 def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
-    """Call ``find`` with the syntax tree of a source file.
+    """Return the result of ``find``, called with the syntax tree of ``source``.
 
-    Raises UserError if the file does not have a form known to ``find``.
+    Raises UserError if ``find`` raises Unfit, because the file does not have the expected form.
     """
     try:
         return find(source.tree)
@@ -192,9 +196,9 @@ def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
 
 
 def _v2_call(operator: Operator) -> Insertion:
-    """Return the insertion of a call of the generated kernels at the start of ``paged_attention_v2``.
+    """Return the insertion of a call of ``serve_v2`` at the start of ``paged_attention_v2``.
 
-    The body of vLLM's own function follows the inserted lines.
+    If ``serve_v2`` does not serve a call of this function, the body of vLLM's own function runs.
     """
     lines = _served("hooks", "serve_v2", operator, [f"fallback={operator.works}"])
     comment = "pav2gen: the generated kernels first; PAV2_DISABLE=1 skips them."
@@ -202,16 +206,22 @@ def _v2_call(operator: Operator) -> Insertion:
 
 
 def _write_call(writer: Writer, always: bool) -> Insertion:
-    """Return the insertion of a call of the generated writer at the start of ``reshape_and_cache``."""
+    """Return the insertion of a call of ``serve_write`` at the start of ``reshape_and_cache``.
+
+    always: whether ``serve_write`` prefers the generated cache writer to vLLM's own one.
+    """
     lines = _served("cache_hooks", "serve_write", writer, [f'writer="{writer.kind}"', f"always={always}"])
     comment = "pav2gen: the generated writer, for what the code below cannot write."
     return Insertion(writer.function.lineno, "start", comment, lines)
 
 
 def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[str]) -> str:
-    """Return lines that call a hook with the parameters of an operator.
+    """Return Python lines for the start of one of vLLM's functions. They call a hook, and return if it served the call.
 
-    The lines also return from the operator if the hook served the call.
+    module: the module that defines the hook.
+    hook: the name of the hook, such as ``serve_v2``.
+    found: vLLM's function. The hook gets its parameters.
+    first: the arguments of the hook that come before these parameters, as source text.
     """
     at_default = [f"{name} {'is' if default == 'None' else '=='} {default}" for name, default in found.extras.items()]
     arguments = [*first, *(f"{ours}={theirs}" for ours, theirs in found.arguments.items())]
@@ -220,7 +230,7 @@ def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[st
 
 
 def _prefix_call(prefix: Prefix) -> Insertion:
-    """Return the insertion of a call of the extend kernels at the start of ``forward_prefix``."""
+    """Return the insertion of a call of ``serve_prefix``, which runs the extend kernels, into ``forward_prefix``."""
     arguments = [f'own="{prefix.own}"', *(f"{ours}={theirs}" for ours, theirs in prefix.arguments.items())]
     lines = (
         f"{_import('serve_prefix', 'prefix_hooks')}served = {_call('serve_prefix', arguments)}"
@@ -231,9 +241,9 @@ def _prefix_call(prefix: Prefix) -> Insertion:
 
 
 def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
-    """Return the insertion of a call of ``choose_v1``, which chooses between V1 and V2.
+    """Return the insertion of a call of ``choose_v1`` before the ``if`` with which vLLM chooses between V1 and V2.
 
-    The arguments of the call say what vLLM itself would choose, and what its V1 and V2 can do.
+    The arguments of the call tell which one vLLM itself would choose, and what its V1 and V2 can do.
     """
     v1, v2 = v1_kind(v1_runs, decode.plain), "works" if v2_runs or decode.detours else "stub"
     told = (f"{ours}={theirs}" for ours, theirs in decode.arguments.items())
@@ -243,14 +253,17 @@ def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
 
 
 def _softcap(function: ast.FunctionDef) -> Insertion:
-    """Return the insertion of a call of ``take_softcap`` at the start of a constructor that refuses a softcap."""
+    """Return the insertion of a call of ``take_softcap`` at the start of ``function``.
+
+    function: the constructor of an attention backend that raises an error for a softcap.
+    """
     lines = f"{_import('take_softcap', 'softcap_hooks')}{SOFTCAP} = take_softcap(self, {SOFTCAP})\n"
     comment = "pav2gen: a softcap that the generated kernels serve is not refused."
     return Insertion(function.lineno, "start", comment, lines)
 
 
 def _layer_check(layer: Layer, fork: Fork) -> Insertion:
-    """Return the insertion of a call of ``check_layer`` at the end of an attention layer's constructor."""
+    """Return the insertion of a call of ``check_layer`` at the end of the constructor of vLLM's attention layer."""
     told = [f'writer="{fork.writer}"', f'prefix="{fork.prefix}"']
     arguments = [f"{ours}={theirs}" for ours, theirs in layer.arguments.items()]
     lines = _call("check_layer", ("self.impl", *told, *arguments))
@@ -259,9 +272,9 @@ def _layer_check(layer: Layer, fork: Fork) -> Insertion:
 
 
 def _notes(decodes: Decodes) -> Iterator[str]:
-    """Yield a note for each place where vLLM may decode with another kernel than V1 and V2.
+    """Yield a sentence for the user for each place in ``DECODE`` where vLLM may decode without V1 and V2.
 
-    Such a place is an ``if``, or a class that overrides ``forward_decode``.
+    Such a place is an ``if`` that may choose another kernel, or a class that overrides ``forward_decode``.
     """
     for decode in decodes.choices:
         for test in (*decode.others, *decode.detours):
@@ -274,13 +287,13 @@ def _notes(decodes: Decodes) -> Iterator[str]:
 
 
 def _import(name: str, module: str = "hooks") -> str:
-    """Return the import of a hook, as a line within a function.
+    """Return the line that imports the hook ``name`` from ``module`` of the installed package.
 
-    So the hook's module is loaded only when it is needed.
+    The line is inserted into a function, so that the module is loaded only when vLLM calls this function.
     """
     return f"from {HOOKS}.{module} import {name}\n"
 
 
 def _call(name: str, arguments: Iterable[str]) -> str:
-    """Return a call with one argument on each line, as black and yapf format it."""
+    """Return the source text of a call of ``name``, with one argument on each line, as black and yapf format it."""
     return f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")\n"

@@ -1,6 +1,6 @@
-"""Inserts lines into Python source files of vLLM, with libcst. The condition of an ``if`` can be replaced, too.
+"""Inserts lines into Python source files of vLLM, and replaces conditions of ``if`` statements, with libcst.
 
-The rest of a file stays the same to the byte: its BOM, line ends, indentation and comments.
+Every other byte of a file stays as it is, including the byte order mark (BOM), line ends, indentation and comments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from pav2gen.errors import UserError
 
 @dataclass(frozen=True)
 class SourceFile:
-    """The text of a file without its BOM, and the file's syntax tree. ``where`` is the file's name in messages."""
+    """A Python source file.
+
+    where: the name that messages give to the file.
+    text: the content without the byte order mark.
+    bom: the byte order mark, or empty.
+    tree: the syntax tree of ``text``.
+    """
 
     where: str
     text: str
@@ -29,7 +35,7 @@ class SourceFile:
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> SourceFile:
-        """Parse the source in ``content``. Raises UserError if it is not UTF-8 or not valid Python."""
+        """Parse ``content``, the bytes of a file. Raises UserError if they are not UTF-8 or not valid Python."""
         bom = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
         try:
             text = content[len(bom) :].decode()
@@ -41,10 +47,13 @@ class SourceFile:
 
 
 class Insertion(NamedTuple):
-    """Lines to insert into a file, with a comment before them.
+    """Lines to insert into a source file, and the comment to put above them.
 
-    at: a line of the file.
-    place: "start" or "end" of the function that begins at this line, or "before" the ``if`` there.
+    at: the line number of the ``def`` or the ``if`` that the insertion refers to.
+    place: "start" or "end" to insert at the start or the end of the function's body; "before" to insert above the
+    ``if``.
+    comment: the text of the comment, without ``#``.
+    lines: Python statements, as source text without indentation.
     """
 
     at: int
@@ -54,12 +63,13 @@ class Insertion(NamedTuple):
 
 
 def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Mapping[int, str] = {}) -> bytes:
-    """Return the bytes of ``source`` after the ``insertions``. Each insertion begins with its comment.
+    """Return the bytes of ``source`` with all ``insertions``, each below its comment, and with new conditions.
 
-    tests: maps the line of an ``if`` or ``elif`` to the name that becomes its condition. In an insertion, the name
-    ``TEST`` stands for the old condition. Only the statements that contain these lines are parsed by libcst.
+    tests: maps the line number of an ``if`` or ``elif`` to the name that replaces its condition. In the lines of an
+    insertion, the name ``TEST`` stands for the old condition.
 
-    Raises UserError if libcst cannot reproduce a statement exactly, or if the place of an insertion is not found.
+    libcst parses only the top-level statements into which something is inserted. Raises UserError if libcst cannot
+    reproduce such a statement exactly, or if the place of an insertion is not found.
     """
     lines = list(io.StringIO(source.text, newline=""))
     for statement in reversed(source.tree.body):
@@ -76,15 +86,15 @@ def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Map
 
 
 def _lines_of(statement: ast.stmt) -> tuple[int, int]:
-    """Return the first and the last line of a statement. Decorators belong to the statement."""
+    """Return the numbers of the first and the last line of a statement. Its decorators are included."""
     decorators = getattr(statement, "decorator_list", ())
     return min(node.lineno for node in (statement, *decorators)), statement.end_lineno or statement.lineno
 
 
 def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str], where: str) -> str:
-    """Make ``insertions`` in ``text``, which is one statement of a module.
+    """Return ``text``, one top-level statement, with the ``insertions`` and the new conditions of ``tests``.
 
-    Line numbers count from the first line of this statement.
+    The line numbers in ``insertions`` and ``tests`` count from the first line of this statement, which is line 1.
     """
     try:
         module = cst.parse_module(text)
@@ -98,9 +108,9 @@ def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str]
 
 
 class _Editor(cst.CSTTransformer):
-    """A libcst transformer that makes the insertions.
+    """A libcst transformer that inserts lines and replaces conditions.
 
-    ``pending`` contains the lines of insertions that are not made yet.
+    ``pending`` has the line numbers of the insertions and the conditions that have not been found yet.
     """
 
     METADATA_DEPENDENCIES = (PositionProvider,)
@@ -155,11 +165,9 @@ class _Editor(cst.CSTTransformer):
         return int(self.get_metadata(PositionProvider, node).start.line)
 
     def _take(self, line: int, place: str) -> list[cst.SimpleStatementLine | cst.BaseCompoundStatement]:
-        """Return the statements to insert at a place, and mark the insertion as done.
+        """Return the statements to insert at ``place`` of the ``def`` or ``if`` on ``line``, and mark them as inserted.
 
-        A comment precedes the first statement.
-
-        The list is empty if there is nothing to insert at this place.
+        The first statement has the comment of the insertion above it. The list is empty if there is nothing to insert.
         """
         insertion = self._insertions.pop((line, place), None)
         if insertion is None:
@@ -172,7 +180,7 @@ class _Editor(cst.CSTTransformer):
 
 
 class _Test(cst.CSTTransformer):
-    """Replaces the name ``TEST`` by an expression."""
+    """A libcst transformer that replaces the name ``TEST`` with the expression ``test``."""
 
     def __init__(self, test: cst.BaseExpression) -> None:
         super().__init__()
@@ -183,7 +191,7 @@ class _Test(cst.CSTTransformer):
 
 
 def _block(suite: cst.BaseSuite) -> cst.IndentedBlock:
-    """Return the body of a function as an indented block, even if the body was on the line of the ``def``."""
+    """Return ``suite``, the body of a function, as an indented block. It may be on the same line as the ``def``."""
     if isinstance(suite, cst.IndentedBlock):
         return suite
     assert isinstance(suite, cst.SimpleStatementSuite)

@@ -1,4 +1,4 @@
-"""Changes files of a vLLM tree, one after the other. If a step fails, all changes are undone."""
+"""Writes and removes files of a vLLM tree, one after the other. If one of these changes fails, all are undone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pav2gen.errors import UserError
 from pav2gen.output.disk import look
 from pav2gen.output.transaction import Transaction
 
-#: The prefix of a temporary file's name while it is written. A kill may leave such a file behind.
+#: The prefix of the names of temporary files. A command that is killed may leave such files in a vLLM tree.
 ASIDE = ".pav2gen-"
 
 REMEDY = "some files could not be restored; restore them from version control"
@@ -21,11 +21,11 @@ REMEDY = "some files could not be restored; restore them from version control"
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one file.
+    """A file to write, to replace or to remove.
 
-    content: the new bytes, or None to remove the file.
-    expected: the SHA-256 of the old content, as the command read it. An empty text means that no file may exist yet.
-    None means that the old content is not checked.
+    content: the new bytes of the file, or None to remove it.
+    expected: the SHA-256 of the file's content when the command read it. If the content has another SHA-256 now, the
+    change fails. An empty string means that no file may exist yet. None means that the old content is not checked.
     """
 
     path: Path
@@ -37,14 +37,13 @@ class Change:
 def transaction(changes: Iterable[Change], shown: str) -> Iterator[None]:
     """Make the changes, then run the ``with`` block.
 
-    If the block raises an exception, undo the changes, the last one first.
+    If the block raises an exception, the changes are undone, the last one first. Files that are replaced keep their
+    permissions and their owner.
 
-    Files keep their mode and owner.
+    shown: the name that messages give to the vLLM tree.
 
-    shown: the name of the vLLM tree in messages.
-
-    Raises UserError and restores everything if a file cannot be written, or if it was changed since the command read
-    it.
+    Raises UserError, after undoing all changes, if a file cannot be written, or if someone changed it after the command
+    had read it.
     """
     changes = list(dict.fromkeys(changes))  # two trees may share a file
     _check_writable(changes, shown)
@@ -55,7 +54,7 @@ def transaction(changes: Iterable[Change], shown: str) -> Iterator[None]:
 
 
 def _make(steps: Transaction, change: Change) -> None:
-    """Make one change, as a step of the transaction."""
+    """Make one change of a file, as steps of the transaction ``steps``."""
     file = os.fspath(change.path)
     aside = os.path.join(os.path.dirname(file), f"{ASIDE}{secrets.token_hex(8)}")
     if change.content is None:
@@ -67,7 +66,10 @@ def _make(steps: Transaction, change: Change) -> None:
 
 
 def _check_writable(changes: Iterable[Change], shown: str) -> None:
-    """Raise UserError if a folder cannot be written. The check runs before the first write."""
+    """Raise UserError if the command has no permission to write in the folder of a changed file.
+
+    This is checked before the first change is made.
+    """
     for folder in sorted({change.path.parent for change in changes}):
         there = next(above for above in (folder, *folder.parents) if above.exists())
         if not os.access(there, os.W_OK | os.X_OK):

@@ -1,4 +1,4 @@
-"""Makes the unified diff of a file that ``--dry-run`` prints."""
+"""Makes the unified diffs that ``install --dry-run`` and ``uninstall --dry-run`` print."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import difflib
 
 
 def unified(name: str, before: bytes, after: bytes) -> str:
-    """Return the diff from ``before`` to ``after``, with the header of ``git diff``.
+    """Return the unified diff from ``before`` to ``after``, with ``a/`` and ``b/`` before the file's name, as git does.
 
-    The diff is empty if both are equal.
+    name: the path of the file in the diff.
+
+    The diff is empty if both contents are equal.
     """
     old, new = (content.decode(errors="backslashreplace").splitlines(keepends=True) for content in (before, after))
     return "".join(_ended(line) for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))

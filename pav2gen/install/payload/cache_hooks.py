@@ -1,6 +1,6 @@
 """The hook that a patched vLLM calls to fill the KV cache.
 
-The generated writer can write cache dtypes that vLLM's own writer cannot.
+The generated cache writers can write caches of dtypes that vLLM's own cache writer cannot.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from .serving import disabled, foreign_codes, how_to_build, log_once, stored, st
 
 
 def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
-    """Run the generated ``reshape_and_cache`` with the arguments ``call``.
+    """Run the generated ``reshape_and_cache`` with the arguments ``call``, unless vLLM's own writer shall run.
 
-    Returns False if vLLM must run its own writer.
+    Returns True if the generated writer has filled the cache, and False if vLLM must run its own writer.
 
-    writer: what vLLM's own writer can do. "whole" means that it takes every argument. "plain" means that it ignores
-    kv_cache_dtype, or raises an error for values other than "auto". "none" means that it only raises an error.
-    always: whether to prefer the generated writer (``pav2gen install --writer always``). Otherwise, vLLM's writer gets
-    all calls that it can serve. The generated writer gets all other calls. If the package has no kernel for such a
-    call, the operator raises an error that says why.
+    writer: what vLLM's own writer can do. "whole" means that it takes every value of every argument. "plain" means that
+    it ignores kv_cache_dtype, or raises an error for values other than "auto". "none" means that it only raises an
+    error.
+    always: whether to prefer the generated writer (``pav2gen install --writer always``). If False, vLLM's writer
+    gets all calls that it can serve, and the generated writer gets all others.
+
+    If the package has no kernel for a call that vLLM's writer cannot serve, this hook raises an error that says why.
     """
     if disabled():
         return False
@@ -52,7 +54,10 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
 
 
 def check_writer(kv_cache_dtype: str) -> None:
-    """Raise ValueError if vLLM's own writer would write fp8 codes into a cache that must contain int8 codes."""
+    """Raise ValueError if vLLM's own writer would fill with fp8 codes a cache that must contain int8 codes.
+
+    kv_cache_dtype: vLLM's name for the cache dtype.
+    """
     write = getattr(sys.modules.get("vllm._custom_ops"), "reshape_and_cache", None)
     if not foreign_codes(kv_cache_dtype) or write is None or hasattr(write, "__pav2__"):
         return

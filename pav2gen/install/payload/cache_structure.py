@@ -9,7 +9,8 @@ from typing import NamedTuple
 from .structure import Unfit, named, refuse_rebinding
 from .syntax import block_only_raises, functions, has_call, imports, methods, only_raises, parameters, rebinding
 
-#: The operator that fills the cache, and its parameters. Each line has the names of one parameter in vLLM and forks.
+#: The operator that fills the KV cache, and its parameters. Each line has the names that vLLM and its forks give to one
+#: parameter.
 WRITER = "reshape_and_cache"
 WRITE = (
     ("key",),
@@ -21,7 +22,8 @@ WRITE = (
     ("k_scale", "kv_scale"),
     ("v_scale", "kv_scale"),
 )
-#: The parameters of ``forward_prefix`` that ``serve_prefix`` needs. A tree may lack those of ``PREFIX_OPTIONAL``.
+#: The parameters of ``forward_prefix`` that ``serve_prefix`` needs, in the same form. Those in ``PREFIX_OPTIONAL`` may
+#: be missing in a vLLM tree.
 PREFIX = (
     ("query",),
     ("key_cache",),
@@ -34,14 +36,14 @@ PREFIX = (
 )
 PREFIX_OPTIONAL = ("kv_cache_dtype", "sliding_window", "k_scale", "v_scale")
 
-#: The vendor's module, and the Triton kernel of vLLM that hangs the vendor's GPU.
+#: Iluvatar's Python package, which its forks of vLLM import; and the Triton kernel of vLLM that hangs Iluvatar's GPUs.
 VENDOR, HANGING = "ixformer", "context_attention_fwd"
 
 
 class Writer(NamedTuple):
     """A definition of ``reshape_and_cache`` in a vLLM tree.
 
-    arguments: maps each argument of ``serve_write`` to the tree's name for it.
+    arguments: maps each argument of ``serve_write`` to the name of the same parameter in this definition.
     extras: maps each further parameter to the source text of its default.
     kind: "none" if the function only raises an error; "plain" if it ignores kv_cache_dtype, or raises an error for some
     values; else "whole".
@@ -56,7 +58,7 @@ class Writer(NamedTuple):
 class Prefix(NamedTuple):
     """A definition of ``PagedAttention.forward_prefix`` in a vLLM tree.
 
-    arguments: maps each argument of ``serve_prefix`` to the tree's name for it.
+    arguments: maps each argument of ``serve_prefix`` to the name of the same parameter in this definition.
     own: "none" if the function only raises an error; "hangs" if it runs a Triton kernel that hangs the GPU; else
     "works".
     """
@@ -69,8 +71,8 @@ class Prefix(NamedTuple):
 def find_writers(tree: ast.Module) -> list[Writer]:
     """Return every definition of ``reshape_and_cache`` in a module.
 
-    Raises Unfit if there is no definition, if a definition has unknown parameters, or if the module also assigns
-    another value to ``reshape_and_cache``.
+    Raises Unfit if there is no definition, if a definition has an unknown parameter without a default, or if the module
+    also assigns another value to ``reshape_and_cache``.
     """
     found = [_writer(function) for function in functions(tree.body, WRITER)]
     if not found:
@@ -82,10 +84,10 @@ def find_writers(tree: ast.Module) -> list[Writer]:
 def find_prefixes(decode: ast.Module, ops: ast.Module) -> list[Prefix]:
     """Return every definition of ``PagedAttention.forward_prefix`` in the module ``decode``.
 
-    ops: the module of the tree's operators.
+    ops: the module of the same tree that defines vLLM's operators.
 
-    Raises Unfit if there is no definition, if a definition lacks a parameter, or if the module also assigns another
-    value to ``forward_prefix``.
+    Raises Unfit if there is no definition, if a definition lacks a parameter of ``PREFIX``, or if the module also
+    assigns another value to ``forward_prefix``.
     """
     vendor = imports(ops, VENDOR)
     found = [_prefix(method.function, vendor) for method in methods(decode, "PagedAttention", "forward_prefix")]
@@ -106,7 +108,7 @@ def _writer(function: ast.FunctionDef) -> Writer:
 
 
 def _kind(function: ast.FunctionDef, dtype: str) -> str:
-    """Return the kind of a writer (see ``Writer``). ``dtype`` is the writer's name for the parameter kv_cache_dtype."""
+    """Return the kind of a ``reshape_and_cache`` (see ``Writer``). ``dtype`` is its name for kv_cache_dtype."""
     if only_raises(function):
         return "none"
     nodes = [node for statement in function.body for node in ast.walk(statement)]
@@ -115,7 +117,7 @@ def _kind(function: ast.FunctionDef, dtype: str) -> str:
 
 
 def _refuses(node: ast.AST, dtype: str) -> bool:
-    """Whether a statement raises an error for some values of the cache dtype."""
+    """Whether ``node`` is an ``if`` that tests the variable ``dtype``, and only raises an error in one branch."""
     if not isinstance(node, ast.If):
         return False
     tested = any(isinstance(each, ast.Name) and each.id == dtype for each in ast.walk(node.test))

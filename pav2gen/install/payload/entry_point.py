@@ -1,6 +1,6 @@
-"""The entry point of a wheel of kernels for vLLM.
+"""The module that vLLM imports at its start from a wheel of generated kernels (its entry point).
 
-The entry point imports the kernels only if the environment variable PAV2_PLUGIN is 1. In a wheel of the package
+The module imports the kernels only if the environment variable PAV2_PLUGIN is 1. In a wheel of the package
 ``NAME``, this file is the module ``NAME_plugin``, beside the package.
 """
 
@@ -13,9 +13,9 @@ from importlib.util import find_spec
 
 
 def register() -> None:
-    """Make the vLLM of this process use the kernels, if the environment variable PAV2_PLUGIN is 1.
+    """Make the vLLM of this process use the generated kernels, if the environment variable PAV2_PLUGIN is 1.
 
-    The function is called by vLLM in every process.
+    vLLM calls this function in each of its processes.
     """
     if os.environ.get("PAV2_PLUGIN", "") != "1":
         return

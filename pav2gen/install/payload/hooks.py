@@ -1,9 +1,9 @@
-"""The functions (hooks) that a patched vLLM calls to decode, and when it loads a model.
+"""The functions (hooks) that a patched vLLM calls when it decodes, and when it makes the attention layers of a model.
 
 The hooks choose between vLLM's operators V1 and V2, run the generated kernels in place of V2, and report which kernels
 serve a layer. ``pav2gen install`` puts this file beside the kernels, and puts calls of the hooks into vLLM's files.
-``pav2gen wheel`` packs this file with a plugin that makes the same calls without changing vLLM's files. PAV2_DISABLE=1
-disables all hooks.
+``pav2gen wheel`` packs this file with a plugin that makes the same calls without changing vLLM's files. With the
+environment variable PAV2_DISABLE=1, all hooks leave the work to vLLM's own code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .serving import (
 )
 from .softcap_hooks import TAKEN, require_softcap
 
-#: vLLM's own rule never takes V1 above this many tokens. V1 keeps the scores of a whole sequence in shared memory.
+#: vLLM itself never takes V1 if a sequence is longer than this many tokens, because V1 keeps the scores of a whole
+#: sequence in shared memory.
 V1_LIMIT = 8192
 
 
@@ -49,20 +50,21 @@ def choose_v1(
     alibi_slopes: torch.Tensor | None,
     blocksparse_vert_stride: int | None = 0,
 ) -> bool:
-    """Return whether a decode call runs V1. If the answer is False, vLLM calls V2, where the generated kernels run.
+    """Return whether vLLM must decode with V1. If not, vLLM calls V2, which runs the generated kernels.
 
-    use_v1: the choice that vLLM itself has made.
+    use_v1: whether vLLM itself has chosen V1.
     v1: what vLLM's V1 can do. "whole" means that V1 takes every argument. "plain" means that V1 is called without
     kv_cache_dtype and the block-sparse pattern, and so ignores them. "none" means that V1 only raises an error.
     v2: "stub" if vLLM's own V2 only raises an error; "works" if V2, or another kernel that vLLM calls in its place,
-    works.
+    computes the result.
     query: [seqs, heads, head size].
-    key_cache: [blocks, kv heads, head size / x, block size, x].
+    key_cache: [blocks, kv heads, head size / x, block size, x], where x elements have 16 bytes.
 
-    The function reads no values of tensors, so that a captured CUDA graph stays valid.
+    The answer depends on the shapes and dtypes of tensors, but not on their elements, so that a captured CUDA graph
+    stays valid.
 
-    The answer is False if V1 only raises an error, or would ignore something that the call or its layer needs. The
-    answer is also False if a generated kernel takes the call and the package's ``prefer_v2`` returns True.
+    The answer is False if V1 only raises an error, or would ignore an argument of the call or a feature of its layer.
+    The answer is also False if a generated kernel takes the call and the package's ``prefer_v2`` returns True.
 
     In all other cases, the answer is vLLM's own choice, with one exception. The answer is True if a generated kernel
     takes the call, vLLM's own V2 is a stub, and no sequence is longer than 8192 tokens.
@@ -86,21 +88,26 @@ def choose_v1(
 
 
 def v1_ignores(v1: str, kv_cache_dtype: str, blocksparse: bool, features: Features) -> bool:
-    """Whether vLLM's V1 cannot run, or would ignore something that the call or its layer needs."""
+    """Whether vLLM's V1 cannot run, or would ignore an argument of the call or a feature of its layer.
+
+    v1: see ``choose_v1``.
+    blocksparse: whether the call has a block-sparse pattern.
+    features: the features of the layer.
+    """
     plain = v1 == "plain" and (kv_cache_dtype != "auto" or blocksparse)
     return v1 == "none" or plain or features.required or foreign_codes(kv_cache_dtype)
 
 
 def serve_v2(*, fallback: bool, **call: Any) -> bool:
-    """Run the generated ``paged_attention_v2`` with the arguments ``call``.
+    """Run the generated ``paged_attention_v2`` with the arguments ``call``, unless vLLM's own V2 shall run.
 
-    Returns False if vLLM must run its own V2 instead.
+    Returns True if the generated operator has run, and False if vLLM must run its own V2.
 
     fallback: whether vLLM's own V2 works. If it works, vLLM's V2 serves the calls that no generated kernel takes, and
     the calls for which the package's ``prefer_v2`` returns False.
 
-    Without a fallback, or if vLLM's V2 would ignore something that the layer needs, the generated operator takes every
-    call. The operator raises its own error for a call that it cannot serve.
+    If vLLM's own V2 does not work, or would ignore a feature of the layer, the generated operator gets every call. It
+    raises an error for a call that it cannot serve.
     """
     if disabled():
         return False
@@ -144,19 +151,19 @@ def check_layer(
     writer: str = "",
     prefix: str = "",
 ) -> None:
-    """Report which generated operators serve an attention layer.
+    """Log which generated operators serve an attention layer, and prepare the layer for the other hooks.
 
     A patched vLLM calls this function at the end of the layer's constructor.
 
-    impl: the layer's backend object. Backends that do not decode with ``PagedAttention`` are skipped.
+    impl: the layer's backend object. If this backend does not decode with ``PagedAttention``, nothing is done.
     writer, prefix: see ``report``.
 
-    The other arguments are those of vLLM's ``Attention``, with the heads of one tensor-parallel rank. The layer's dtype
-    is torch's default dtype, because vLLM sets the default to the model's dtype while it loads a model.
+    The other arguments are those of vLLM's ``Attention``. The numbers of heads are those of one tensor-parallel rank.
+    The layer's dtype is torch's default dtype, because vLLM sets that to the model's dtype while it loads a model.
 
-    A layer may use features that vLLM does not pass to its operators, such as a softcap. ``impl.forward`` is wrapped so
-    that the hooks know these features. Raises ValueError for a layer that neither vLLM nor the generated kernels can
-    serve.
+    A layer may use features that vLLM does not pass to its operators, such as a softcap. This function wraps
+    ``impl.forward``, so that the hooks know these features while it runs. Raises ValueError for a layer that neither
+    vLLM nor the generated kernels can serve.
     """
     if disabled() or not hasattr(sys.modules.get(type(impl).__module__), "PagedAttention"):
         return
@@ -185,6 +192,7 @@ def check_layer(
 def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any) -> Features:
     """Return the features of a layer that vLLM does not pass to its operators.
 
+    impl: the layer's backend object.
     window: the layer's sliding window. A value of another type than int is converted to text.
     """
     scale = getattr(impl, "scale", None)
@@ -198,12 +206,11 @@ def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any
 
 
 def report(shape: dict[str, Any], writer: str, prefix: str) -> None:
-    """Log once for each shape which operators serve a layer, and which kernels are missing.
+    """Log which generated operators serve a layer, and which kernels are missing. Log it once for all equal layers.
 
-    shape: the arguments of ``supports``.
-    writer: what vLLM's own writer of the KV cache can do, as in ``serve_write``.
-    prefix: what vLLM's own function for a cached prefix does, as ``own`` in ``serve_prefix``. ``writer`` or ``prefix``
-    is empty if vLLM does not call that hook.
+    shape: the arguments of ``supports`` that describe the layer.
+    writer: the argument ``writer`` of ``serve_write``, or empty if this vLLM does not call that hook.
+    prefix: the argument ``own`` of ``serve_prefix``, or empty if this vLLM does not call that hook.
     """
     text = " ".join(f"{name}={shape[name]}" for name in shape)
     if without := miss(**shape):

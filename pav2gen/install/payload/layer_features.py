@@ -16,12 +16,13 @@ import torch
 
 
 class Features(NamedTuple):
-    """The features of a layer. A feature that the layer does not use is None.
+    """The features of an attention layer. A feature that the layer does not use is None.
 
-    sliding_window: the number of tokens, including the current one. Values of other types than int are passed on to the
-    operators, but no kernel serves them.
-    sinks: [heads] float32.
-    scale: the factor of the scores; None means head_size ** -0.5.
+    softcap: the bound of the scores: a score s becomes softcap * tanh(s / softcap).
+    sliding_window: the number of tokens that a query sees, including its own. A value that is not an int is passed on
+    to the operators, but no kernel serves it.
+    sinks: [heads] float32, the score of each head's attention sink.
+    scale: the factor by which the product of query and key is multiplied; None means head_size ** -0.5.
     required: whether vLLM's own kernels would ignore these features, so that they must not run.
     """
 
@@ -32,15 +33,12 @@ class Features(NamedTuple):
     required: bool = False
 
     def key(self) -> dict[str, Any]:
-        """Return the keyword arguments of ``supports`` and ``check_model`` for these features.
-
-        Unused features are absent.
-        """
+        """Return these features, without the unused ones, as keyword arguments of ``supports`` and ``check_model``."""
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks is not None}
         return {name: value for name, value in given.items() if value not in (None, False)}
 
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the operators for these features. Unused features are absent."""
+        """Return these features, without the unused ones, as keyword arguments of the generated operators."""
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -56,7 +54,10 @@ def active() -> Features:
 
 
 def wrap_forward(impl: Any, features: Features) -> None:
-    """Wrap ``impl.forward``, so that ``active`` returns ``features`` while it runs."""
+    """Wrap ``impl.forward``, so that ``active`` returns ``features`` while ``impl.forward`` runs.
+
+    impl: the backend object of a layer.
+    """
     impl.forward = _with_features(impl.forward, features)
 
 

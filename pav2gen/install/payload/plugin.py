@@ -1,7 +1,8 @@
-"""The vLLM plugin of a wheel. When vLLM starts, the plugin puts the calls of ``hooks`` into vLLM in memory.
+"""The vLLM plugin of a wheel. When vLLM starts, the plugin makes vLLM's functions call the hooks.
 
-The files of vLLM do not change. In every process, vLLM calls the entry point (group ``vllm.general_plugins``), which is
-a small module. The entry point imports this module and calls ``register`` only if PAV2_PLUGIN is 1.
+The plugin replaces functions in memory; the files of vLLM do not change. In every process, vLLM calls the entry point
+(group ``vllm.general_plugins``), which is the small module ``entry_point.py``. The entry point imports this module and
+calls ``register`` only if PAV2_PLUGIN is 1.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from .serving import log_once
 from .softcap_structure import IMPL, SOFTCAP, find_refusals
 from .structure import Decode, Layer, Operator, Unfit, find_decode, find_layers, find_v2, v1_works
 
-#: An attribute that marks replaced functions, so that a second call of ``register`` changes nothing.
+#: The attribute that marks the new functions, so that a second call of ``register`` changes nothing.
 MARK = "__pav2__"
 
 Definition = TypeVar("Definition", Operator, Decode, Layer, Writer, Prefix, "Refusal")
 
 
 def register() -> None:
-    """Put the calls of ``hooks`` into the vLLM of this process.
+    """Make the vLLM of this process call the hooks, unless ``pav2gen install`` has put the calls into its files.
 
-    Raises Unfit and changes nothing if ``structure`` does not know this version of vLLM. In that case, vLLM logs the
-    error and goes on.
+    Raises Unfit and changes nothing if the source of vLLM does not have the form that ``structure`` expects. In that
+    case, vLLM logs the error and goes on.
     """
     if find_spec("vllm.attention.ops.pav2") is not None:
         log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin changes nothing")
@@ -45,9 +46,11 @@ def register() -> None:
 
 
 def apply_softcap(backend: ModuleType) -> None:
-    """Make the constructor of a backend call ``take_softcap`` before it can raise an error for a softcap.
+    """Make the constructor of a backend's class call ``take_softcap`` before it can raise an error for a softcap.
 
     A second call of this function changes nothing.
+
+    backend: the module of vLLM that defines the backend XFormers.
     """
     impl = getattr(backend, IMPL, None)
     if impl is None or hasattr(impl.__init__, MARK):
@@ -58,13 +61,13 @@ def apply_softcap(backend: ModuleType) -> None:
 
 
 class Refusal(NamedTuple):
-    """A constructor that raises an error for a softcap."""
+    """The source of a backend's constructor that raises an error if the model has a softcap."""
 
     function: ast.FunctionDef
 
 
 def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that calls ``take_softcap``, and passes its result to ``original`` as the softcap."""
+    """Return a constructor that calls ``take_softcap``, and then calls ``original`` with the result as the softcap."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -79,14 +82,15 @@ def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
-    """Replace the functions of vLLM's modules that ``pav2gen install`` would edit in their files.
+    """Replace in memory the functions of vLLM that ``pav2gen install`` would edit in vLLM's files.
 
     ops, decode, layer: the modules of vLLM that define the operators, ``PagedAttention`` and the attention layer.
 
     Two functions are always replaced: ``paged_attention_v2``, and ``forward_decode`` of ``PagedAttention`` and of its
-    subclasses. Three functions are replaced if they have the expected form: ``reshape_and_cache``, ``forward_prefix``
-    and ``Attention.__init__``. A second call changes nothing. Raises Unfit and replaces nothing if the source of
-    ``paged_attention_v2`` or of ``forward_decode`` is not found.
+    subclasses. Three functions are replaced if their source has the expected form: ``reshape_and_cache`` (see
+    ``wanted_writers``), ``forward_prefix`` and ``Attention.__init__``. A second call of ``apply`` changes nothing.
+
+    Raises Unfit and replaces nothing if the source of ``paged_attention_v2`` or of ``forward_decode`` is not found.
     """
     if hasattr(ops.paged_attention_v2, MARK):
         return
@@ -115,9 +119,11 @@ def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
 
 
 def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
-    """Return vLLM's ``reshape_and_cache`` if it is to be replaced, else an empty list.
+    """Return a list with the definition of vLLM's ``reshape_and_cache``, or an empty list if vLLM keeps this function.
 
-    The function is replaced if it cannot write every cache dtype, or if PAV2_WRITER=always.
+    vLLM keeps a function that can write every cache dtype, unless PAV2_WRITER=always.
+
+    tree: the syntax tree of ``ops``, the module of vLLM's operators.
     """
     found: list[Writer] = optional(find_writers, tree, live_one=getattr(ops, "reshape_and_cache", None))
     return [writer for writer in found if writer.kind != "whole" or always()]
@@ -129,10 +135,13 @@ def always() -> bool:
 
 
 def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) -> list[Any]:
-    """Return the definition of the function ``live_one`` among those that ``find`` finds in ``trees``, as a list.
+    """Return a list with the definition that made the function ``live_one``.
 
-    The list is empty if ``live_one`` is None or was made elsewhere. The list is also empty if ``find`` raises Unfit;
-    the log then says why.
+    The list is empty if ``live_one`` is None, or if ``find`` does not find its definition. If ``find`` raises Unfit,
+    the list is empty too, and the log says why.
+
+    find: a function that finds definitions in the syntax trees ``trees``.
+    live_one: the function that vLLM calls now, or None.
     """
     try:
         return matching(find(*trees), live_one) if live_one else []
@@ -142,7 +151,7 @@ def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) 
 
 
 def overriding(base: type) -> list[Any]:
-    """Return the subclasses of ``base`` in the same module that define ``forward_decode`` themselves."""
+    """Return the subclasses of ``base`` that are in its module and have a ``forward_decode`` of their own."""
     found: list[Any] = [*base.__subclasses__()]
     for each in found:
         found += each.__subclasses__()
@@ -150,19 +159,22 @@ def overriding(base: type) -> list[Any]:
 
 
 def matching(definitions: Sequence[Definition], function: Callable[..., Any]) -> list[Definition]:
-    """Return the definition in a module's source that made ``function``. The list is empty if it was made elsewhere."""
+    """Return a list with the one of ``definitions`` that made ``function``, found by the line of its source.
+
+    The list is empty if none of them made ``function``, such as when another plugin replaced it.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None)
     line = code.co_firstlineno if code else 0
     return [each for each in definitions if first_line(each.function) == line]
 
 
 def first_line(function: ast.FunctionDef) -> int:
-    """Return the line of a function's first decorator, or of its ``def``."""
+    """Return the number of the line on which a function begins: that of its first decorator, or else of its ``def``."""
     return min([function.lineno, *(node.lineno for node in function.decorator_list)])
 
 
 def live(definitions: Sequence[Definition], function: Callable[..., Any]) -> Definition:
-    """Return the definition in a module's source that made ``function``. Raises Unfit if it was made elsewhere."""
+    """Return the one of ``definitions`` that made ``function``. Raises Unfit if none of them did."""
     found = matching(definitions, function)
     if not found:
         raise Unfit(f"{function.__module__}: {function.__qualname__} is not one of the definitions in the file")
@@ -170,7 +182,7 @@ def live(definitions: Sequence[Definition], function: Callable[..., Any]) -> Def
 
 
 def parsed(module: ModuleType) -> ast.Module:
-    """Parse the source of a module. Raises Unfit if the source cannot be read."""
+    """Return the syntax tree of a module's source. Raises Unfit if the source cannot be read."""
     try:
         return ast.parse(inspect.getsource(module))
     except (OSError, SyntaxError) as error:
@@ -178,12 +190,18 @@ def parsed(module: ModuleType) -> ast.Module:
 
 
 def replaced_v2(found: Operator, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``paged_attention_v2`` that tries the generated kernels before ``original``."""
+    """Return a ``paged_attention_v2`` that calls ``original`` only if the generated kernels do not serve a call.
+
+    found: the definition of ``original``, which is vLLM's own function.
+    """
     return replaced_operator(found, original, functools.partial(hooks.serve_v2, fallback=found.works))
 
 
 def replaced_writer(found: Writer, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``reshape_and_cache`` that tries the generated writer before ``original``."""
+    """Return a ``reshape_and_cache`` that calls ``original`` only if the generated cache writer does not serve a call.
+
+    found: the definition of ``original``, which is vLLM's own function.
+    """
     serve = functools.partial(cache_hooks.serve_write, writer=found.kind, always=always())
     return replaced_operator(found, original, serve)
 
@@ -191,9 +209,13 @@ def replaced_writer(found: Writer, original: Callable[..., Any]) -> Callable[...
 def replaced_operator(
     found: Operator | Writer, original: Callable[..., Any], serve: Callable[..., bool]
 ) -> Callable[..., Any]:
-    """Return an operator that calls ``serve``, and then ``original`` unless ``serve`` returned True.
+    """Return a function that calls ``serve``, and calls ``original`` only if ``serve`` returned False.
 
-    A call that gives a value to a parameter unknown to the kernels goes to ``original`` at once.
+    A call goes to ``original`` at once if it uses a parameter of a fork that the generated kernels do not know, with
+    another value than the default.
+
+    found: the definition of ``original``, which is vLLM's own operator.
+    serve: a hook, such as ``serve_v2``.
     """
     signature = inspect.signature(original)
 
@@ -212,7 +234,10 @@ def replaced_operator(
 
 
 def replaced_prefix(found: Prefix, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``forward_prefix`` that tries the generated extend kernels before ``original``."""
+    """Return a ``forward_prefix`` that calls ``original`` only if the generated extend kernels do not serve a call.
+
+    found: the definition of ``original``, which is vLLM's own method.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -227,14 +252,19 @@ def replaced_prefix(found: Prefix, original: Callable[..., Any]) -> Callable[...
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Whether the argument of a parameter that the kernels do not know is equal to the parameter's default."""
+    """Whether the argument ``value`` is the default of its parameter, or a number or text equal to the default."""
     return value is default or (isinstance(value, (int, float, str)) and bool(value == default))
 
 
 def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: Operator) -> Callable[..., Any]:
-    """Return a ``forward_decode`` that calls ``choose_v1`` first.
+    """Return a copy of vLLM's ``forward_decode`` that asks ``choose_v1`` whether to call V1 or V2.
 
-    The source of vLLM's method is edited and compiled for it.
+    The copy is made by editing and compiling the syntax tree of vLLM's method.
+
+    found: the choice between V1 and V2 in vLLM's method.
+    module: the module of vLLM that defines the method.
+    v1_runs: whether vLLM's V1 does more than raise an error.
+    operator: the definition of vLLM's V2.
     """
     told = ", ".join(f"{ours}={theirs}" for ours, theirs in found.arguments.items())
     v1 = "none" if not v1_runs else "plain" if found.plain else "whole"
@@ -261,7 +291,7 @@ def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: 
 
 
 def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
-    """Return the list of statements in a function that contains ``statement``."""
+    """Return the block, as a list of statements of ``function``, that ``statement`` is in."""
     return next(
         block
         for node in ast.walk(function)
@@ -273,7 +303,8 @@ def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
 def replaced_init(found: Layer, original: Callable[..., None], told: dict[str, Any]) -> Callable[..., None]:
     """Return an ``Attention.__init__`` that calls ``check_layer`` after ``original``.
 
-    told: the arguments ``writer`` and ``prefix`` of ``check_layer``.
+    found: the definition of ``original``, which is vLLM's own constructor.
+    told: the arguments ``writer`` and ``prefix`` for ``check_layer``.
     """
     signature = inspect.signature(original)
 

@@ -1,6 +1,7 @@
-"""The hook that a patched vLLM calls for prefills with a cached prefix.
+"""The hook that a patched vLLM calls for a prefill with a cached prefix.
 
-Such a prefill has several query tokens for each sequence.
+In such a prefill, K and V of the first tokens of each sequence are in the KV cache, and several new tokens attend to
+them.
 """
 
 from __future__ import annotations
@@ -32,20 +33,19 @@ def serve_prefix(
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
 ) -> torch.Tensor | None:
-    """Compute ``forward_prefix`` with the generated extend operator.
+    """Compute vLLM's ``forward_prefix`` with the generated extend operator.
 
-    Returns None if vLLM must run its own function instead.
+    Returns the output, [tokens, heads, head size], or None if vLLM must run its own ``forward_prefix`` instead.
 
-    own: what vLLM's own function does. "works" means that it computes the result. "hangs" means that it runs a Triton
-    kernel that hangs the GPU. "none" means that it only raises an error.
+    own: what vLLM's own ``forward_prefix`` does. "works" means that it computes the result. "hangs" means that it runs
+    a Triton kernel that hangs the GPU. "none" means that it only raises an error.
     query: [tokens, heads, head size]. The rows of sequence s are query_start_loc[s] to query_start_loc[s + 1] - 1.
     key_cache, value_cache: in vLLM's layout; they already contain K and V of the new tokens.
-    seq_lens: [seqs] int32, including the new tokens.
+    seq_lens: [seqs] int32, the number of tokens of each sequence, including the new tokens.
+    max_query_len: the largest number of new tokens of a sequence.
 
-    Returns the output, [tokens, heads, head size].
-
-    If no kernel takes the call, vLLM's own function serves it, and the log says so once. If that function does not
-    work, or would ignore something that the layer needs, this hook raises NoKernelError or ValueError with the reason.
+    If no generated kernel takes the call, vLLM's own function serves it, and the log says so once. If that function
+    does not work, or would ignore a feature of the layer, this hook raises NoKernelError or ValueError with the reason.
     """
     if disabled():
         return None
@@ -71,7 +71,10 @@ def serve_prefix(
 
 
 def with_window(features: Features, sliding_window: int | None) -> Features:
-    """Return ``features`` with the sliding window of a call. vLLM passes 0, -1 or None if there is no window."""
+    """Return ``features`` with the sliding window of a call, if the call has one.
+
+    sliding_window: the window in tokens. vLLM passes 0, -1 or None if there is no window.
+    """
     return features._replace(sliding_window=sliding_window) if (sliding_window or 0) > 0 else features
 
 
@@ -85,12 +88,13 @@ def extend(
     block_tables: torch.Tensor,
     **call: Any,
 ) -> torch.Tensor:
-    """Run the generated ``paged_attention_extend``.
+    """Call the generated operator ``paged_attention_extend``.
 
-    Returns its output, [tokens, heads, head size] in the query's dtype.
+    Returns the operator's output, [tokens, heads, head size] in the query's dtype.
 
     kv_cache_dtype: vLLM's name for the cache dtype.
-    call: the other arguments of the operator.
+    features: the features of the layer.
+    call: the other arguments of the operator, by their names.
 
     Raises ValueError or NoKernelError for a call that no kernel takes.
     """
@@ -113,10 +117,10 @@ def extend(
     return out
 
 
-#: The name of the operator in a generated package.
+#: The name of the extend operator in a generated package.
 EXTEND = "paged_attention_extend"
 
-#: The reason why vLLM's own path cannot replace a missing kernel, by the argument ``own`` of ``serve_prefix``.
+#: Maps the argument ``own`` of ``serve_prefix`` to the reason why vLLM's own path cannot replace a missing kernel.
 WHY = {
     "works": "vLLM's own path would compute without what the layer asks for",
     "hangs": "vLLM's own path is a Triton kernel, which hangs this card; PAV2_DISABLE=1 runs it anyway",

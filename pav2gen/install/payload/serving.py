@@ -1,4 +1,4 @@
-"""Code that all hooks share: the shape of a call, the reasons why no kernel takes a call, and the log."""
+"""Code that all hooks share: the sizes and dtypes of a call, the reasons why no kernel takes a call, and the log."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .layer_features import Features
 from .runtime.call import Call
 from .runtime.check import check
 
-#: A child of vLLM's own logger, so that vLLM's handler and level apply.
+#: The logger of the hooks, a child of vLLM's own logger, so that vLLM's handler and level apply.
 logger = logging.getLogger("vllm.pav2")
 
-#: The operators of a package, and the word for each in a spec's ``operators``.
+#: Maps each operator of a generated package to its name in a spec's list ``operators``.
 OPERATORS = {"paged_attention_v2": "decode", "paged_attention_extend": "extend", "reshape_and_cache": "cache"}
 
-#: The allowed values of the environment variable PAV2_KV_CACHE_DTYPE. The variable names the dtype of the codes in
-#: those caches that vLLM calls fp8. With it, a cache can contain int8 codes in a vLLM that has no int8 caches.
+#: The allowed values of the environment variable PAV2_KV_CACHE_DTYPE. The variable sets the dtype of the codes in
+#: the caches that vLLM calls fp8. So a cache can contain int8 codes in a vLLM that has no int8 caches.
 STORED = ("fp8_e4m3", "fp8_e5m2", "int8")
 
 
 def disabled() -> bool:
-    """Whether the user set PAV2_DISABLE=1, to run vLLM's own code."""
+    """Whether the user set PAV2_DISABLE=1, so that all hooks leave the work to vLLM's own code."""
     return os.environ.get("PAV2_DISABLE", "") == "1"
 
 
@@ -36,7 +36,7 @@ def stored_dtype(kv_cache_dtype: str) -> str:
     """Return the dtype of the codes in a KV cache that vLLM calls ``kv_cache_dtype``.
 
     If ``kv_cache_dtype`` begins with "fp8" and the environment variable PAV2_KV_CACHE_DTYPE is set, return the
-    variable's value. Otherwise, return ``kv_cache_dtype``. Raises ValueError if the value is not one of ``STORED``.
+    variable's value; raise ValueError if it is not one of ``STORED``. Otherwise, return ``kv_cache_dtype``.
     """
     wanted = os.environ.get("PAV2_KV_CACHE_DTYPE", "")
     if not wanted or not kv_cache_dtype.startswith("fp8"):
@@ -47,7 +47,7 @@ def stored_dtype(kv_cache_dtype: str) -> str:
 
 
 def foreign_codes(kv_cache_dtype: str) -> bool:
-    """Whether a cache contains int8 codes although vLLM says that it contains fp8 codes.
+    """Whether a cache contains int8 codes although its dtype in vLLM, ``kv_cache_dtype``, says fp8.
 
     Only generated kernels can read and write such a cache.
     """
@@ -55,7 +55,10 @@ def foreign_codes(kv_cache_dtype: str) -> bool:
 
 
 def stored(cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Return ``cache`` in the dtype that kernels take. vLLM stores int8 caches as uint8; kernels take them as int8."""
+    """Return ``cache``, or its view as int8 if it contains int8 codes that vLLM stores as uint8.
+
+    kv_cache_dtype: vLLM's name for the cache dtype.
+    """
     return cache.view(torch.int8) if foreign_codes(kv_cache_dtype) and cache.dtype == torch.uint8 else cache
 
 
@@ -67,10 +70,13 @@ def shape_of(
     vert_stride: int | None,
     features: Features,
 ) -> dict[str, Any]:
-    """Return the arguments of ``supports`` for a call, taken from its tensors.
+    """Return the arguments of ``supports`` that describe a call of vLLM, taken mostly from its tensors.
 
     The number of KV heads is taken from the key cache, because some forks pass ``num_kv_heads`` as a tensor. If the
     query or the key cache has another number of dimensions than in vLLM, all sizes are 0. No kernel has such sizes.
+
+    vert_stride: the stride of the block-sparse pattern; above 1, the call is block-sparse.
+    features: the features of the layer that makes the call.
     """
     known = query.dim() == 3 and key_cache.dim() == 5
     return {
@@ -96,11 +102,10 @@ def refusal(
     alibi_slopes: torch.Tensor | None,
     kv_cache_dtype: str,
 ) -> str:
-    """Return why the generated decode operator would refuse these tensors.
+    """Return why the generated decode operator would raise an error for the tensors of a call.
 
-    The text is empty if the operator takes them.
-
-    ``supports`` checks only the sizes and dtypes of a model. This function also checks the layout of the tensors.
+    The text is empty if the operator takes them. ``supports`` checks only sizes and dtypes; this function also checks
+    the memory layout of the tensors.
     """
     call = Call(
         out=torch.empty(query.shape, dtype=query.dtype, device=query.device),
@@ -126,12 +131,12 @@ def refusal(
 
 @functools.cache
 def miss(**shape: Any) -> str:
-    """Return why no decode kernel serves layers of this shape. The text is empty if a kernel does.
+    """Return why no decode kernel serves layers of a shape. The text is empty if a kernel does.
 
-    shape: the arguments of ``supports``, with the heads of one tensor-parallel rank.
+    shape: the arguments of ``supports`` that describe the layers, with the heads of one tensor-parallel rank.
 
-    If a kernel serves the shape, the library of the CUDA kernels is loaded. A library that was installed with the
-    kernels is used, unless PAV2_LIBRARY names another one.
+    If a kernel serves the shape, the compiled library of the CUDA kernels is loaded: the file that PAV2_LIBRARY names,
+    or else the library that was installed with the kernels.
     """
     if not shape["block_size"]:
         return "the query or the key cache has another number of dimensions than vLLM's"
@@ -146,10 +151,10 @@ def miss(**shape: Any) -> str:
 
 @functools.cache
 def lacks(operator: str, **shape: Any) -> str:
-    """Return why ``operator`` does not serve layers of this shape. The text is empty if the operator does.
+    """Return why a generated operator does not serve layers of a shape. The text is empty if it does.
 
     operator: a key of ``OPERATORS``.
-    shape: the arguments of ``supports``.
+    shape: the arguments of ``supports`` that describe the layers.
     """
     word = OPERATORS[operator]
     if word == "decode":
@@ -162,18 +167,18 @@ def lacks(operator: str, **shape: Any) -> str:
 
 
 def how_to_build(word: str) -> str:
-    """Return a clause that tells the user how to add kernels of an operator.
+    """Return the end of a message that says how to add kernels of an operator to a package.
 
-    ``word`` is the operator's name in a spec.
+    word: the operator's name in a spec, such as ``extend``.
     """
     return f"add {word} to the operators of the spec, then build and install it again"
 
 
 def log_once(level: int, message: str, about: tuple[Any, ...] = ()) -> None:
-    """Log a message once in this process.
+    """Log a message, unless this process has logged one with the same key before.
 
-    about: a key. Of all messages with the same key, only the first is logged. Without a key, the text of the message
-    is the key.
+    level: the level of the message, such as ``logging.WARNING``.
+    about: the key of the message. If it is empty, the text of the message is its key.
     """
     if (about or message) not in _logged:
         _logged.add(about or message)

@@ -1,8 +1,9 @@
-"""Hooks for models with a softcap, in a vLLM backend that cannot compute it, such as XFormers.
+"""Hooks for models with a softcap in a backend of vLLM that cannot compute a softcap, such as XFormers.
 
-When a layer is made, such a backend raises an error for a softcap, or ignores it with a warning. The generated decode
-kernels compute the softcap of decodes. The generated extend kernels compute the softcap of prompts. K and V of a prompt
-are in the cache before its attention is computed, so the extend kernels take all tokens of the prompt as new tokens.
+When vLLM makes a layer, such a backend raises an error for a softcap, or ignores it with a warning. With these
+hooks, the generated decode kernels compute the decodes of such a layer, and the generated extend kernels compute its
+prompts. vLLM writes K and V of a prompt into the cache before it computes the prompt's attention. So the extend kernels
+can read them there; for these kernels, all tokens of the prompt are new tokens.
 """
 
 from __future__ import annotations
@@ -21,21 +22,24 @@ from .layer_features import Features
 from .prefix_hooks import extend
 from .serving import disabled, lacks, log_once
 
-#: The attribute of a backend object that keeps the softcap that its constructor would have refused.
+#: The attribute of a backend object in which ``take_softcap`` keeps the softcap.
 TAKEN = "pav2_softcap"
 
-#: The method by which such a backend computes the attention of prompts.
+#: The method by which the backend XFormers computes the attention of prompts.
 PROMPTS = "_run_memory_efficient_xformers_forward"
 
-#: The arguments of the backend's ``forward`` that is running.
+#: The arguments, by their names, of the call of a backend's ``forward`` that is running now.
 _arguments: ContextVar[dict[str, Any]] = ContextVar("pav2_arguments")
 
 
 def take_softcap(impl: Any, softcap: float | None) -> float | None:
-    """Return the softcap to pass to a backend's constructor: None if ``require_softcap`` will handle it.
+    """Keep the softcap of a layer in ``impl``, and return None, so that the backend's constructor raises no error.
 
-    If the package has no extend kernels, the softcap is returned as it is, so that the backend raises its own error.
-    The log then says why.
+    If the package has no extend kernels, return ``softcap`` itself, so that the constructor raises its own error. The
+    log then says why.
+
+    impl: the layer's backend object.
+    softcap: the softcap that vLLM passes to the constructor; None means that the model has none.
     """
     if softcap is None or disabled():
         return softcap
@@ -51,13 +55,16 @@ def take_softcap(impl: Any, softcap: float | None) -> float | None:
 
 
 def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Features:
-    """Make the generated kernels serve decodes and prompts of a layer with a softcap. Returns the layer's features.
+    """Make the generated kernels serve decodes and prompts of a layer with a softcap.
+
+    Returns ``features``, with ``required`` set if the kernels serve the layer.
 
     impl: the layer's backend object.
-    shape: the arguments of ``supports``.
+    shape: the arguments of ``supports`` that describe the layer.
+    features: the features of the layer.
 
-    If the kernels cannot serve the layer, the result depends on its backend. A backend that would have raised an error
-    for the softcap leads to a ValueError. A backend that would ignore the softcap leads to a warning in the log.
+    If the kernels cannot serve the layer, the result depends on its backend. For a backend that would have raised an
+    error for the softcap, this hook raises ValueError. For a backend that ignores the softcap, it logs a warning.
     """
     reason = _obstacle(impl, shape)
     if not reason:
@@ -71,7 +78,10 @@ def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Fea
 
 
 def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
-    """Return why the kernels cannot serve decodes and prompts with the softcap. The text is empty if they can."""
+    """Return why the generated kernels cannot serve decodes and prompts of a layer. The text is empty if they can.
+
+    shape: the arguments of ``supports`` that describe the layer.
+    """
     if not hasattr(impl, PROMPTS):
         return "this backend computes prompts in another way"
     if "sliding_window" in shape:
@@ -80,7 +90,10 @@ def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
 
 
 def _serve_prompts(impl: Any, features: Features) -> None:
-    """Replace the function that computes the attention of prompts in one backend object."""
+    """Replace, in the backend object ``impl``, the method that computes the attention of prompts.
+
+    features: the features of the layer.
+    """
     forward, own = impl.forward, getattr(impl, PROMPTS)
     signature = inspect.signature(forward)
 
@@ -106,11 +119,13 @@ def _serve_prompts(impl: Any, features: Features) -> None:
 def prompt_through_cache(
     impl: Any, query: torch.Tensor, metadata: Any, given: dict[str, Any], features: Features
 ) -> torch.Tensor:
-    """Compute the attention of whole prompts, with K and V from the cache: [tokens, heads, head size].
+    """Return the attention output of whole prompts, [tokens, heads, head size], with K and V from the cache.
 
-    query: [tokens, heads, head size].
+    impl: the layer's backend object.
+    query: [tokens, heads, head size], where the tokens of all prompts follow one another.
     metadata: vLLM's metadata of these prompts.
-    given: the arguments of the backend's ``forward``.
+    given: the arguments, by their names, of the call of the backend's ``forward``.
+    features: the features of the layer.
     """
     attention = sys.modules[type(impl).__module__].PagedAttention
     key_cache, value_cache = attention.split_kv_cache(given["kv_cache"], impl.num_kv_heads, impl.head_size)
@@ -124,16 +139,16 @@ def prompt_through_cache(
 
 
 def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page: int) -> torch.Tensor:
-    """Make the block tables of prompts from the slots of their tokens: [prompts, pages] int32.
+    """Return the block tables of prompts, [prompts, pages] int32, computed from the slots of their tokens.
 
-    For prompts, vLLM itself makes no block tables.
+    vLLM itself makes no block tables for prompts.
 
-    slots: [tokens], the position of each token in the cache.
-    starts: [prompts + 1], the index of the first token of each prompt.
+    slots: [tokens], for each token of the batch its slot in the cache: block * page + offset in the block.
+    starts: [prompts + 1], the index in ``slots`` of the first token of each prompt, then the number of tokens.
     longest: the number of tokens of the longest prompt.
     page: the number of tokens in a page.
 
-    Entries past a prompt's last page repeat that page. No tensor is copied to the host.
+    In a prompt's row, the entries after its last page repeat that page. No tensor is copied from the GPU to the CPU.
     """
     first = torch.arange(0, longest, page, device=slots.device)  # the first token of each page, within its prompt
     tokens = torch.minimum(starts[:-1, None] + first, starts[1:, None] - 1)

@@ -6,10 +6,10 @@ import ast
 
 from .syntax import block_only_raises, methods, parameters
 
-#: The backend's file, below vLLM's folder, and its class.
+#: The file of the backend XFormers, relative to the folder of the package ``vllm``, and the name of its class.
 BACKEND, IMPL = "attention/backends/xformers.py", "XFormersImpl"
 
-#: The softcap's parameter, and the methods of the class that the hooks need, with their parameters.
+#: The constructor's parameter for the softcap, and the methods and parameters that the class must have for the hooks.
 SOFTCAP = "logits_soft_cap"
 NEEDED = {
     "forward": {"kv_cache", "attn_metadata"},
@@ -18,9 +18,11 @@ NEEDED = {
 
 
 def find_refusals(tree: ast.Module) -> list[ast.FunctionDef]:
-    """Return every constructor of the backend that raises an error for a softcap.
+    """Return every definition of the backend's constructor that raises an error for a softcap.
 
-    The list is empty if the class lacks a method or a parameter of ``NEEDED``.
+    The list is empty if the backend's class lacks a method or a parameter of ``NEEDED``.
+
+    tree: the syntax tree of the backend's file.
     """
     for name, wanted in NEEDED.items():
         found = methods(tree, IMPL, name)

@@ -1,8 +1,8 @@
-"""Finds the code in a vLLM tree that decodes, by its syntax and its names. Line numbers and formatting do not matter.
+"""Finds the functions of a vLLM tree that decode. Only their syntax and names matter, not lines or formatting.
 
-V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. ``pav2gen install`` edits the found
-code in the files. The plugin of a wheel replaces the found code in memory. ``ALIASES`` lists the names that differ
-between versions of vLLM and its forks.
+V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. ``pav2gen install`` edits these
+functions in the files. The plugin of a wheel replaces them in memory. ``ALIASES`` lists the names of parameters that
+differ between versions of vLLM and its forks.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .syntax import (
     rebinding,
 )
 
-#: The files of a vLLM tree, below its package folder.
+#: The files of vLLM that call hooks, relative to the folder of the package ``vllm``.
 OPS = "_custom_ops.py"
 DECODE = "attention/ops/paged_attn.py"
 LAYER = "attention/layer.py"
 
-#: The operators of vLLM that decode.
+#: The names of the operators of vLLM that decode.
 V1, V2 = "paged_attention_v1", "paged_attention_v2"
 
-#: The parameters of V2. Each line has the names of one parameter in vLLM and its forks. The hooks use the first name.
+#: The parameters of V2. Each line has the names that vLLM and its forks give to one parameter. The hooks use the first.
 ALIASES = (
     ("out", "output"),
     ("exp_sums", "exp_sum"),
@@ -63,7 +63,7 @@ OPTIONAL = (
     "blocksparse_block_size",
     "blocksparse_head_sliding_step",
 )
-#: The arguments of ``choose_v1``. ``forward_decode`` must have all of them.
+#: The arguments of ``choose_v1``. ``forward_decode`` must have them all as parameters, by any name in ``ALIASES``.
 CHOICE = (
     "query",
     "key_cache",
@@ -74,26 +74,26 @@ CHOICE = (
     "kv_cache_dtype",
     "alibi_slopes",
 )
-#: The required arguments of ``check_layer``. ``Attention.__init__`` must have all of them.
+#: The required arguments of ``check_layer``. ``Attention.__init__`` must have them all as parameters.
 SHAPE = ("num_heads", "num_kv_heads", "head_size", "alibi_slopes", "cache_config")
-#: The optional arguments of ``check_layer``. ``Attention.__init__`` may lack them.
+#: The optional arguments of ``check_layer``. ``Attention.__init__`` may lack these parameters.
 FEATURES = ("blocksparse_params", "logits_soft_cap", "per_layer_sliding_window")
 
 
 class Unfit(Exception):
-    """Raised if a source file of vLLM does not have the expected form, so that calls cannot be inserted into it.
+    """Raised if a source file of vLLM does not have the expected form, so that no hooks can be put into it.
 
-    The message continues a sentence that begins with the file's name.
+    The message is the rest of a sentence that begins with the file's name, such as "defines no function ...".
     """
 
 
 class Operator(NamedTuple):
     """A definition of ``paged_attention_v2`` in a vLLM tree.
 
-    arguments: maps each argument of ``hooks.serve_v2`` to the tree's name for it.
+    arguments: maps each argument of ``hooks.serve_v2`` to the name of the same parameter in this definition.
     extras: maps each further parameter to the source text of its default.
-    works: whether the body does more than raise an error.
-    scales: the type of the scales of K and V, "float" or "tensor"; or "one" if K and V share one kv_scale.
+    works: whether the function does more than raise an error.
+    scales: the type of k_scale and v_scale, "float" or "tensor"; or "one" if there is one kv_scale for K and V.
     """
 
     function: ast.FunctionDef
@@ -108,9 +108,9 @@ class Decode(NamedTuple):
 
     choice: the ``if`` that calls V1 in its body and V2 in its else branch.
     first: the ``if`` at the start of the elif chain that contains ``choice``.
-    arguments: maps each argument of ``choose_v1`` to the tree's name for it.
-    plain: whether V1 is called without kv_cache_dtype or without the block-sparse pattern.
-    detours: the ``if`` statements in the else branch that can call a kernel other than V2.
+    arguments: maps each argument of ``choose_v1`` to the name of the same parameter of this ``forward_decode``.
+    plain: whether ``choice`` calls V1 without kv_cache_dtype or without the block-sparse pattern.
+    detours: the ``if`` statements in the else branch of ``choice`` that can call a kernel other than V2.
     others: the ``if`` statements before ``choice`` that can call a kernel other than V1 and V2.
     """
 
@@ -124,9 +124,10 @@ class Decode(NamedTuple):
 
 
 class Decodes(NamedTuple):
-    """All choices between V1 and V2 in a module.
+    """What a module does in its definitions of ``forward_decode``.
 
-    ``foreign`` are the overrides of ``forward_decode`` that make no such choice.
+    choices: the choices between V1 and V2, one for each definition that makes one.
+    foreign: the overrides of ``forward_decode`` that make no such choice.
     """
 
     choices: tuple[Decode, ...]
@@ -134,9 +135,9 @@ class Decodes(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A definition of ``Attention.__init__`` in a vLLM tree. An install adds a call of ``check_layer`` at its end.
+    """A definition of ``Attention.__init__`` in a vLLM tree. A call of ``check_layer`` can be put at its end.
 
-    arguments: maps each argument of ``check_layer`` to the tree's name for it.
+    arguments: maps each argument of ``check_layer`` to the name of the same parameter in this definition.
     """
 
     function: ast.FunctionDef
@@ -146,8 +147,8 @@ class Layer(NamedTuple):
 def find_v2(tree: ast.Module) -> list[Operator]:
     """Return every definition of ``paged_attention_v2`` in a module.
 
-    Raises Unfit if there is no definition, if a definition has unknown parameters, or if the module also assigns
-    another value to ``paged_attention_v2``.
+    Raises Unfit if there is no definition, if a definition has an unknown parameter without a default, or if the module
+    also assigns another value to ``paged_attention_v2``.
     """
     found = [_operator(function) for function in functions(tree.body, V2)]
     if not found:
@@ -168,8 +169,8 @@ def v1_works(tree: ast.Module) -> bool:
 def find_decode(tree: ast.Module) -> Decodes:
     """Return every choice between V1 and V2 in ``PagedAttention.forward_decode`` and its overrides.
 
-    A definition that only raises an error is left out. Raises Unfit if no definition is left, if one does not choose
-    between V1 and V2, or if the module also assigns another value to ``forward_decode``.
+    A definition in ``PagedAttention`` that only raises an error is left out. Raises Unfit if no definition is left, if
+    one does not choose between V1 and V2, or if the module also assigns another value to ``forward_decode``.
     """
     defined = methods(tree, "PagedAttention", "forward_decode")
     if not defined:
@@ -186,7 +187,10 @@ def find_decode(tree: ast.Module) -> Decodes:
 
 
 def find_layers(tree: ast.Module) -> list[Layer]:
-    """Return the constructors of attention layers that make a backend and have the arguments of ``check_layer``."""
+    """Return the definitions of ``Attention.__init__`` in a module that make a backend object.
+
+    Definitions without a parameter for each required argument of ``check_layer`` are left out.
+    """
     found = []
     for method in methods(tree, "Attention", "__init__"):
         function, given = method.function, parameters(method.function)
@@ -197,9 +201,9 @@ def find_layers(tree: ast.Module) -> list[Layer]:
 
 
 def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
-    """Raise Unfit if a statement assigns another value to ``name``. Calls of ``name`` may then not run its definition.
+    """Raise Unfit unless ``statement`` is None.
 
-    statement: the statement that assigns the value, or None.
+    statement: a statement that assigns another value to ``name``, so that calls of ``name`` may not run its definition.
     """
     if statement is not None:
         raise Unfit(
@@ -208,7 +212,10 @@ def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
 
 
 def _operator(function: ast.FunctionDef) -> Operator:
-    """Describe a ``paged_attention_v2``. Raises Unfit for unknown parameters."""
+    """Return the ``Operator`` for ``function``, a definition of ``paged_attention_v2``.
+
+    Raises Unfit if a parameter is missing, or for an unknown parameter without a default.
+    """
     given = parameters(function)
     arguments = named(function, ALIASES, V2)
     arguments.update({name: name for name in OPTIONAL if name in given})
@@ -225,19 +232,17 @@ def _operator(function: ast.FunctionDef) -> Operator:
 
 
 def _scales(function: ast.FunctionDef, name: str) -> str:
-    """Return the type of the scale parameter ``name``, by its annotation: "tensor" (vLLM 0.7 and later) or "float"."""
+    """Return the type of the parameter ``name``, a scale, from its annotation: "tensor" (since vLLM 0.7) or "float"."""
     args = function.args
     annotations = [arg.annotation for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs) if arg.arg == name]
     return "tensor" if annotations[0] is not None and "Tensor" in ast.unparse(annotations[0]) else "float"
 
 
 def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: str) -> dict[str, str]:
-    """Find the wanted parameters of a function, and return the name that the function gives to each of them.
+    """Return a dict from the first name of each wanted parameter to the name that ``function`` gives it.
 
-    The key of a parameter in the result is the first of its possible names.
-
-    wanted: for each parameter, its possible names.
-    owner: the name of the function, for the message.
+    wanted: all names that vLLM and its forks give to a parameter, for each wanted parameter.
+    owner: what the error message calls ``function``.
 
     Raises Unfit if the function lacks a parameter.
     """
@@ -252,9 +257,9 @@ def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: s
 
 
 def _decode(function: ast.FunctionDef) -> Decode:
-    """Describe the choice between V1 and V2 in a ``forward_decode``.
+    """Return the choice between V1 and V2 in ``function``, a definition of ``forward_decode``.
 
-    Raises Unfit unless there is exactly one choice, and the function has the arguments of ``choose_v1``.
+    Raises Unfit unless there is exactly one choice, and the function's parameters include those of ``CHOICE``.
     """
     found = list(_choices(function.body))
     if len(found) != 1:
@@ -275,9 +280,9 @@ def _decode(function: ast.FunctionDef) -> Decode:
 
 
 def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
-    """Yield each choice between V1 and V2 in ``body``, as a pair.
+    """Yield each choice between V1 and V2 in ``body`` and in its nested blocks, as a pair of ``if`` statements.
 
-    The pair is the ``if`` at the start of an elif chain, and the ``if`` or ``elif`` in this chain that makes the
+    The pair is the ``if`` at the start of an elif chain, and the ``if`` or ``elif`` of this chain that makes the
     choice.
     """
     for statement in body:
@@ -295,7 +300,10 @@ def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
 
 
 def _detours(body: list[ast.stmt], name: str) -> Iterator[ast.If]:
-    """Yield each ``if`` that calls ``name`` in one branch, and calls another function in its other branch."""
+    """Yield each ``if`` in ``body`` and in its nested blocks that calls ``name`` in only one of its branches.
+
+    The other branch must call another function, and not only raise an error.
+    """
     for statement in body:
         for block in blocks(statement):
             if has_call(block, name):
@@ -306,6 +314,6 @@ def _detours(body: list[ast.stmt], name: str) -> Iterator[ast.If]:
 
 
 def _computes(block: list[ast.stmt]) -> bool:
-    """Whether a block calls a function, and does not only raise an error."""
+    """Whether a block of statements calls a function for another purpose than to raise an error."""
     called = any(isinstance(node, ast.Call) for statement in block for node in ast.walk(statement))
     return called and not block_only_raises(block)

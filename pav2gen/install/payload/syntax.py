@@ -1,4 +1,4 @@
-"""Answers questions about the syntax tree of a Python module: its functions, methods, parameters, stubs and calls."""
+"""Finds functions, methods, calls and other parts in the syntax tree of a Python module."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 
 class Method(NamedTuple):
-    """A method, and the class whose body defines it."""
+    """A definition of a method (``function``), and the class whose body contains it (``owner``)."""
 
     owner: ast.ClassDef
     function: ast.FunctionDef
 
 
 def functions(body: Iterable[ast.stmt], name: str) -> Iterator[ast.FunctionDef]:
-    """Yield the functions called ``name`` in a block, also within ``if`` and ``try`` statements.
+    """Yield the functions named ``name`` in a block of statements and in its nested blocks, such as those of an ``if``.
 
-    The bodies of classes are not searched.
+    The bodies of functions and classes are not searched.
     """
     for statement in _in_same_scope(body):
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
@@ -25,7 +25,7 @@ def functions(body: Iterable[ast.stmt], name: str) -> Iterator[ast.FunctionDef]:
 
 
 def classes(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef]:
-    """Yield the classes in a block, also within ``if`` and ``try`` statements.
+    """Yield the classes in a block of statements and in its nested blocks, such as those of an ``if``.
 
     The bodies of classes and functions are not searched.
     """
@@ -35,7 +35,7 @@ def classes(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef]:
 
 
 def methods(tree: ast.Module, owner: str, name: str) -> list[Method]:
-    """Return every definition of the method ``name`` in the classes called ``owner``, in the order of the file."""
+    """Return every definition of the method ``name`` in the module's classes with the name ``owner``."""
     owners = [found for found in classes(tree.body) if found.name == owner]
     return [Method(found, function) for found in owners for function in functions(found.body, name)]
 
@@ -51,7 +51,7 @@ def overrides(tree: ast.Module, owner: str, name: str) -> list[Method]:
 
 
 def only_delegates(method: Method) -> bool:
-    """Whether a method only calls a method of the same name, such as the method of a base class."""
+    """Whether a method has only one statement that does something, which calls a method of the same name."""
     body = [statement for statement in method.function.body if not _does_nothing(statement)]
     return len(body) == 1 and has_call(body, method.function.name)
 
@@ -59,9 +59,9 @@ def only_delegates(method: Method) -> bool:
 def rebinding(tree: ast.Module, name: str, owner: str = "") -> ast.stmt | None:
     """Return a statement that assigns another value to ``name``, in the module or in the class ``owner``.
 
-    Such a statement assigns to the name, to ``owner.name`` or to ``owner`` itself, calls ``setattr``, or imports the
-    name. An assignment that uses the definition, such as ``name = staticmethod(name)``, does not count. Returns None if
-    there is no such statement.
+    Such a statement assigns to the name, to ``owner.name`` or to ``owner`` itself, sets ``owner.name`` by ``setattr``,
+    or imports the name. An assignment that uses the definition, such as ``name = staticmethod(name)``, does not count.
+    Returns None if there is no such statement.
     """
     for statement in _in_same_scope(tree.body):
         if _binds(statement, owner or name) or (owner and _sets_attribute(statement, owner, name)):
@@ -71,7 +71,7 @@ def rebinding(tree: ast.Module, name: str, owner: str = "") -> ast.stmt | None:
 
 
 def blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Yield the blocks of statements in a compound statement."""
+    """Yield the blocks directly in a compound statement, such as the branches of an ``if``, as lists of statements."""
     for field in ("body", "orelse", "finalbody"):
         block = getattr(statement, field, None)
         if isinstance(block, list):
@@ -81,16 +81,16 @@ def blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def only_raises(function: ast.FunctionDef) -> bool:
-    """Whether a function is a stub: it does nothing, or only raises an error.
+    """Whether a function is a stub: it does nothing, or does no more than to raise an error.
 
-    A function only raises an error if its last statement is a raise or ``assert False``, and nothing before that
-    statement returns or branches.
+    The latter means that its last statement is a ``raise`` or ``assert False``, and that no statement before it is a
+    ``return`` or contains a block.
     """
     return block_only_raises(function.body)
 
 
 def block_only_raises(block: Iterable[ast.stmt]) -> bool:
-    """Whether a function with this block of statements as its body would be a stub. See ``only_raises``."""
+    """Whether a function with the body ``block`` would be a stub (see ``only_raises``)."""
     body = [statement for statement in block if not _does_nothing(statement)]
     if not body:
         return True
@@ -100,7 +100,7 @@ def block_only_raises(block: Iterable[ast.stmt]) -> bool:
 
 
 def parameters(function: ast.FunctionDef) -> dict[str, str]:
-    """Return the source text of the default of each parameter. The text is empty if a parameter has no default."""
+    """Map each parameter of a function to the source text of its default, or to "" if it has no default."""
     args = function.args
     positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
     found = dict.fromkeys(positional, "")
@@ -110,7 +110,7 @@ def parameters(function: ast.FunctionDef) -> dict[str, str]:
 
 
 def calls(body: Iterable[ast.AST], name: str) -> Iterator[ast.Call]:
-    """Yield the calls of ``name`` or ``anything.name`` within ``body``."""
+    """Yield the calls of ``name`` or ``anything.name`` within the nodes ``body``, at any depth."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Call) and _last_name(node.func) == name:
@@ -118,13 +118,13 @@ def calls(body: Iterable[ast.AST], name: str) -> Iterator[ast.Call]:
 
 
 def has_call(body: Iterable[ast.AST], *names: str) -> bool:
-    """Whether ``body`` contains a call of one of ``names``."""
+    """Whether the nodes ``body`` contain, at any depth, a call of a function with one of the names ``names``."""
     nodes = list(body)
     return any(True for name in names for _ in calls(nodes, name))
 
 
 def names_in_calls(body: Iterable[ast.AST], name: str) -> set[str]:
-    """Return the variables that occur in the arguments of the calls of ``name`` within ``body``."""
+    """Return the names of the variables in the arguments of all calls of the function ``name`` within ``body``."""
     return {
         node.id
         for call in calls(body, name)
@@ -154,13 +154,13 @@ def elif_chain(statement: ast.If) -> Iterator[ast.If]:
 
 
 def has_elif(statement: ast.If) -> bool:
-    """Whether the else branch is an ``elif``. The syntax tree shows it as an ``if`` that starts in the same column."""
+    """Whether the else branch of ``statement`` is an ``elif``: in the syntax tree, an ``if`` in the same column."""
     block = statement.orelse
     return len(block) == 1 and isinstance(block[0], ast.If) and block[0].col_offset == statement.col_offset
 
 
 def _in_same_scope(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a block and of the blocks in it, except for the bodies of functions and classes."""
+    """Yield the statements of a block and of its nested blocks, but not those in bodies of functions and classes."""
     for statement in body:
         yield statement
         if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -169,7 +169,7 @@ def _in_same_scope(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _binds(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement imports ``name``, or assigns a value to it that does not use the old one."""
+    """Whether a statement imports ``name``, or assigns to ``name`` a value that does not mention ``name``."""
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         return any((alias.asname or alias.name) == name for alias in statement.names)
     bound = any(isinstance(target, ast.Name) and target.id == name for target in _targets(statement))
@@ -182,7 +182,10 @@ def _mentions(value: ast.AST | None, name: str) -> bool:
 
 
 def _sets_attribute(statement: ast.stmt, owner: str, name: str) -> bool:
-    """Whether a statement assigns a value to ``owner.name``, or calls ``setattr`` to do so."""
+    """Whether a statement sets ``owner.name``, by an assignment or by ``setattr``.
+
+    An assignment of a value that mentions ``name`` does not count.
+    """
     assigned = any(
         isinstance(target, ast.Attribute) and target.attr == name and _last_name(target.value) == owner
         for target in _targets(statement)
@@ -195,7 +198,7 @@ def _sets_attribute(statement: ast.stmt, owner: str, name: str) -> bool:
 
 
 def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the targets of an assignment. For a tuple, yield the tuple and each of its elements."""
+    """Yield the expressions to which a statement assigns: for a tuple, the tuple and its elements."""
     if isinstance(statement, ast.Assign):
         for target in statement.targets:
             yield from (node for node in ast.walk(target) if isinstance(node, ast.expr))
@@ -204,12 +207,12 @@ def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _last_name(node: ast.AST) -> str:
-    """Return the last part of the expression ``name`` or ``anything.name``. Return "" for any other expression."""
+    """Return "name" for the expression ``name`` or ``anything.name``, and "" for any other expression."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _does_nothing(statement: ast.stmt) -> bool:
-    """Whether a statement is a docstring, ``...``, ``pass``, ``return`` or ``return None``."""
+    """Whether a statement is a constant such as a docstring or ``...``, or ``pass``, ``return`` or ``return None``."""
     if isinstance(statement, ast.Return):
         return statement.value is None or (isinstance(statement.value, ast.Constant) and statement.value.value is None)
     constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

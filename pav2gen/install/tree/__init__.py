@@ -1,1 +1,1 @@
-"""Reads the current state of a vLLM tree: its folders, the install in it, and the callers of ``forward_decode``."""
+"""Finds vLLM trees, and reads from each what an install needs to know, such as the files of an earlier install."""

@@ -11,7 +11,7 @@ from pav2gen.install.payload.structure import DECODE
 from pav2gen.install.payload.syntax import Method, only_delegates, overrides
 from pav2gen.install.tree.trees import VllmTree
 
-#: The folders of attention backends, below vLLM's folder. A version of vLLM has one of them or both.
+#: The folders in which vLLM keeps its attention backends, below vLLM's folder. Some versions have only one of them.
 BACKENDS = ("attention/backends", "v1/attention/backends")
 
 _CALL = re.compile(rb"\b(PagedAttention|paged_attn)\.forward_decode\(")
@@ -19,16 +19,19 @@ _SUBCLASS = re.compile(rb"^\s*class \w+\([^)]*\bPagedAttention\b", re.M)
 
 
 def calls_forward_decode(tree: VllmTree) -> bool:
-    """Whether an attention backend of the tree calls ``forward_decode``.
+    """Whether an attention backend of the tree calls ``PagedAttention.forward_decode``.
 
-    The answer is also True for a tree without backends.
+    True also for a tree that has no files of attention backends.
     """
     files = [file for folder in BACKENDS for file in _sources(tree, folder)]
     return not files or any(_CALL.search(file.read_bytes()) for file in files)
 
 
 def foreign_overrides(tree: VllmTree) -> Iterator[str]:
-    """Yield a note for each subclass of ``PagedAttention`` in another file that overrides ``forward_decode``."""
+    """Yield a sentence for the user for each subclass of ``PagedAttention`` with a ``forward_decode`` of its own.
+
+    Subclasses in ``DECODE``, and methods that only call the method of ``PagedAttention``, are left out.
+    """
     for folder in ("attention/ops", *BACKENDS):
         for file in _sources(tree, folder):
             path = file.relative_to(tree.folder).as_posix()
@@ -38,7 +41,11 @@ def foreign_overrides(tree: VllmTree) -> Iterator[str]:
 
 
 def foreign_note(method: Method, path: str) -> str:
-    """Return the note about a class that overrides ``forward_decode``."""
+    """Return the sentence that tells the user that a class decodes without the generated kernels.
+
+    method: the class's own ``forward_decode``.
+    path: the file of the class, below vLLM's folder.
+    """
     return (
         f"{path} line {method.function.lineno}: {method.owner.name} decodes in its own way; its decodes do not reach "
         "these kernels"
@@ -50,7 +57,7 @@ def _sources(tree: VllmTree, folder: str) -> list[Path]:
 
 
 def _parsed(file: Path) -> ast.Module:
-    """Parse a file. If the file is not valid Python, return an empty module."""
+    """Return the syntax tree of a file, or of an empty module if the file is not valid Python."""
     try:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""The git repository of a vLLM tree: checks that nothing is uncommitted, and commits an install."""
+"""Commits the changes of an install in the git repository that contains the vLLM trees."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pav2gen.install.tree.trees import VllmTree
 
 
 class Repository:
-    """The git work tree that contains vLLM's folder."""
+    """The git work tree that contains all vLLM trees of an install."""
 
     def __init__(self, trees: Sequence[VllmTree]) -> None:
-        """Find the git work tree of ``trees``.
+        """Find the git work tree that contains ``trees``.
 
-        Raises UserError if there is no work tree, if ``trees`` lie in different work trees, or if there are uncommitted
-        changes.
+        Raises UserError if there is no work tree, if ``trees`` lie in different work trees, or if the work tree has
+        changes that are not committed.
         """
         self._shown = trees[0].shown
         tops = {self._git(tree.folder, "rev-parse", "--show-toplevel").strip() for tree in trees}
@@ -36,9 +36,9 @@ class Repository:
             )
 
     def commit(self, paths: Sequence[Path], message: str) -> str:
-        """Commit the changes and removals of ``paths``, and nothing else. Returns the commit's short hash.
+        """Commit the files ``paths`` as they are now, also those that were removed. Returns the commit's short hash.
 
-        If git refuses to commit, for example because of a hook, restore the index and raise UserError.
+        If git refuses to commit, for example because of a hook, reset git's index and raise UserError.
         """
         names = [str(path.relative_to(self._top)) for path in paths]
         tracked = set(self._git(self._top, "ls-files", "-z", "--", *names).split("\0"))

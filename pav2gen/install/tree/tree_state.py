@@ -1,4 +1,4 @@
-"""Reads the state of a vLLM tree: the files of an install, and vLLM's sources with and without the inserted lines."""
+"""Reads which files an earlier install left in a vLLM tree, and vLLM's sources with and without its edits."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pav2gen.output.disk import Disk
 
 @dataclass(frozen=True)
 class SourceState:
-    """The state of a source file of vLLM.
+    """A source file of vLLM, with and without the edits of an install.
 
     now: the bytes of the file.
-    original: the bytes without the lines that an install inserted.
-    patched: whether the file contains these lines.
-    edited: whether the file was edited after the install. ``now`` and ``original`` both contain that edit.
+    original: the bytes of the file after undoing the edits of an install.
+    patched: whether the file contains the edits of an install.
+    edited: whether somebody edited the file after the install. ``now`` and ``original`` both contain that edit.
     """
 
     now: bytes
@@ -38,11 +38,13 @@ class SourceState:
 
 @dataclass(frozen=True)
 class TreeState:
-    """The state of a vLLM tree.
+    """What is in a vLLM tree before a command changes it.
 
-    sources: vLLM's source files, by path below vLLM's folder.
-    files: the SHA-256 of each file below ``pav2/``, by path. The record, caches and temporary files are not among them.
-    leftovers: the caches and temporary files below ``pav2/``.
+    record: the record of the install, or None if nothing is installed.
+    sources: maps the path of each source file that an install edits, below vLLM's folder, to its state.
+    files: maps the path of each file below ``pav2/`` to its SHA-256, or to an empty string if it is not a regular file.
+    The record and ``leftovers`` are not included.
+    leftovers: the paths of the caches, compiled files and temporary files below ``pav2/``.
     """
 
     tree: VllmTree
@@ -52,22 +54,23 @@ class TreeState:
     leftovers: tuple[str, ...]
 
     def edited(self) -> list[str]:
-        """Return the installed files that are missing, or were changed since the install, by path below ``pav2/``."""
+        """Return the paths below ``pav2/`` of the installed files that were removed or edited since the install."""
         if self.record is None:
             return []
         return [path for path in sorted(self.record.files) if self.files.get(path) not in self.record.known(path)]
 
     def strangers(self) -> list[str]:
-        """Return the files in ``pav2/`` that no install put there."""
+        """Return the paths below ``pav2/`` of the files that no install put there, sorted."""
         ours = {path for state in (self.record.states() if self.record else ()) for path in state.files}
         return sorted(self.files.keys() - ours)
 
 
 def read_tree_state(tree: VllmTree) -> TreeState:
-    """Read the state of a vLLM tree.
+    """Read the record, the installed files and vLLM's source files in ``tree``.
 
-    Raises UserError if a file to be edited is missing, a file cannot be read, or the record is damaged. Also raises
-    UserError if the lines that an install inserted were changed, so that they cannot be found.
+    Raises UserError if vLLM's file ``OPS`` or ``DECODE`` is missing, if a file cannot be read, or if the record is
+    damaged. Also raises UserError if somebody edited the lines that an install inserted, so that they cannot be
+    removed.
     """
     disk = Disk(tree.pav2, tree.where(PAV2))
     if tree.pav2.is_symlink():
@@ -85,9 +88,9 @@ def read_tree_state(tree: VllmTree) -> TreeState:
 
 
 def _sources(tree: VllmTree) -> list[str]:
-    """Return the files of the tree that an install edits.
+    """Return the paths, below vLLM's folder, of the source files that an install edits in ``tree``.
 
-    Raises UserError if ``OPS`` or ``DECODE`` is missing. The other files may be missing.
+    Raises UserError if ``OPS`` or ``DECODE`` is missing. ``LAYER`` and ``BACKEND`` are left out if they are missing.
     """
     for path in (OPS, DECODE):
         if not tree.source(path).is_file():
@@ -98,7 +101,10 @@ def _sources(tree: VllmTree) -> list[str]:
 
 
 def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
-    """Read a source file, and take out the lines of every install in the record."""
+    """Read vLLM's source file ``path``, and find its content without the edit of an install in ``record``.
+
+    Raises UserError if the edit cannot be undone.
+    """
     try:
         now = tree.source(path).read_bytes()
     except OSError as error:
@@ -123,10 +129,11 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
 
 
 def tidy(found: TreeState, files: Collection[str] = ()) -> None:
-    """Remove temporary files of a command that was killed, old caches, and empty folders.
+    """Remove what is no longer needed: temporary files, caches of removed files, and empty folders.
 
-    Temporary files are removed everywhere, also beside vLLM's sources. Caches and compiled files are removed from
-    folders of ``pav2/`` without installed files.
+    Temporary files of a command that was killed are removed from ``pav2/`` and from the folders of vLLM's source files.
+    Caches and compiled files are removed from the folders of ``pav2/`` that have none of ``files``. Empty folders are
+    removed from ``pav2/``.
 
     files: the paths below ``pav2/`` of the files that stay installed.
     """

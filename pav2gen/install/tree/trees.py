@@ -1,4 +1,4 @@
-"""Finds vLLM's package folders in a source checkout, an installation, or a prefix. Each folder is found only once."""
+"""Finds vLLM's package folders in a source checkout, an installation, or a prefix such as ``/usr/local``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pav2gen.errors import UserError
 from pav2gen.install.payload.softcap_structure import BACKEND
 from pav2gen.install.payload.structure import DECODE, LAYER, OPS
 
-#: Where the generated package goes, below vLLM's package folder.
+#: The folder, below vLLM's package folder, into which an install copies the generated package.
 PAV2 = "attention/ops/pav2"
 
-#: The files of a tree that an install edits.
+#: The paths, below vLLM's package folder, of the source files that an install edits.
 EDITED = (OPS, DECODE, LAYER, BACKEND)
 
 TWINS = {"lib": "lib64", "lib64": "lib"}
@@ -21,30 +21,36 @@ TWINS = {"lib": "lib64", "lib64": "lib"}
 
 @dataclass(frozen=True)
 class VllmTree:
-    """The folder of vLLM's package, with symbolic links resolved, and the name that messages give it."""
+    """A folder that contains vLLM's Python package.
+
+    folder: its path, with symbolic links resolved.
+    shown: the name that messages give to it.
+    """
 
     folder: Path
     shown: str
 
     @property
     def pav2(self) -> Path:
-        """The folder of the generated package in this tree."""
+        """The folder into which an install copies the generated package in this tree."""
         return self.folder / PAV2
 
     def source(self, path: str) -> Path:
-        """Return the path of one of vLLM's source files, with symbolic links resolved."""
+        """Return the absolute path of vLLM's file ``path`` (relative to ``folder``), with symbolic links resolved."""
         return (self.folder / path).resolve()
 
     def where(self, path: str) -> str:
-        """Return the name that messages give to a file of the tree."""
+        """Return the name that messages give to the file ``path``, which is relative to ``folder``."""
         return f"{self.shown}/{path}"
 
 
 def find_trees(path: Path) -> list[VllmTree]:
-    """Return the vLLM trees at ``path``: the folder itself, its ``vllm``, and those below ``lib`` and ``lib64`` in it.
+    """Return the vLLM trees at ``path``, each once. If one lies below ``lib``, its copy below ``lib64`` is found too.
 
-    Raises UserError if there is no vLLM tree, or if the path cannot be read. Also raises UserError if a symbolic link
-    leads from a file to be edited to a place outside of these trees.
+    path: vLLM's package folder, the folder that contains it, or a prefix that has vLLM installed below ``lib*``.
+
+    Raises UserError if there is no vLLM tree, or if ``path`` cannot be read. Also raises UserError if a file to edit is
+    a symbolic link to a place outside of these trees.
     """
     try:
         if not path.is_dir():
@@ -60,7 +66,7 @@ def find_trees(path: Path) -> list[VllmTree]:
 
 
 def _check_links(trees: Sequence[VllmTree]) -> None:
-    """Raise UserError if a symbolic link leads from a file or folder to be written to a place outside of the trees."""
+    """Raise UserError if a file or folder in which an install writes is a link to a place outside of ``trees``."""
     for tree in trees:
         for path in (PAV2.rpartition("/")[0], *EDITED):
             place = tree.source(path)
@@ -71,7 +77,7 @@ def _check_links(trees: Sequence[VllmTree]) -> None:
 
 
 def _candidates(path: Path) -> Iterator[Path]:
-    """Yield the folders at ``path`` that contain vLLM's package."""
+    """Yield those of ``path``, ``path/vllm`` and the installations of vLLM below the prefix ``path`` that exist."""
     installed = path.glob("lib*/python*/*-packages/vllm")
     for folder in (path, path / "vllm", *sorted(installed)):
         if is_vllm(folder):
@@ -79,9 +85,9 @@ def _candidates(path: Path) -> Iterator[Path]:
 
 
 def _with_twins(folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield each of ``folders``, and then its twin if there is one.
+    """Yield each of ``folders``, and then its twin if the twin is vLLM's package folder too.
 
-    The twin of a folder below ``lib`` is the folder with this path below ``lib64``, and the reverse.
+    The twin of a folder below ``lib`` has the same path with ``lib64`` in place of ``lib``, and the reverse.
     """
     for folder in folders:
         yield folder
@@ -94,5 +100,5 @@ def _with_twins(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def is_vllm(folder: Path) -> bool:
-    """Whether a folder is vLLM's package: it contains a file to edit, or the models folder of another vLLM version."""
+    """Whether a folder looks like vLLM's package: it has the file ``OPS`` or ``DECODE``, or vLLM's folder of models."""
     return any((folder / path).is_file() for path in (OPS, DECODE)) or (folder / "model_executor/models").is_dir()

@@ -1,15 +1,16 @@
-"""Finds compiled Python files that hide an edit of their source: Python runs them without checking the source."""
+"""Finds compiled Python files (``.pyc``) that Python runs even if their source file was edited later."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: Flags in the second word of a compiled file. HASHED: the file names its source by a hash. CHECKED: Python checks it.
+#: Flags in bytes 4 to 7 of a compiled file. HASHED: the file has a hash of its source, in place of the source's time.
+#: CHECKED: Python compares this hash with the source before it runs the file.
 HASHED, CHECKED = 1, 2
 
 
 def unchecked(source: Path) -> list[Path]:
-    """Return the compiled files of ``source`` that Python runs without checking the source, sorted."""
+    """Return the compiled files of ``source`` that Python runs without comparing them with ``source``, sorted."""
     return [file for file in sorted(source.parent.glob(f"__pycache__/{source.stem}.*.pyc")) if _flags(file) == HASHED]
 
 

@@ -1,6 +1,6 @@
 """The default values of the configuration classes of transformers 4.57, by ``model_type``.
 
-A config.json often leaves out a value that equals the default of its configuration class. None in the table means that
+A config.json often leaves out a value that equals the default of its configuration class. None in ``_TABLE`` means that
 the class's default is None, or that the class lacks the key.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: The columns of ``_TABLE``.
+#: The keys of a config.json whose defaults are in the columns of ``_TABLE``.
 _COLUMNS = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -101,7 +101,7 @@ _TABLE: Mapping[str, tuple[int | None, ...]] = {
 
 _WINDOW_THAT_IS_OFF: Mapping[str, Any] = {"sliding_window": 4096, "use_sliding_window": False}
 
-#: Further defaults, about windows, patterns of layers, and scores.
+#: Model type -> its defaults of further keys: those about windows, patterns of layers, and scores.
 _MORE: Mapping[str, Mapping[str, Any]] = {
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4},
     "exaone4": {"sliding_window": 4096, "sliding_window_pattern": 4},
@@ -138,7 +138,8 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
 }
 # fmt: on
 
-#: Model type -> the type of its language model, for models of several parts that do not name it in the config.
+#: Type of a model of several parts, such as text and images -> the type of its language model, for models whose
+#: config.json does not state the latter.
 TEXT_TYPES: Mapping[str, str] = {
     "aria": "aria_text",
     "aya_vision": "cohere2",

@@ -9,8 +9,8 @@ from pav2gen.errors import UserError
 from pav2gen.reading.model.defaults import TEXT_TYPES, defaults_of
 from pav2gen.wording import LONGEST_QUOTE, quoted, spelled
 
-#: Keys that hold the config of the language model, in the config of a model of several parts. An outer key comes before
-#: a key nested in it.
+#: Keys whose value is the config of the language model, in the config.json of a model of several parts, such as text
+#: and images. An outer key comes before a key nested in it.
 PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 #: A number must be less than this, which is far beyond the values of any model.
@@ -18,7 +18,8 @@ LARGEST_NUMBER = 1e300
 
 
 class Fields:
-    """The values of a language model's config.json, which may nest the language model's config in another one.
+    """The values that a config.json states about a language model. If the model has several parts, such as text and
+    images, the language model's own config is nested in the config of the whole model.
 
     A key is looked up in this order: in the language model's own config, in the defaults of its configuration class, in
     the configs around it.
@@ -41,10 +42,11 @@ class Fields:
         self.defaults = defaults_of(self.model_type)
 
     def get(self, *keys: str) -> Any:
-        """The value of the first of ``keys`` that has a value other than null. None if no key has such a value.
+        """The first value other than null that is found for one of ``keys``. None if no key has such a value.
 
-        The keys are looked up in the order that the class describes. The defaults of the configuration class are
-        skipped if the language model's own config has null for one of ``keys``.
+        The configs and defaults are searched in the order that the class describes, and each of them for all ``keys``
+        in turn. The defaults of the configuration class are skipped if the language model's own config has null for one
+        of ``keys``.
         """
         self.looked_up.update(keys)
         nulls = any(key in self.own for key in keys)
@@ -57,7 +59,7 @@ class Fields:
         return None
 
     def given(self, key: str) -> bool:
-        """Whether the config.json itself has a value other than null for ``key``."""
+        """Whether the config.json itself, apart from defaults, has a value other than null for ``key``."""
         return self.own.get(key) is not None or self.outer.get(key) is not None
 
     def count(self, *keys: str) -> int:
@@ -121,7 +123,7 @@ class Fields:
         return value or []
 
     def fail(self, message: str) -> UserError:
-        """Make a UserError that names the config file."""
+        """Make a UserError with ``message`` and the path of the config.json."""
         return UserError(message, self.file)
 
     def _wrong(self, keys: tuple[str, ...], wanted: str, value: object) -> UserError:
@@ -130,7 +132,7 @@ class Fields:
         return self.fail(f"{key} must be {wanted}, not {described(value)}")
 
     def _hint(self) -> str:
-        """Advice for the error message about a missing key."""
+        """The end of the error message about a missing key: what the user can do about it."""
         if self.model_type and not self.defaults and (self.own or self.outer):
             return (
                 f"the defaults of model type {quoted(self.model_type)} are not known: write the key into a copy of the "
@@ -140,7 +142,7 @@ class Fields:
 
 
 def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a config into two: the values outside the language model's own config, and the values in it."""
+    """Split a config into two dicts: the values around the language model's own config, and the values in it."""
     outer: dict[str, Any] = {}
     own = dict(config)
     while key := next((key for key in PARTS if isinstance(own.get(key), dict)), ""):
@@ -171,5 +173,5 @@ def is_positive(value: object) -> bool:
 
 
 def is_count(value: object, most: int | None = None) -> bool:
-    """Whether ``value`` is a whole number from 1 to ``most``."""
+    """Whether ``value`` is a whole number from 1 to ``most``. If ``most`` is None, there is no upper limit."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0 and (most is None or value <= most)

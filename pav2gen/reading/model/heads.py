@@ -1,4 +1,4 @@
-"""Reads the number of query heads, the number of KV heads and the head size from a model's config."""
+"""Reads the number of query heads, the number of KV heads and the head size from a model's config.json."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 from pav2gen.reading.model.fields import Fields, is_count
 from pav2gen.wording import one_of
 
-#: The head size in the cache for DeepSeek models: vLLM 0.6 pads their heads of 192 elements to it (deepseek_v2.py).
+#: The head size in the KV cache for DeepSeek models. vLLM 0.6 pads their heads of 192 elements to this size
+#: (deepseek_v2.py).
 PADDED_LATENT = 256
 
 QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 
-#: Keys that models use for the number of KV heads.
+#: Keys of a config.json that give the number of KV heads. The first key with a value counts.
 KV_HEADS = (
     "num_global_key_value_heads",  # of the layers without a window, if these differ
     "num_key_value_heads",
@@ -34,7 +35,7 @@ _BY_KIND_OF_LAYER = (
 )
 HIDDEN_SIZES = ("hidden_size", "n_embd", "n_embed", "d_model")
 
-#: Matches an unknown key that may give the number of KV heads.
+#: Matches a key of a config.json that pav2gen does not know and that may give the number of KV heads.
 _LIKE_KV_HEADS = re.compile(
     r"(kv|key_?value|query|attention|attn).*(head|group)|(head|group).*(kv|key_?value|query)", re.I
 )
@@ -47,7 +48,9 @@ def num_heads(fields: Fields) -> int:
 
 
 def num_kv_heads(fields: Fields, heads: int) -> int:
-    """The number of KV heads. If no known key states this number, the result is the number of query heads."""
+    """The number of KV heads of a model with ``heads`` query heads. If no known key states this number, it is
+    ``heads``.
+    """
     if is_latent(fields):
         return heads
     if each := kv_heads_by_layer(fields, heads):
@@ -63,7 +66,9 @@ def num_kv_heads(fields: Fields, heads: int) -> int:
 
 
 def head_size(fields: Fields, heads: int) -> int:
-    """The size of a head of Q and K: the stated size, else the hidden size divided by ``heads``."""
+    """The size of a head of Q and K, in elements: the stated size, else the hidden size divided by ``heads``, the
+    number of query heads.
+    """
     if is_latent(fields):
         return _latent_head_size(fields)
     if fields.get(*HEAD_SIZES) is not None:
@@ -75,9 +80,10 @@ def head_size(fields: Fields, heads: int) -> int:
 
 
 def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
-    """The distinct numbers of KV heads of the layers. Empty if the config does not state a number for each layer.
+    """The distinct numbers of KV heads of the layers of a model with ``heads`` query heads. Empty if the config does
+    not state a number for each layer.
 
-    Raises UserError if layers differ and vLLM does not repeat KV heads to make the numbers equal.
+    Raises UserError if layers have different numbers of KV heads, and vLLM does not repeat KV heads to make them equal.
     """
     if listed := fields.listed(
         "num_key_value_heads_per_layer"
@@ -96,22 +102,24 @@ def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
 
 
 def is_latent(fields: Fields) -> bool:
-    """Whether attention is latent (MLA): the keys and values of all heads are computed from one small vector per
-    token.
+    """Whether the model has latent attention (MLA): the keys and values of all heads are computed from one small vector
+    per token.
     """
     return fields.get("kv_lora_rank") is not None
 
 
 def _latent_head_size(fields: Fields) -> int:
-    """The size of the keys that vLLM 0.6 computes from the latent vector. Raises UserError if the config lacks this
-    size.
+    """The size, in elements, of the keys that vLLM 0.6 computes from the latent vector and stores in the KV cache.
+    Raises UserError if the config does not state this size.
     """
     size = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     return PADDED_LATENT if fields.model_type.startswith("deepseek") else size
 
 
 def head_notes(fields: Fields, heads: int) -> Iterator[str]:
-    """Sentences about the heads. ``init`` writes these sentences as comments into the drafted spec."""
+    """Sentences about unusual properties of the heads, such as layers that differ in their KV heads. ``init`` writes
+    these sentences as comments into the spec that it drafts.
+    """
     if is_latent(fields):
         yield (
             "attention is latent (kv_lora_rank): vLLM 0.6 expands it to a KV head for each query head, as here; vLLM "
@@ -131,7 +139,7 @@ def head_notes(fields: Fields, heads: int) -> Iterator[str]:
 
 
 def value_size(fields: Fields, size: int) -> int:
-    """The size of a head of V. ``size`` is the size of a head of K, which is returned if the config states no other
+    """The size of a head of V, in elements. It is ``size``, the size of a head of K, if the config states no other
     size.
     """
     value = fields.count_or_none("v_head_dim")
@@ -155,7 +163,9 @@ def windowed_heads(fields: Fields) -> str:
 
 
 def _unknown_kv_heads(fields: Fields, heads: int) -> Iterator[tuple[str, int]]:
-    """Keys of the config that pav2gen does not know and that may be the number of KV heads, with their values."""
+    """Keys that pav2gen does not know and that may give the number of KV heads, each with its value. ``heads`` is the
+    number of query heads.
+    """
     known = {*KV_HEADS, *QUERY_HEADS, "multi_query_group_num", "num_key_value_groups"}
     for key, value in fields.own.items():
         looks = _LIKE_KV_HEADS.search(key) and not _NOT_KV_HEADS.search(key) and key.isidentifier() and len(key) < 64

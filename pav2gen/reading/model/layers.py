@@ -8,10 +8,11 @@ from typing import Any
 from pav2gen.reading.model.fields import Fields, described, is_count, is_off
 from pav2gen.reading.model.heads import windowed_heads
 
-#: The kinds of layers: attention to everything, to a window, within a chunk; linear attention; no attention.
+#: The kinds of layers, by what a layer has: attention to all past tokens, attention to a sliding window, attention
+#: within a chunk, linear attention, no attention.
 FULL, WINDOW, CHUNK, LINEAR, OTHER = "full", "window", "chunk", "linear", "other"
 
-#: Prefixes of the names that configs give to each kind.
+#: Start of the name that a config.json gives to a layer -> the kind of the layer.
 _NAMES = (
     ("sliding", WINDOW),
     ("local", WINDOW),
@@ -23,18 +24,18 @@ _NAMES = (
     ("hybrid", FULL),
 )
 
-#: Models with more layers than this are not listed layer by layer.
+#: The most layers of which ``layer_kinds`` states the kinds.
 MOST_LAYERS = 4096
 
-#: Model types in which every layer has the window.
+#: Types of models in which all layers have a sliding window, if the config.json gives a window.
 ALL_WINDOWED = frozenset({"mistral", "mixtral", "ministral", "phi3", "phimoe", "starcoder2"})
 
 WINDOWS = ("sliding_window", "attention_window_size", "sliding_window_size")
 
 
 def layer_kinds(fields: Fields) -> tuple[str, ...]:
-    """The kind of each layer (``FULL``, ``WINDOW``, ...). Empty if neither the config nor the model type determines the
-    kinds.
+    """The kind of each layer, from the first layer to the last: ``FULL``, ``WINDOW``, and so on. Empty if neither the
+    config nor the model type determines the kinds.
     """
     number = fields.count_or_none("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     layers = number if number is not None and number <= MOST_LAYERS else 0
@@ -88,8 +89,8 @@ def _listed_windows(fields: Fields) -> tuple[int | None, ...]:
 
 
 def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """A sentence that states the model's sliding windows and their layers. Nothing if the model has no sliding
-    window.
+    """A sentence that states the model's sliding windows and the layers that have them. Yields nothing if the model has
+    no sliding window.
     """
     kinds = layer_kinds(fields)
     sizes = [size for size in windows(fields, max_seq_len) if size is not None]
@@ -102,7 +103,9 @@ def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
 
 
 def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """A sentence for each kind of limited attention that no kernel supports, such as chunked attention."""
+    """A sentence for each way in which layers attend to some past tokens only and which no kernel supports, such as
+    chunked attention.
+    """
     kinds = layer_kinds(fields)
     yield from _windowed_layers(fields, kinds)
     chunk = fields.count_or_none("attention_chunk_size")
@@ -127,7 +130,9 @@ def _windowed_layers(fields: Fields, kinds: tuple[str, ...]) -> Iterator[str]:
 
 
 def layer_notes(fields: Fields) -> Iterator[str]:
-    """Sentences about the layers without a paged KV cache, which ``init`` writes as comments into the drafted spec."""
+    """Sentences about the layers without a paged KV cache. ``init`` writes them as comments into the spec that it
+    drafts.
+    """
     kinds = layer_kinds(fields)
     linear, other = kinds.count(LINEAR), kinds.count(OTHER)
     if linear:
@@ -141,7 +146,9 @@ def layer_notes(fields: Fields) -> Iterator[str]:
 
 
 def _listed(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, or an empty tuple if the config does not list a kind for each layer."""
+    """The kind of each layer, or an empty tuple if the config does not list a kind for each layer. ``layers`` is the
+    number of layers, or 0 if it is unknown.
+    """
     for key in ("layer_types", "layers_block_type"):
         if listed := fields.listed(key):
             return tuple(map(_kind, listed))
@@ -181,8 +188,8 @@ def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _patterned(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, or an empty tuple if the config states no pattern of layers with a window or with
-    chunks.
+    """The kind of each of ``layers`` layers, or an empty tuple if the config states no pattern in which layers with and
+    without a window, or with and without chunks, alternate.
     """
     if fields.model_type == "llama4_text":
         with_rope: list[Any] = fields.listed("no_rope_layers")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pav2gen.reading.model.fields import Fields
 
-#: Keys that may give the length. vLLM takes the smallest value.
+#: Keys of a config.json that may give the longest context, in tokens. If several do, vLLM takes the smallest value.
 LENGTHS = (
     "max_position_embeddings",
     "n_positions",
@@ -17,10 +17,10 @@ LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-#: The length that vLLM assumes if the config gives none.
+#: The longest context, in tokens, that vLLM assumes if the config.json gives none.
 DEFAULT_LENGTH = 2048
 
-#: Kinds of rotary embedding for which the config's length already includes the scaling.
+#: Types of rotary embedding for which the longest context that the config.json gives already includes the scaling.
 SCALED_ALREADY = ("su", "longrope", "llama3")
 
 LARGEST_INT32 = 2**31 - 1

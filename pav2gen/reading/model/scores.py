@@ -5,7 +5,8 @@ from __future__ import annotations
 from pav2gen.reading.model.fields import Fields
 from pav2gen.reading.model.heads import is_latent, windowed_heads
 
-#: Keys that say whether layers have sinks: layers with a window, layers without a window, and all layers.
+#: Keys of a config.json that say whether layers have attention sinks. The keys are about layers with a window, layers
+#: without a window, and all layers.
 SINK_FLAGS = ("add_swa_attention_sink_bias", "add_full_attention_sink_bias", "attention_sink_bias")
 
 
@@ -32,7 +33,8 @@ def sinks(fields: Fields) -> bool:
 
 
 def scale(fields: Fields, head_size: int) -> float | None:
-    """The factor of the scores. None if the factor is the usual ``head_size ** -0.5``, and for latent attention.
+    """The factor by which the model multiplies its scores. None if the factor is the usual ``head_size ** -0.5``, and
+    for latent attention.
 
     The factor of latent attention also depends on the rotary embedding and is not computed here.
     """

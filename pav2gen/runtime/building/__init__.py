@@ -1,3 +1,1 @@
-"""Compiles the CUDA sources of a package into libraries: compilers, build steps, and the cache of compiled
-libraries.
-"""
+"""Compiles the CUDA sources of a package into shared libraries, and caches these libraries."""

@@ -1,4 +1,6 @@
-"""Compiles CUDA sources in parallel and links them into one library. Libraries are cached by their content."""
+"""Compiles CUDA sources in parallel and links them into one library. A library is cached under a hash of its sources,
+flags and compiler.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,22 @@ from .cache import Failures, cache_folder, locked
 from .library_record import SECTION, Record, closure, source_digests
 from .toolchain import Toolchain
 
-#: A function that is called after each command: (finished commands, all commands, the file that was made).
+#: The type of a function that is called after each command with the number of finished commands, the number of all
+#: commands, and the file that the command made.
 Progress = Callable[[int, int, Path], None]
 
-#: The number of sources that g++ compiles in one run, because reading the headers takes longer than compiling some
-#: kernels. Sources can be combined because each source has its own namespace and defines no macros.
+#: The largest number of sources that g++ compiles in one run, because reading the headers takes longer than compiling
+#: some kernels. Sources can be combined because each source has its own namespace and defines no macros.
 BATCH = 12
 
-#: The sources of a library by the names of their entry functions.
+#: The kernels of a library: a mapping from the name of a kernel's entry function to the kernel's CUDA source.
 Kernels = Mapping[str, Path]
 
 
 class Plan(NamedTuple):
-    """The steps that build a library: the commands that compile, the command that links, and the path of the
-    library.
+    """The steps that build a library.
+
+    compile: the commands that make object files. link: makes the command that links them. out: the path of the library.
     """
 
     compile: Sequence[simt.Command]
@@ -41,11 +45,11 @@ class Plan(NamedTuple):
 
 
 def quiet(done: int, total: int, made: Path) -> None:
-    """Print nothing. Used as a ``Progress`` function."""
+    """Report no progress: a ``Progress`` function that does nothing."""
 
 
 def on_stderr(done: int, total: int, made: Path) -> None:
-    """Print one line on stderr that is overwritten after each command. Used as a ``Progress`` function."""
+    """Report progress on one line of stderr, which is overwritten after each command (a ``Progress`` function)."""
     end = "\n" if done == total else "\r"
     print(f"[{done:>3}/{total}] {made.name[:70]:<70}", end=end, file=sys.stderr, flush=True)
 
@@ -53,9 +57,10 @@ def on_stderr(done: int, total: int, made: Path) -> None:
 def build_gpu(
     kernels: Kernels, toolchain: Toolchain, jobs: int, progress: Progress = quiet, again: bool = True
 ) -> Path:
-    """Build the library of ``kernels`` for a GPU. Returns its path.
+    """Build a library with ``kernels`` for a GPU, unless the cache has it already. Returns the library's path.
 
     jobs: the number of compilers that run at the same time.
+    progress: reports on each finished command.
     again: whether to repeat a build that failed before.
     Raises simt.CompileError, with the compiler's output, if a command fails. Raises FailedBeforeError if the build
     failed before and ``again`` is false.
@@ -74,11 +79,12 @@ def build_gpu(
 
 
 class HostBuild(NamedTuple):
-    """The options of a library for the CPU.
+    """The options for compiling a library that runs on the CPU.
 
     warp_size: the warp size of the simulated GPU.
-    checked: whether to check and count all memory accesses.
-    quick: whether to compile in about half the time, for tests; the kernels then run more slowly.
+    checked: whether the kernels check and count all their memory accesses.
+    quick: whether to compile with fewer optimisations, for tests. This takes about half the time, and the kernels run
+    more slowly.
     """
 
     warp_size: int = 64
@@ -87,9 +93,9 @@ class HostBuild(NamedTuple):
 
 
 def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress = quiet, again: bool = True) -> Path:
-    """Build a library for the CPU with ``kernels`` and the runtime that executes them. Returns its path.
+    """Build a library for the CPU with ``kernels`` and the code that simulates a GPU for them. Returns its path.
 
-    The other parameters and the errors are those of ``build_gpu``.
+    kind: the options. The other parameters and the errors are those of ``build_gpu``.
     """
     folder = toolchain_folder("host")
     version = simt.find_compiler(kind.checked).version
@@ -103,11 +109,11 @@ def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress 
 
 
 def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
-    """Write source files that each ``#include`` up to ``BATCH`` of ``sources``, so that the compiler reads shared
-    headers once.
+    """Write source files that each ``#include`` up to ``BATCH`` of ``sources``, and yield their paths.
 
-    A batch may contain kernels of several specs, because many specs have fewer kernels than a batch. All sources of a
-    batch include headers from the same folders.
+    The compiler then reads only once the headers that these sources share. A batch may contain kernels of several
+    specs, because many specs have fewer kernels than a batch. All sources of a batch include headers from the same
+    folders.
     """
 
     def folders(source: Path) -> list[str]:
@@ -123,16 +129,18 @@ def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
 
 
 def toolchain_folder(name: str) -> Path:
-    """The cache folder for the libraries of one toolchain. Raises simt.CacheError if the folder is not safe to use."""
+    """Return the cache folder for the libraries of one toolchain.
+
+    Raises simt.CacheError if other users can write to the folder, or if it can't be created.
+    """
     return simt.own_folder(simt.own_folder(cache_folder()) / name)
 
 
 def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
-    """Build the library, unless the cache has an undamaged one. If several processes need the library, one process
-    builds and the others wait.
+    """Build the library of ``plan``, unless the cache has an undamaged one. Returns the library's path.
 
-    Returns the path of the library. A failed build is recorded. Raises simt.CompileError and FailedBeforeError, as
-    ``build_gpu`` does.
+    If several processes need the library, one process builds it and the others wait. A failed build is recorded. Raises
+    simt.CompileError and FailedBeforeError, as ``build_gpu`` does.
     """
     failures = Failures(plan.out)
     if not again:
@@ -152,7 +160,9 @@ def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
 
 
 def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: Progress) -> None:
-    """Run ``commands`` in parallel, and then the link command of ``plan``. The first failure stops the build."""
+    """Run ``commands`` in parallel, and then the link command of ``plan``. The first command that fails stops the
+    build. jobs: how many commands run at the same time.
+    """
     total = len(commands) + 1
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
         running = {pool.submit(simt.run_command, command): command for command in commands}
@@ -171,7 +181,7 @@ def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: P
 def write_index(folder: Path, record: Record) -> Path:
     """Write the C source that describes the library: its record, and the function ``pav2_kernels``.
 
-    ``pav2_kernels()`` returns the names of all kernels, one per line.
+    ``pav2_kernels()`` returns the names of the entry functions of all kernels, one per line.
     """
     lines = "".join(f'\n        "{name}\\n"' for name in record.kernels)
     text = f"""// The kernels of this library, and the record of what it was compiled from.
@@ -188,7 +198,7 @@ __attribute__((used, section("{SECTION}"))) extern const char pav2_record[] =
 
 
 def write_source(folder: Path, stem: str, text: str) -> Path:
-    """Write a generated source file into the cache folder. The file name contains a hash of the text."""
+    """Write ``text`` as a source file into the cache folder. The file name is ``stem`` and a hash of the text."""
     path = folder / f"{stem}-{sha(text)}.cu"
     temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     temporary.write_bytes(os.fsencode(text))
@@ -197,13 +207,13 @@ def write_source(folder: Path, stem: str, text: str) -> Path:
 
 
 def quoted(text: str) -> str:
-    """An ASCII text as a C string literal on several lines."""
+    """Return an ASCII text as a C string literal on several lines."""
     escaped = [text[i : i + 100].replace("\\", "\\\\").replace('"', '\\"') for i in range(0, len(text), 100)]
     return "\n    ".join(f'"{piece}"' for piece in escaped)
 
 
 def object_name(source: Path, toolchain: Toolchain, compiler: str) -> str:
-    """The name of an object file without its extension: a hash of source text, path, flags and compiler.
+    """Return a hash for the name of an object file: of the text and path of its source, the flags and the compiler.
 
     Headers are not part of the hash. ``make`` checks separately whether headers have changed.
     """

@@ -20,15 +20,19 @@ from typing import Any, NamedTuple
 SECTION = ".pav2"
 FORMAT = 1
 
-#: Upper bound in bytes of a record and of a section table. A file with larger ones is damaged.
+#: The largest allowed size, in bytes, of a record and of an ELF file's section table. A file with a larger one is
+#: damaged.
 MOST_BYTES = 16 << 20
 
-#: The number of a type of CPU in an ELF file -> its name in ``platform.machine()`` and in the tags of wheels.
+#: Maps the number of a type of CPU in an ELF file to the name of the CPU in ``platform.machine()`` and in the tags of
+#: wheels.
 MACHINES = {62: "x86_64", 183: "aarch64"}
 
-#: Fields of an ELF file's header: e_ident, e_machine, e_shoff, e_shentsize, e_shnum and e_shstrndx.
+#: The layout of an ELF file's header, with these fields: e_ident, e_machine, e_shoff, e_shentsize, e_shnum and
+#: e_shstrndx.
 _HEADER = struct.Struct("<16s2xH20xQ10xHHH")
-#: Fields of a section's header: the place of its name, its offset and its size.
+#: The layout of a section's header in an ELF file, with these fields: the place of its name among the names, its offset
+#: in the file, and its size.
 _SECTION = struct.Struct("<I20xQQ24x")
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
@@ -74,15 +78,15 @@ class Record(NamedTuple):
         return json.dumps({"format": FORMAT, **fields})
 
     def differing(self, sources: Mapping[str, str]) -> list[str]:
-        """The symbols of kernels that were compiled from other sources than ``sources``, sorted.
+        """Return the symbols, sorted, of the kernels that were compiled from other sources than ``sources``.
 
-        ``sources`` maps symbols to ``source_digest``. Symbols that are not both in the record and in ``sources`` are
-        left out.
+        ``sources`` maps the symbols of kernels to the digests from ``source_digest``. Symbols that are not both in the
+        record and in ``sources`` are left out.
         """
         return sorted(symbol for symbol in self.kernels.keys() & sources if self.kernels[symbol] != sources[symbol])
 
     def lacking(self, sources: Mapping[str, str]) -> list[str]:
-        """The symbols in ``sources`` that the library lacks, sorted."""
+        """Return the symbols of the kernels in ``sources`` that the library lacks, sorted."""
         return sorted(sources.keys() - self.kernels.keys())
 
 
@@ -109,8 +113,9 @@ def read_record(path: str | os.PathLike[str]) -> Record:
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Open a regular file for reading. Returns the file descriptor. Raises RecordError for anything else, without
-    waiting.
+    """Open a regular file for reading, and return the file descriptor.
+
+    Raises RecordError if ``path`` is anything else, such as a FIFO, and never waits for data.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -120,7 +125,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def source_digest(path: str, read: Callable[[str], bytes]) -> str:
-    """A digest of a kernel's source and of all headers that it includes by a relative path.
+    """Return a digest of a kernel's source and of all headers that it includes by a relative path.
 
     ``read`` returns the bytes of a file, for ``path`` and for the paths of headers. Paths use forward slashes. The
     comments at the top of a file are left out of the digest, because they do not affect the code. Headers that ``read``
@@ -132,8 +137,9 @@ def source_digest(path: str, read: Callable[[str], bytes]) -> str:
 
 
 def closure(path: str, read: Callable[[str], bytes]) -> dict[str, str]:
-    """The text of a source and of all headers that it includes by a relative path, by path. ``read`` is as in
-    ``source_digest``.
+    """Return the texts of a source and of all headers that it includes by a relative path, in a dict by path.
+
+    ``read`` is as in ``source_digest``.
     """
     texts: dict[str, str] = {}
     queue = [path]
@@ -153,7 +159,9 @@ def closure(path: str, read: Callable[[str], bytes]) -> dict[str, str]:
 
 
 def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
-    """The digest of each kernel's sources on the disk, by symbol. Raises OSError if a source cannot be read."""
+    """Return the digest of each kernel's sources on the disk, by the kernel's symbol. Raises OSError if a source cannot
+    be read.
+    """
     known: dict[str, bytes] = {}
 
     def read(name: str) -> bytes:
@@ -165,8 +173,9 @@ def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
 
 
 def mismatch(record: Record, sources: Mapping[str, str]) -> str:
-    """Say why a library does not fit a package with the given ``sources`` (symbol -> ``source_digest``). Empty if the
-    library fits.
+    """Return why the library with ``record`` does not fit a package, or an empty string if it fits.
+
+    sources: the digest of each kernel's sources in the package, by the kernel's symbol.
 
     A library that fits may lack kernels of the package, and may have kernels that the package lacks.
     """

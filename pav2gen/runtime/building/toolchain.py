@@ -24,14 +24,17 @@ TOOLCHAINS = ("corex", "nvcc", "host")
 
 
 class CompilerMissingError(Exception):
-    """The compiler of a toolchain is missing. The message lists the places that were searched, and says what would
-    work.
+    """The compiler of a toolchain is missing.
+
+    The message lists the places that were searched, and says how to fix this.
     """
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """One GPU compiler with its flags. ``warp_size`` is the warp size of GPUs with the architecture ``arch``."""
+    """A GPU compiler with the flags for one GPU architecture. ``warp_size`` is the warp size of GPUs with the
+    architecture ``arch``.
+    """
 
     name: str
     compiler: str
@@ -42,17 +45,18 @@ class Toolchain:
     link_flags: tuple[str, ...]
 
     def compile(self, source: Path, out: Path) -> Command:
-        """The command that compiles ``source`` to the object file ``out``."""
+        """Return the command that compiles ``source`` to the object file ``out``."""
         return Command((self.compiler, *self.compile_flags, "-c", str(source), "-o", str(out)), out)
 
     def link(self, objects: Sequence[Path], out: Path) -> Command:
-        """The command that links ``objects`` to the library ``out``."""
+        """Return the command that links ``objects`` to the library ``out``."""
         return Command((self.compiler, "-shared", *map(str, objects), *self.link_flags, "-o", str(out)), out)
 
 
 def corex(arch: str = "ivcore10") -> Toolchain:
-    """The toolchain of CoreX's clang++, in COREX_HOME or a standard folder. Raises CompilerMissingError if there is no
-    clang++.
+    """Return the toolchain of CoreX's clang++, which is searched in COREX_HOME, else in the standard folders.
+
+    Raises CompilerMissingError if there is no clang++.
     """
     places = (os.environ["COREX_HOME"],) if os.environ.get("COREX_HOME") else COREX_PLACES
     home = next((place for place in places if Path(place, "bin", "clang++").exists()), None)
@@ -66,7 +70,7 @@ def corex(arch: str = "ivcore10") -> Toolchain:
 
 
 def nvcc(arch: str) -> Toolchain:
-    """The toolchain of NVIDIA's nvcc. Raises CompilerMissingError if ``cuda_program`` finds no nvcc."""
+    """Return the toolchain of NVIDIA's nvcc. Raises CompilerMissingError if ``cuda_program`` finds no nvcc."""
     compiler = cuda_program("nvcc")
     if compiler is None:
         raise CompilerMissingError(
@@ -77,12 +81,14 @@ def nvcc(arch: str) -> Toolchain:
 
 
 def cuda_home() -> str:
-    """The folder of the CUDA toolkit: CUDA_HOME, else ``/usr/local/cuda``. The folder may be missing."""
+    """Return the folder of the CUDA toolkit: the value of CUDA_HOME, else ``/usr/local/cuda``. The folder may be
+    missing.
+    """
     return os.environ.get("CUDA_HOME") or "/usr/local/cuda"
 
 
 def cuda_program(name: str) -> str | None:
-    """The path of a program of the CUDA toolkit, such as nvcc or cuobjdump. None if the program is not found.
+    """Return the path of a program of the CUDA toolkit, such as nvcc or cuobjdump, or None if it is not found.
 
     The program is searched on PATH, in the toolkit's folder, in NVIDIA's pip packages, and in the folder of nvcc. An
     nvcc on PATH may be a script in another folder, so nvcc itself is asked for its folder.
@@ -95,18 +101,20 @@ def cuda_program(name: str) -> str | None:
 
 
 def pip_folders() -> list[Path]:
-    """The folders of programs in NVIDIA's pip packages, such as ``nvidia/cu13/bin``, for this Python."""
+    """Return the folders with programs of NVIDIA's pip packages, such as ``nvidia/cu13/bin``, that this Python has."""
     return [folder for place in sys.path for folder in sorted(Path(place, "nvidia").glob("*/bin"))]
 
 
 def version(compiler: str) -> str:
-    """The output of ``compiler --version`` on one line. The record in each library contains this text."""
+    """Return the output of ``compiler --version`` as one line. The record in each library contains this text."""
     asked = [compiler, "--version"]
     done = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     return " ".join(done.stdout.split())
 
 
 def cuda_major(version: str) -> str:
-    """The major version of CUDA in the output of ``nvcc --version``. Empty if the text has no such version."""
+    """Return the major version of CUDA in ``version``, the output of ``nvcc --version``, or an empty string if it has
+    none.
+    """
     found = re.search(r"release (\d+)\.", version)
     return found[1] if found else ""

@@ -18,21 +18,21 @@ class ExtendCall(NamedTuple):
       tokens is the number of rows of ``query``. end is query_start_loc[s + 1], clamped to [begin, tokens]. q_len is
       end - begin.
     * Only the first max_query_len rows of a sequence are computed. ``out`` and ``lse`` are not written for other rows,
-      nor for rows that no sequence owns. The positions of rows do not depend on max_query_len.
+      nor for rows that no sequence owns. The position of a row in its sequence does not depend on max_query_len.
     * The length of sequence s is seq_lens[s], clamped to [0, max_seq_len]. max_seq_len is at most the number of tokens
       that the pages of one block table row can hold.
     * Row i of a sequence is at position length - q_len + i. A row at a negative position attends to no key.
 
-    If the values of query_start_loc decrease, the operator refuses the call if this tensor is on the CPU. On a GPU,
-    rows that a sequence owns may then keep their values, or get the result of another sequence. Rows that no sequence
-    owns are not written.
+    If query_start_loc is on the CPU and its values decrease, the operator raises ValueError. On a GPU, the operator
+    does not read the values. If they decrease, the rows of ``out`` and ``lse`` that a sequence owns may keep their
+    content, or get the result of another sequence. Rows that no sequence owns are not written.
 
     A kernel is called only if the numbers of rows and sequences, max_query_len and max_seq_len are all at least 1.
     max_query_len is at most the number of rows of ``query``.
 
-    tensors: the parameter tensors of the attention modification.
-    read_lengths: whether the host may read ``query_start_loc`` and ``seq_lens``. If False, the host code of a kernel
-    uses only the tensors' shapes, ``max_query_len`` and ``max_seq_len``.
+    tensors: the parameter tensors of the attention modification, in the order in which the spec declares them.
+    read_lengths: whether the host may read the values of ``query_start_loc`` and ``seq_lens``. If False, the host code
+    of a kernel uses only the shapes of these two tensors, ``max_query_len`` and ``max_seq_len``.
     """
 
     out: torch.Tensor

@@ -1,4 +1,7 @@
-"""The steps of the generated tests of extend kernels: make inputs, run the kernel, compare with a float64 reference."""
+"""Test harnesses for extend kernels: they make inputs, run the kernel, and compare with a float64 reference.
+
+The generated tests call the methods of these harnesses.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ from .oracle import Reference, reference
 
 
 class ExtendHarness:
-    """Runs and checks one extend kernel. A subclass for each backend launches the kernel.
+    """A test harness that runs one extend kernel, and compares its results with the float64 reference.
+
+    Each backend has a subclass, whose method ``launch`` runs the kernel.
 
     package: the generated package. row: the kernel's row in the package's dispatch table.
     """
@@ -37,15 +42,19 @@ class ExtendHarness:
         self.key: Key = row.key
 
     def launch(self, call: ExtendCall) -> None:
-        """Run the kernel on a checked call that has at least one query row, one sequence and one cached token."""
+        """Run the kernel on a call with checked arguments.
+
+        The call has at least one query row and one sequence, and its ``max_query_len`` and ``max_seq_len`` are at least
+        1.
+        """
         raise NotImplementedError
 
     def case(self, query_lens: Sequence[int], contexts: Sequence[int], **options: Any) -> ExtendCase:
         """A test case for this kernel.
 
         query_lens: the number of new tokens of each sequence. contexts: the number of cached tokens before the new
-        tokens of each sequence. options: other fields of ``cases.ExtendCase``. For a compressed cache, k_scale and
-        v_scale have defaults.
+        tokens of each sequence. options: values for other fields of ``cases.ExtendCase``. If the kernel's cache is
+        compressed, the default of k_scale is 0.3, and that of v_scale is 0.7.
         """
         if self.key.kv_cache_dtype != "auto":
             options = {"k_scale": 0.3, "v_scale": 0.7, **options}
@@ -55,7 +64,10 @@ class ExtendHarness:
         return ExtendCase(self.key, ONE_PARTITION, seq_lens, **{**own, **options})
 
     def run(self, call: ExtendCall) -> ExtendCall:
-        """Run the kernel directly, without the dispatch table. Return a copy of the call with new, filled outputs."""
+        """Run this kernel without a look-up in the dispatch table. Return a copy of the call with the results.
+
+        The results are in new tensors ``out`` and ``lse``. The tensors of ``call`` are not changed.
+        """
         call = copy_outputs(call)
         found = check.check(call, self.key.kv_cache_dtype)
         assert found == self.key, f"the inputs are of {found}, the kernel is of {self.key}"
@@ -63,27 +75,28 @@ class ExtendHarness:
         return call
 
     def truth(self, call: ExtendCall) -> Reference:
-        """The float64 result of a call, from the reference."""
+        """Compute the results of a call with the float64 reference."""
         return reference(call, self.key.kv_cache_dtype, self.row.modification)
 
     def check(self, case: ExtendCase, captured: bool = False) -> None:
-        """Run a case, and compare out and lse with the float64 reference.
+        """Run the kernel on a case, and compare out and lse with the float64 reference.
 
-        The tolerance grows with the case's score_size, because larger scores have larger float32 errors, and these
-        change the softmax weights.
+        The tolerance grows with ``case.score_size``, because larger scores have larger float32 errors, and these change
+        the softmax weights.
 
-        captured: forbid host reads of lengths, as during the capture of a CUDA graph.
+        captured: whether to forbid the kernel's host code to read ``query_start_loc`` and ``seq_lens``, as is the case
+        during the capture of a CUDA graph.
         """
         call = make(case)._replace(read_lengths=not captured)
         self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
 
     def compare(self, call: ExtendCall, largest: float = 0.0, truth: Reference | None = None) -> ExtendCall:
-        """Run a call, and compare out and lse with the float64 reference. Return the call with its outputs.
+        """Run the kernel on a call, and compare out and lse with the float64 reference. Return the call with results.
 
-        Rows that the call does not compute must keep every bit.
+        In rows that the call does not compute, out and lse must keep every bit.
 
         largest: the magnitude of the largest score, or 0 for scores of ordinary size. The tolerance grows with it.
-        truth: the reference's result, if it is known already.
+        truth: the reference's results for this call. If None, they are computed.
         """
         truth = truth or self.truth(call)
         done = self.run(call)
@@ -98,9 +111,12 @@ class ExtendHarness:
         return done
 
     def worst_row(self, done: ExtendCall, truth: Reference, largest: float) -> str:
-        """The end of an error message: the first row with a wrong output, and its error divided by the tolerance.
+        """The end of an error message: the index of the first wrong row of out, and its error divided by the tolerance.
 
-        The text is empty if no row is wrong. largest: the magnitude of the largest score, for the tolerance.
+        The text is empty if no row is wrong.
+
+        done: the call with the kernel's results. truth: the reference's results. largest: the magnitude of the largest
+        score. The tolerance grows with it.
         """
         for row in truth.owned.nonzero().flatten().tolist():
             if (worst := excess(done.out[row], truth.out[row], score_noise(largest))) > 1:
@@ -108,9 +124,10 @@ class ExtendHarness:
         return ""
 
     def check_lse(self, lse: torch.Tensor, truth: torch.Tensor, largest: float) -> None:
-        """Compare ``lse``, the logarithm of the softmax denominator (sink included), with the reference's ``truth``.
+        """Compare the kernel's ``lse`` with the reference's ``truth``.
 
-        lse, truth: [rows, heads] float64.
+        Both are [rows, heads] float64, and hold the natural logarithm of the softmax denominator, sink included.
+
         largest: the magnitude of the largest score. The tolerance grows with it.
         """
         off = (lse - truth).abs() > 1e-5 + 4e-7 * truth.abs().clamp_min(largest)
@@ -118,9 +135,10 @@ class ExtendHarness:
         assert not wrong.any(), f"lse is off at {wrong.nonzero().tolist()[:5]} of the rows that sequences own"
 
     def check_table(self, case: ExtendCase) -> None:
-        """Check that the package's operator gives the same bits as this kernel.
+        """Check that the package's operator returns bitwise the same results as a direct run of this kernel.
 
-        The operator is called with k_scale and v_scale as numbers, and as tensors.
+        The operator chooses the kernel by the dispatch table. It is called twice: with k_scale and v_scale as given in
+        the case, then with both as tensors and without lse.
         """
         call = make(case)
         direct = self.run(call)
@@ -133,7 +151,10 @@ class ExtendHarness:
             assert done.lse is None or (direct.lse is not None and torch.equal(done.lse, direct.lse))
 
     def run_by_table(self, call: ExtendCall, **options: Any) -> ExtendCall:
-        """Run a call through the package's operator, with this kernel's backend. Return the call with its outputs."""
+        """Run the package's operator on a call, with this kernel's backend. Return a copy of the call with results.
+
+        options: further keyword arguments for the operator.
+        """
         call = copy_outputs(call)
         names = getattr(self.row.modification, "tensors", ())
         self.package.paged_attention_extend(
@@ -149,9 +170,12 @@ class ExtendHarness:
         return call
 
     def check_decode(self, case: ExtendCase) -> None:
-        """Check that this kernel gives the same result as a decode kernel, on a case with one new token per sequence.
+        """Check that this kernel and the decode kernel with the same key give the same result.
 
-        float32 outputs may differ by 1e-6. 16-bit outputs may also differ by the rounding of both results.
+        An element of out may differ by an absolute and a relative error of 1e-6. 16-bit elements may also differ by the
+        rounding of both results.
+
+        case: each of its sequences must have exactly one new token.
         """
         call = make(case)
         done = self.run(call)
@@ -165,14 +189,14 @@ class ExtendHarness:
         assert torch.allclose(done.lse, decoded.lse, rtol=1e-6, atol=1e-5), "lse is off"
 
     def decoder(self, row: Row) -> decoding.Harness:
-        """The test harness of the PyTorch decode kernel in a dispatch table row."""
+        """The test harness of the PyTorch decode kernel in ``row``, a row of the dispatch table."""
         return decoding.TorchKernel(self.package, row)
 
     def check_far_strides(self, case: ExtendCase) -> None:
         """Check the kernel on inputs with strides over 2^31 elements.
 
-        The memory between the elements is reserved only as address space. The test is skipped if the system does not
-        grant more address space than it has memory.
+        The gaps between the elements take up address space, but no memory. The test is skipped if the system does not
+        let a process reserve more address space than there is memory.
         """
         try:
             call = cases.spread(make(case))
@@ -183,7 +207,10 @@ class ExtendHarness:
         self.compare(call)
 
     def check_codes(self) -> None:
-        """Check that the kernel decodes each finite code of a compressed cache correctly, in keys and in values."""
+        """Check that the kernel decodes the codes of a compressed cache correctly, in keys and in values.
+
+        All codes that stand for finite numbers are tested.
+        """
         page, head_size = self.key.block_size, self.key.head_size
         call = make(self.case([3], [-(-256 // page) * page - 3], poison=False))
         codes = torch.arange(256, dtype=torch.uint8).view(call.key_cache.dtype)
@@ -195,28 +222,28 @@ class ExtendHarness:
 
 
 class TorchExtend(ExtendHarness):
-    """Runs and checks one PyTorch extend kernel."""
+    """A test harness that runs one PyTorch extend kernel, and compares its results with the float64 reference."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
         self.module: Any = importlib.import_module(f"{package.__name__}.{row.torch}")
 
     def launch(self, call: ExtendCall) -> None:
-        """Run the kernel on a checked call."""
+        """Run the kernel on a call with checked arguments."""
         self.module.paged_attention_extend(call)
 
     def with_budget(self, monkeypatch: Any, **figures: int) -> None:
-        """Replace bounds of the kernel's CPU workspace for the duration of a test, and avoid padding.
+        """Change the bounds of the kernel's workspace on the CPU until the test ends, and forbid padding.
 
-        figures: the new values, by field of ``ExtendBudget``.
+        monkeypatch: pytest's fixture. figures: the new bounds. The keywords are fields of ``ExtendBudget``.
         """
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(padding=0, row_padding=1, **figures))
 
     def count_calls(self, case: ExtendCase) -> int:
-        """Run a case, and count the ATen operators that the kernel calls. Views are not counted.
+        """Run the kernel on a case, and return the number of calls of ATen operators. Views are not counted.
 
-        In this run, the kernel may not read lengths on the host, and it writes no lse. Fails if the kernel reads values
-        of device tensors on the host.
+        In this run, the kernel's host code may not read ``query_start_loc`` and ``seq_lens``, and the kernel writes no
+        lse. Raises AssertionError if the host code reads a value of any tensor.
         """
         call = make(case)._replace(read_lengths=False, lse=None)
         self.module.paged_attention_extend(call)  # fills caches, such as fp8 tables
@@ -228,5 +255,5 @@ class TorchExtend(ExtendHarness):
 
 @functools.lru_cache(maxsize=8)
 def truth_of(case: ExtendCase) -> Reference:
-    """The float64 reference result of a test case. Results are cached, because several tests use the same case."""
+    """The results of the float64 reference for a case. They are cached, because several tests use the same case."""
     return reference(make(case), case.key.kv_cache_dtype, case.modification)

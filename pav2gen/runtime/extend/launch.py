@@ -1,7 +1,8 @@
 """Launches a CUDA extend kernel through its C interface.
 
-This module fills the struct of arguments, divides the query tokens into tiles, provides the workspace, and reports
-errors.
+This module fills the C struct of the arguments, divides the query tokens into query tiles, allocates the workspace, and
+raises an exception if a launch fails. A query tile is a set of consecutive query tokens of one sequence that a thread
+block processes together.
 """
 
 from __future__ import annotations
@@ -49,11 +50,15 @@ def launch(
     explain: Callable[[int], str],
     workspace: Callable[[int, torch.device, int | None], torch.Tensor] = held_workspace,
 ) -> None:
-    """Run a kernel's entry function on a checked call, on the current stream of the call's device.
+    """Run a CUDA kernel on a call with checked arguments, on the current stream of the call's device.
 
-    row: the kernel's row in the dispatch table. If the partial results of all tiles exceed ``row.workspace_mib``, the
-    tiles are divided among several launches. explain: turns an error code into a sentence. workspace: allocates float32
-    memory (see ``runtime.launch.workspace``). Raises RuntimeError if a launch fails.
+    If the partial results of all query tiles need more memory than ``row.workspace_mib``, there are several launches,
+    each for some of the query tiles. Raises RuntimeError if a launch fails, or if the call has too many partitions for
+    a CUDA grid.
+
+    function: the kernel's entry function in the library, which returns an error code, or 0. row: the kernel's row in
+    the dispatch table. explain: returns a sentence that explains an error code. workspace: allocates memory for the
+    partial results, as ``runtime.launch.workspace`` does.
     """
     args, partitions = arguments(call), partitions_of(call, row)
     if partitions > MOST_BLOCKS:
@@ -81,16 +86,18 @@ def launch(
 
 
 def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
-    """Choose how the tiles of a call are numbered. Return the number of tiles, and the number of tiles per sequence.
+    """Choose how the query tiles of a call are numbered. Return the numbers of tiles in the call and in each sequence.
 
-    There are two ways, and this function chooses the one that needs fewer tiles:
+    There are two ways to number the tiles, and this function chooses the one that needs fewer tiles:
 
-    * Every sequence gets the same number of tiles: enough for ``max_query_len`` tokens. Short sequences leave some of
-      their tiles unused.
-    * The first tile of a sequence depends on its first query token (see ``packed_tile`` in pav2_extend.cuh), so that
-      short sequences get fewer tiles. The returned number of tiles per sequence is then 0.
+    * Every sequence gets the same number of tiles: enough for ``max_query_len`` tokens. Sequences with fewer query
+      tokens leave some of their tiles unused.
+    * The number of a sequence's first tile depends on where its query tokens begin (see ``packed_tile`` in
+      pav2_extend.cuh). Sequences with fewer query tokens get fewer tiles. The second returned number is then 0.
 
-    The choice uses only values that the host knows. tile_tokens: the number of query tokens in a tile.
+    The choice uses only ``max_query_len`` and the shapes of tensors, which the host knows.
+
+    tile_tokens: the number of query tokens in a tile.
     """
     tokens, seqs = call.query.shape[0], call.seq_lens.shape[0]
     each, packed = -(-call.max_query_len // tile_tokens), tokens // tile_tokens + seqs
@@ -98,14 +105,14 @@ def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
 
 
 def partitions_of(call: ExtendCall, row: Row) -> int:
-    """The largest number of partitions that the query tokens of one tile can attend to."""
+    """The largest number of partitions that the query tokens of one query tile together can attend to."""
     window = call.sliding_window
     reach = None if window is None else window + min(row.tile_tokens, call.max_query_len) - 1
     return partitions_reached(call.max_seq_len, row.partition_size, reach)
 
 
 def arguments(call: ExtendCall) -> ExtendArgs:
-    """The C struct of a call's arguments. The fields for tiles, partitions and workspace are not set yet."""
+    """Make the C struct of a call's arguments. ``launch`` sets the fields for tiles, partitions and workspace later."""
     args = ExtendArgs(version=VERSION, size=ctypes.sizeof(ExtendArgs), scale=call.scale)
     args.num_tokens, args.num_heads = call.query.shape[:2]
     args.num_seqs, args.max_pages = call.block_tables.shape

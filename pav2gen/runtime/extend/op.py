@@ -1,6 +1,6 @@
 """The operator ``paged_attention_extend``, registered with torch.library.
 
-For each call, the operator chooses a kernel from the dispatch table.
+For each call, the operator checks the arguments, chooses a kernel from the dispatch table, and runs the kernel.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Arguments(NamedTuple):
     backend: str
 
     def call(self) -> ExtendCall:
-        """Convert the arguments to an ``ExtendCall``, the form that kernels receive. The arguments are not checked."""
+        """Convert the arguments to an ``ExtendCall``, the form that kernels receive, without checking them."""
         return ExtendCall(
             out=self.out,
             query=self.query,
@@ -81,9 +81,10 @@ class Arguments(NamedTuple):
 
 
 class ExtendOperator:
-    """The extend operator of one generated package.
+    """Registers the extend operator of one generated package, and runs its calls.
 
-    files: maps each spec's name to the path of the spec file, for messages.
+    kernels: the kernels of the package. files: a dict from each spec's name to the path of the spec file. Error
+    messages contain these paths.
     """
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
@@ -97,13 +98,17 @@ class ExtendOperator:
     ) -> tuple[torch.Tensor, ...]:
         """The parameter tensors of an attention modification, in the order in which the spec declares them.
 
-        given: the tensors by name. Raises ValueError if a tensor is missing or unknown.
+        modification: the modification's name, or None. given: a dict from each tensor's name to the tensor, or None.
+        Raises ValueError if a tensor is missing, or if ``given`` has a name that the spec does not declare.
         """
         return ordered_tensors(self.table, modification, given, check.NAME)
 
     @torch.no_grad()
     def run(self, *args: Any) -> None:
-        """Check the arguments, choose a kernel, and launch the kernel. torch's dispatcher calls this method."""
+        """Check the arguments of a call, choose a kernel, and run it. torch's dispatcher calls this method.
+
+        args: the arguments in the order of the operator's schema.
+        """
         arguments = Arguments(*args)
         call = arguments.call()
         key, _ = self.check(call, arguments.kv_cache_dtype)
@@ -119,9 +124,11 @@ class ExtendOperator:
         launch(self.kernel(row, backend, on_gpu), call)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool) -> Callable[[ExtendCall], None]:
-        """A function that runs the kernel of a dispatch table row on a call.
+        """Return a function that runs the kernel of a dispatch table row on a call with checked arguments.
 
-        Raises LibraryError if a CUDA kernel is wanted and no library is loaded.
+        Raises LibraryError if ``backend`` is "cuda" and no library of CUDA kernels has been loaded.
+
+        on_gpu: whether the tensors of the call are on a GPU.
         """
         if backend == "torch":
             return self.kernels.module(row).paged_attention_extend  # type: ignore[no-any-return]
@@ -132,15 +139,19 @@ class ExtendOperator:
 
 
 def preferring_cuda(rows: Iterable[Row], max_query_len: int) -> list[Row]:
-    """The dispatch rows from ``rows`` for which the CUDA kernel is preferred to the PyTorch kernel.
+    """Return those dispatch table rows from ``rows`` whose CUDA kernel a call on a GPU should use.
 
-    The CUDA kernel is preferred if it is faster at ``max_query_len``, or if the row has no PyTorch kernel.
+    These are the rows whose CUDA kernel is faster than their PyTorch kernel if no sequence has more than
+    ``max_query_len`` new tokens, and the rows that have no PyTorch kernel.
     """
     return [row for row in rows if max_query_len <= row.cuda_query_len or not row.torch]
 
 
 def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
-    """Run a kernel on a checked call. A call without query rows or without cached tokens needs no kernel."""
+    """Run ``kernel`` on a call with checked arguments, unless the call has no query row to compute.
+
+    If no sequence has a key to attend to (max_seq_len is 0), the outputs are written without the kernel.
+    """
     if not (call.seq_lens.shape[0] and call.max_query_len and call.query.shape[0]):
         return
     if call.max_seq_len:
@@ -150,10 +161,10 @@ def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
 
 
 def attend_nothing(call: ExtendCall) -> None:
-    """Write the result of a call in which no sequence has cached tokens.
+    """Write the result of a call in which no sequence has a key to attend to (max_seq_len is 0).
 
-    In the rows that the call computes, ``out`` is set to 0. ``lse`` is set to the sink of each head, or to -inf if the
-    call has no sinks.
+    Only the rows that the call computes are written. There, ``out`` is set to 0, and ``lse`` is set to the sink of each
+    head, or to -inf if the call has no sinks.
     """
     owned = owned_rows(call)  # [tokens]
     call.out.masked_fill_(owned.view(-1, 1, 1), 0.0)
@@ -163,9 +174,9 @@ def attend_nothing(call: ExtendCall) -> None:
 
 
 def owned_rows(call: ExtendCall) -> torch.Tensor:
-    """Which query rows the call computes: the first ``max_query_len`` rows of each sequence.
+    """Find the query rows that the call computes: the first ``max_query_len`` rows of each sequence.
 
-    The result is a bool tensor [tokens] on the call's device.
+    The result is a bool tensor [tokens] on the call's device, True for these rows.
     """
     tokens = call.query.shape[0]
     begin = call.query_start_loc[:-1].clamp(0, tokens)

@@ -1,6 +1,7 @@
 """The float64 reference of the extend operator, built on the float64 reference of the decode operator.
 
-The rows (query tokens) of each sequence are determined in plain Python, which shares no code with the kernels.
+Plain Python, which shares no code with the kernels, determines which rows of the query belong to which sequence. A row
+is one query token.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .call import ExtendCall
 
 
 class Reference(NamedTuple):
-    """The float64 result of a call. In rows that the call does not compute, ``out`` is 0 and ``lse`` is -inf."""
+    """The results of an extend call in float64. In rows that the call does not compute, out is 0 and lse is -inf."""
 
     out: torch.Tensor  # [tokens, heads, head size] float64
     lse: torch.Tensor  # [tokens, heads] float64
@@ -26,7 +27,10 @@ class Reference(NamedTuple):
 
 
 def owned_ranges(call: ExtendCall) -> list[range]:
-    """The range of query rows that each sequence owns. Offsets are clamped as ``ExtendCall`` describes."""
+    """For each sequence, the range of query rows that it owns.
+
+    The values of query_start_loc are clamped as ``ExtendCall`` describes.
+    """
     tokens, bounds = call.query.shape[0], call.query_start_loc.tolist()
     ranges = []
     for first, last in itertools.pairwise(bounds):
@@ -36,14 +40,15 @@ def owned_ranges(call: ExtendCall) -> list[range]:
 
 
 def row_ranges(call: ExtendCall) -> list[range]:
-    """The range of query rows that the call computes for each sequence: its first ``max_query_len`` rows."""
+    """For each sequence, the range of query rows that the call computes: its first ``max_query_len`` rows."""
     return [rows[: call.max_query_len] for rows in owned_ranges(call)]
 
 
 def reference(call: ExtendCall, kv_cache_dtype: str, modification: Modification | None = None) -> Reference:
-    """Compute the float64 result of a call with tensors on the CPU.
+    """Compute the results of an extend call in float64. The tensors of the call must be on the CPU.
 
-    modification: the definition of the modification that ``call.modification`` names.
+    kv_cache_dtype: the operator's argument, such as "auto". modification: the definition of the modification that
+    ``call.modification`` names.
     """
     tokens, heads, head_size = call.query.shape
     result = Reference(
@@ -66,7 +71,7 @@ def attend(
     kv_cache_dtype: str,
     modification: Modification | None,
 ) -> None:
-    """Compute the results of ``rows``, which belong to sequence ``s``, and write them to ``result``."""
+    """Compute out and lse of the query rows ``rows``, which belong to sequence ``s``, and write them to ``result``."""
     decode = as_decode(call)
     capacity = min(call.max_seq_len, call.block_tables.shape[1] * call.key_cache.shape[3])
     length = max(0, min(int(call.seq_lens[s]), capacity))
@@ -88,9 +93,9 @@ def attend(
 
 
 def as_decode(call: ExtendCall) -> Call:
-    """Convert an extend call to a decode call, as the functions of the decode reference expect.
+    """Convert an extend call to a decode call, for functions of the decode reference such as ``gather`` and ``score``.
 
-    Each row of the query becomes the query of one sequence.
+    The decode call takes each row of the query as the query of one sequence. It has the same tensors.
     """
     shared = {name: value for name, value in call._asdict().items() if name in Call._fields}
     return Call(scratch=None, sparse=None, **shared)

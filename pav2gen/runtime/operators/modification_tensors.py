@@ -1,4 +1,4 @@
-"""Orders the parameter tensors of a modification. Callers pass them by name; kernels take them by position.
+"""Puts the parameter tensors of a modification, which callers pass by name, into the order in which kernels take them.
 
 A modification is an expression in the spec that changes the attention scores or hides keys.
 """
@@ -21,11 +21,11 @@ def ordered_tensors(
     given: Mapping[str, torch.Tensor] | None,
     operator: str = check.DECODE,
 ) -> tuple[torch.Tensor, ...]:
-    """The parameter tensors of a modification, in the order in which its definition in ``table`` declares them.
+    """Return the parameter tensors of a modification, in the order in which its definition in ``table`` lists them.
 
-    given: the tensors by name. operator: the name at the start of error messages. Raises ValueError if a tensor is
-    missing, has a name that the definition does not declare, or is not a tensor. Raises NoKernelError if tensors are
-    given and no kernel has the modification.
+    given: a mapping from the names of the tensors to the tensors. operator: the name with which error messages begin.
+    Raises ValueError if a tensor is missing, has a name that the definition does not declare, or is not a tensor.
+    Raises NoKernelError if tensors are given and no kernel has the modification.
     """
     if given is None and not modification:
         return ()

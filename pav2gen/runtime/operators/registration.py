@@ -1,4 +1,6 @@
-"""Registers operators with torch.library, so that torch.compile and torch.export treat each operator as one node."""
+"""Registers operators with torch.library, so that each operator is one node in the graphs of torch.compile and
+torch.export.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def register(
     """Register ``run`` as the operator ``name``, in a new namespace that is named after the generated ``package``.
 
     Two generated packages in one process thus get separate operators. schema: the operator's signature in torch's
-    syntax. Returns the torch library and the operator. The caller must keep the library alive.
+    syntax. Returns the torch library and the operator. The caller must keep the library alive, or torch removes the
+    operator.
     """
     stem = "pav2_" + re.sub(r"\W", "_", package)
     for suffix in itertools.count():
@@ -61,7 +64,7 @@ def with_tensors_checked(operator: Callable[..., None], name: str) -> Callable[.
 
 
 def _check_scalar(argument: str, value: object, kind: str, operator: str) -> None:
-    """Raise ValueError if torch cannot convert ``value`` to the schema type ``kind``.
+    """Raise ValueError if torch cannot convert the value of ``argument`` to the schema type ``kind``.
 
     kind: ``int``, ``float`` or ``str``, or one of these in ``Optional[...]``. For any other type, nothing is checked.
     """
@@ -74,7 +77,8 @@ def _check_scalar(argument: str, value: object, kind: str, operator: str) -> Non
 
 
 def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[float, torch.Tensor | None]:
-    """Split a scale into two arguments of the operator's schema: (number, None), or (1.0, tensor) for a tensor.
+    """Split the argument ``name`` into the two that the schema has for it: (number, None), or (1.0, tensor) for a
+    tensor.
 
     Raises ValueError if the scale is neither a tensor nor a positive, finite number. The values of a tensor are not
     read.
@@ -89,9 +93,9 @@ def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[
 
 
 def _without_data(operator: str) -> Callable[..., None]:
-    """Make an operator's implementation for meta tensors, which have no data.
+    """Make the function that torch runs for calls of ``operator`` with meta tensors, which have no data.
 
-    The implementation computes nothing. It raises ValueError if any tensor argument is not a meta tensor.
+    The function computes nothing. It raises ValueError if any tensor argument is not a meta tensor.
     """
 
     def run(*args: object) -> None:

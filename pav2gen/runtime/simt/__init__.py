@@ -1,10 +1,10 @@
 """Runs unmodified CUDA kernels on the CPU, at warp size 64 or 32, and checks and counts their memory accesses.
 
-There are two types of build. A *fast* build computes results at full speed. A *checked* build is slower. A checked
-build detects races, accesses outside all buffers, misaligned accesses, and reads of memory that was never written. A
-checked build also counts bytes, sectors and bank conflicts, for each buffer and each source line. Both builds detect
-barriers and shuffles that some threads do not reach, and both survive a kernel that crashes. A fault that a build
-detects is called a *finding*.
+The kernels are compiled into a library, in one of two types of build. A *fast* build computes results at full speed. A
+*checked* build is slower. It detects races, accesses outside all buffers, misaligned accesses, and reads of memory that
+was never written. It also counts the bytes, the memory sectors and the bank conflicts of the accesses, for each buffer
+and each source line. Both types of build detect barriers and shuffles that some threads do not reach. If a kernel
+crashes, its launch returns an error, and the process goes on. A detected fault is called a *finding*.
 
     from pav2gen.runtime import simt
 
@@ -16,7 +16,8 @@ detects is called a *finding*.
     run.report.raise_for_findings()
     print(run.report.table())
 
-`python -m pav2gen.runtime.simt program.cu` runs a complete CUDA program, with a `main` and `<<<>>>` launches.
+`python -m pav2gen.runtime.simt program.cu` runs a complete CUDA program, which has a `main` function and launches its
+kernels with `<<<>>>`.
 """
 
 from .build import CompileError, build, compile_commands, note_library, run_command, run_plan

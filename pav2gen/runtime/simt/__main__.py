@@ -1,4 +1,4 @@
-"""Runs a CUDA program on the CPU: `python -m …runtime.simt FILE.cu`."""
+"""Compiles a CUDA program and runs it on the CPU: `python -m pav2gen.runtime.simt FILE.cu`."""
 
 import sys
 

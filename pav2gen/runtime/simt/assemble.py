@@ -1,10 +1,11 @@
-"""Compiles one CUDA source of a checked build, and adds unused bytes after every shared array. Use as a script:
+"""Compiles a CUDA source for a checked build, with unused bytes after every array in shared memory. Use as a script:
 
     python assemble.py g++ -O1 … -c kernel.cu -o kernel.o
 
-The words after the script's name are the compiler's command line. The runtime implements `__shared__` arrays as
-thread-local variables, which lie side by side in the library's TLS segment. An access past the end of one array would
-hit the next array. The added bytes belong to no array, so the checks report an access to them.
+The words after the script's name are the compiler's command line. The simulator's headers define `__shared__` arrays as
+thread-local variables, which lie side by side in the segment for thread-local storage (TLS) of the library. Without the
+unused bytes, an access past the end of one array would hit the next array, and no check would report it. The unused
+bytes belong to no array, so the checks report an access to them.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _ZEROS = re.compile(r"\s*\.(zero|space)\s+\d+\s*$")
 
 
 def with_gaps(lines: Iterable[str]) -> Iterator[str]:
-    """Add `GAP` unused bytes after each zero-initialized array in a TLS section.
+    """Yield the lines of an assembly file, with `GAP` unused bytes after each zero-initialized array in a TLS section.
 
-    `lines`: the lines of an assembly file.
+    `lines`: the lines of the assembly file, as the compiler wrote it.
     """
     shared = False
     for line in lines:
@@ -37,9 +38,10 @@ def with_gaps(lines: Iterable[str]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile to assembly, add the unused bytes, and assemble the result.
+    """Compile a source to assembly, add the unused bytes, and assemble the result to an object file.
 
-    Returns the exit code of the first step that failed, or 0.
+    `argv`: the compiler's command line, which has the options `-c` and `-o`. Returns the exit code of the first step
+    that failed, or 0.
     """
     words = list(argv)
     out = words[words.index("-o") + 1]

@@ -11,38 +11,43 @@ CHOICES = {
     "warp_order": ("collective", "syncwarp", "syncthreads"),
 }
 
-#: The smallest stack of a thread, in bytes: one page.
+#: The smallest size that the stack of a simulated thread can have, in bytes: one page of memory.
 LEAST_STACK_BYTES = 4096
-#: The largest stack of a thread, in bytes. A block of 1,024 threads then takes a terabyte of address space.
+#: The largest size that the stack of a simulated thread can have, in bytes. With it, the stacks of a thread block of
+#: 1,024 threads take a terabyte of address space.
 MOST_STACK_BYTES = 1 << 30
-#: The longest time limit, in seconds: a year.
+#: The longest time limit that can be set for a launch, in seconds: a year.
 MOST_SECONDS = 366 * 24 * 3600
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The order in which simulated threads run, and how strict the checks are.
+    """The settings of a session: the order in which simulated threads run, and how strict the checks are.
 
-    `lane_order`, `block_order`: the order of a warp's lanes and of a grid's blocks: "ascending", "descending" or
-    "random". A random order depends only on `seed`.
+    `lane_order`: the order in which the lanes of a warp run. `block_order`: the order in which the thread blocks of a
+    grid run. Each is "ascending", "descending" or "random".
 
-    `warp_order`: which warp-wide calls order the memory accesses of a warp's lanes. `__syncthreads` always does.
+    `seed`: the seed of the random orders. With the same seed, a random order is always the same.
+
+    `warp_order`: which warp-wide calls the checks accept as a means to order the memory accesses of a warp's lanes.
     "collective": every warp-wide call, including shuffles and votes. "syncwarp": only `__syncwarp`, as CUDA promises.
-    "syncthreads": no warp-wide call, because on some GPUs `__syncwarp` does not order memory accesses reliably.
+    "syncthreads": none, because on some GPUs `__syncwarp` does not order memory accesses reliably. `__syncthreads`
+    orders them with each of the three settings.
 
-    `strict_exit`: report a barrier or a warp-wide call that waits for a thread that has already returned. Hardware may
-    go on without that thread.
+    `strict_exit`: whether to report a barrier or a warp-wide call that waits for a thread that has already returned.
+    Real GPUs may go on without that thread.
 
-    `full_mask_32`: at warp size 64, treat the lane mask 0xffffffff as all 64 lanes.
+    `full_mask_32`: whether the lane mask 0xffffffff means all 64 lanes of a warp at warp size 64.
 
-    `integer_overflow`: report the overflow of signed integers (checked builds only).
+    `integer_overflow`: whether checked builds report the overflow of signed integers.
 
-    `poison`: fill shared memory with 0xff bytes (a NaN in every floating-point format) at the start of every block.
+    `poison`: whether shared memory is filled with 0xff bytes (a NaN in every floating-point format) before each thread
+    block runs.
 
-    `stack_bytes`: size of the stack of each thread, in bytes. `shared_limit`: largest shared memory of a block, in
-    bytes.
+    `stack_bytes`: the size of the stack of each simulated thread, in bytes. `shared_limit`: the largest shared memory
+    that a thread block may use, in bytes.
 
-    `time_limit`: seconds after which a launch is stopped. 0 means no limit.
+    `time_limit`: the time after which a launch is stopped, in seconds. 0 means no limit.
     """
 
     lane_order: str = "ascending"
@@ -71,7 +76,7 @@ class Policy:
             raise ValueError(f"seed must be an integer of 64 bits, not {self.seed}")
 
     def settings(self) -> Iterator[tuple[str, int]]:
-        """Each setting as (name, integer value), in the form that the runtime's C interface takes."""
+        """All settings as tuples (name, integer value), which are the arguments of the C function `simt_set`."""
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name == "time_limit":

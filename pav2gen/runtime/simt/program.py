@@ -1,6 +1,7 @@
-"""Loads a library of kernels for the CPU, and runs kernels in sessions.
+"""Loads a library of CUDA kernels that were compiled for the CPU, and runs these kernels in sessions.
 
-A session sets how kernels run, and collects the faults and counters of their launches in a report.
+A session has settings for the order in which threads run and for the checks. It collects the faults and the counters of
+all launches in a report.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FORMAT = 1
 
 
 class Program:
-    """A loaded library of kernels for the CPU. `build` and `attach` return a `Program`."""
+    """A loaded library of CUDA kernels that were compiled for the CPU. `build` and `attach` return a `Program`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -58,9 +59,11 @@ class Program:
 
     @contextmanager
     def session(self, **policy: Any) -> Iterator[Session]:
-        """A context manager for a series of launches that share one `Policy` and one report.
+        """A context manager that opens a session: a series of launches that share one `Policy` and one report.
 
-        A library can have only one open session at a time. Keywords: the fields of `Policy`.
+        A library can have only one open session at a time.
+
+        :param policy: the settings of the session. The keywords are fields of `Policy`.
         """
         session = Session(self, Policy(**policy))
         try:
@@ -70,17 +73,20 @@ class Program:
 
     @property
     def message(self) -> str:
-        """The reason why the most recent failed launch was stopped, or an empty string if no launch has failed."""
+        """The reason why the last failed launch was stopped, as a sentence. Empty if no launch has failed."""
         return str(self.library.simt_message().decode("utf-8", "replace"))
 
 
 def attach(library: ctypes.CDLL | str | os.PathLike[str]) -> Program:
-    """Load a library that was built with the commands of `compile_commands`, for instance by another build system."""
+    """Load a library that another build system has built with the commands of `compile_commands`.
+
+    `library`: the path of the library, or the library as ctypes has loaded it.
+    """
     return Program(library if isinstance(library, ctypes.CDLL) else ctypes.CDLL(os.fspath(library)))
 
 
 class Session:
-    """Registers the buffers that kernels may access, and collects a report of all launches while it is open."""
+    """A series of launches with one policy, one report, and the buffers that the kernels may access."""
 
     def __init__(self, program: Program, policy: Policy) -> None:
         self.program = program
@@ -95,13 +101,15 @@ class Session:
 
     def buffer(self, name: str, memory: Any, nbytes: int | None = None, *, writable: bool = True,
                initialised: bool = True) -> None:  # fmt: skip
-        """Register memory as a buffer that kernels may access.
+        """Register memory as a buffer that the kernels of this session may access.
 
-        :param memory: a torch tensor, a numpy array, an object with the buffer protocol, or an address
+        :param name: the name of the buffer in the report
+        :param memory: a torch tensor, a numpy array, another object with Python's buffer protocol, or an address
         :param nbytes: the buffer's size in bytes, required only if `memory` is an address
         :param writable: if False, the checks report every write to the buffer
         :param initialised: if False, the checks report every read of a byte that has not been written in this session
-        :raises ValueError: the name is already used, or the memory overlaps another buffer
+        :raises ValueError: the name is already used, the memory overlaps another buffer or is not contiguous, `nbytes`
+            is missing, or the session is closed
         """
         if self._raw is not None:
             raise ValueError("the session is closed")
@@ -120,7 +128,7 @@ class Session:
 
     @property
     def report(self) -> Report:
-        """The faults and counters of all launches so far. After the session is closed, the report no longer changes."""
+        """The faults and counters of all launches in this session so far. After `close`, the report stays the same."""
         if self._raw is None:
             return read_report(self.program.library.simt_report())
         if self._report is None:
@@ -128,7 +136,7 @@ class Session:
         return self._report
 
     def close(self) -> None:
-        """Read the final report from the library, then clear the library's buffers, faults and counters."""
+        """End the session: keep its final report, and clear the buffers, faults and counters in the library."""
         if self._raw is None:
             self._raw = self.program.library.simt_report()
             self.program.library.simt_reset()
@@ -138,8 +146,8 @@ class Session:
 def address_of(memory: Any) -> tuple[int, int | None]:
     """The address and the size in bytes of contiguous memory. The size is None if `memory` is an address.
 
-    :raises TypeError: `memory` is not a tensor, an array, a buffer or an address
-    :raises ValueError: `memory` is not contiguous
+    :raises TypeError: `memory` is not a tensor, an array, an object with the buffer protocol, or an address
+    :raises ValueError: `memory` is not contiguous, or Python may only read it
     """
     if isinstance(memory, int):
         return memory, None

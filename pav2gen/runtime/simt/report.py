@@ -1,4 +1,4 @@
-"""The report of a session: the faults that the checks detected, and counters of launches and memory traffic."""
+"""The report of a session: the faults that the checks detected, and counters of launches and memory accesses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .table import render_report
 
 
 class FindingsError(AssertionError):
-    """A kernel has faults that the checks detected. The message lists them."""
+    """The checks have detected faults of kernels in a session. The message lists all of them."""
 
     def __init__(self, findings: tuple[Finding, ...]) -> None:
         self.findings = findings
@@ -22,7 +22,11 @@ class FindingsError(AssertionError):
 
 @dataclass(frozen=True)
 class Place:
-    """One memory access or call that is part of a fault: its role, its source line, and the threads that made it."""
+    """One memory access or call that is part of a fault.
+
+    `role`: what it is, such as "store of 4 bytes" or "waits at a barrier". `location`: its source line, if known.
+    `block`: the index (x, y, z) of its thread block, if known. `threads`: which threads made it, as text.
+    """
 
     role: str
     location: Location | None
@@ -38,12 +42,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault of a kernel, as the checks detected it.
+    """One fault of a kernel that the checks detected.
 
-    `kind`: the type of the fault, such as "race". `what`: a description of the fault. `expected`: what the kernel
-    should have done. `places`: the memory accesses or calls that are part of the fault.
-    `buffer`, `offset`: the buffer and the byte in it, or None. `count`: how often the fault was seen. `stopped`:
-    whether the launch was stopped at the fault.
+    `kind`: the type of the fault, such as "race". `what`: a description of the fault. `expected`: what the
+    kernel should have done. `places`: the memory accesses or calls that are part of the fault. `kernel`: the kernel's
+    name. `buffer`: the name of the buffer in which the fault happened, or None. `offset`: the byte in this buffer, or
+    None. `count`: how often the fault was detected. `stopped`: whether the fault stopped the launch.
     """
 
     kind: str
@@ -58,7 +62,7 @@ class Finding:
 
     @property
     def locations(self) -> tuple[Location, ...]:
-        """The source lines of all accesses and calls that are part of the fault."""
+        """The known source lines of all memory accesses and calls that are part of the fault."""
         return tuple(p.location for p in self.places if p.location)
 
     def __str__(self) -> str:
@@ -76,12 +80,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Counters of memory traffic.
+    """Counters of a set of memory accesses.
 
-    `accesses`: the number of warp-wide accesses. `lanes`: the number of accesses of single lanes. `bytes`: the number
-    of bytes that the lanes requested. `sectors_32`, `sectors_64`, `sectors_128`: the number of global memory sectors of
-    32, 64 or 128 bytes that the warps touched. `passes`: the number of cycles in which the 32 banks of shared memory
-    serve the accesses. `passes_ideal`: the number of these cycles without bank conflicts.
+    `accesses`: the number of warp-wide accesses. Lanes of a warp that execute the same instruction together make one.
+    `lanes`: the number of accesses of single lanes. `bytes`: the number of bytes that the lanes requested.
+    `sectors_32`, `sectors_64`, `sectors_128`: the number of sectors of global memory, of 32, 64 or 128 bytes each, that
+    the warp-wide accesses touched. `passes`: the number of cycles that the 32 banks of shared memory need for the
+    accesses. `passes_ideal`: the number of cycles that they would need if there were no bank conflicts.
     """
 
     accesses: int = 0
@@ -99,10 +104,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Line:
-    """The traffic between one source line and one buffer, for one operation and one access width.
+    """The counters of the accesses that one source line makes to one buffer, with one operation and one width.
 
-    `operation`: "load", "store" or "atomic". `shared`: whether the buffer is in shared memory. `width`: the number of
-    bytes that a lane accesses at once.
+    `location`: the source line. `operation`: "load", "store" or "atomic". `buffer`: the buffer's name. `shared`:
+    whether the buffer is in shared memory. `width`: the number of bytes that a lane accesses at once. `traffic`: the
+    counters.
     """
 
     location: Location
@@ -115,12 +121,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Buffer:
-    """The traffic of a registered buffer, a shared array or a global variable.
+    """The counters of all accesses to a buffer: a registered buffer, an array in shared memory, or a global variable.
 
-    `bytes`: the buffer's size in bytes. `loads`, `stores`: the counters of its loads and stores. An atomic
-    operation counts as a load and a store.
-    `load_widths`, `store_widths`: the number of warp-wide accesses for each access width in bytes. `bytes_read`,
-    `bytes_written`: the number of bytes of global memory that were accessed. Each byte counts once.
+    `bytes`: the buffer's size in bytes. `shared`: whether the buffer is in shared memory. `loads`, `stores`: the
+    counters of its loads and of its stores. An atomic operation counts as a load and as a store. `load_widths`,
+    `store_widths`: dicts from each width, in bytes that a lane accesses at once, to the number of warp-wide loads or
+    stores of this width. `bytes_read`, `bytes_written`: the number of different bytes of the buffer that were read or
+    written, if the buffer is in global memory.
     """
 
     name: str
@@ -135,16 +142,18 @@ class Buffer:
 
     @property
     def reread(self) -> float:
-        """The bytes that loads requested, divided by the number of distinct bytes loaded."""
+        """How often a byte is read on average: the bytes that loads requested, divided by `bytes_read`."""
         return self.loads.bytes / self.bytes_read if self.bytes_read else 0.0
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Counters over all launches of a kernel, and the shared memory that one block uses.
+    """Counters of all launches of a kernel in a session, and the shared memory that one thread block uses.
 
-    `collectives`: the number of warp-wide calls, such as shuffles. `static_shared`, `dynamic_shared`: the shared memory
-    of one block, in bytes.
+    `launches`, `blocks`, `threads`: the numbers of launches, of thread blocks and of threads that ran. `barriers`: the
+    number of barriers that thread blocks passed. `collectives`: the number of warp-wide calls, such as shuffles.
+    `static_shared`, `dynamic_shared`: the static and the dynamic shared memory of one thread block, in bytes, in the
+    launch with the largest value.
     """
 
     name: str
@@ -159,11 +168,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Totals:
-    """Counters over all launches of a session.
+    """Counters of all launches in a session.
 
-    `approximate`: True if some counts of warp-wide accesses are too large. This happens if the lanes of a warp run
-    apart for more accesses than the runtime remembers. It then counts one warp-wide access as several.
-    `switches`: the number of switches between simulated threads. `local_bytes`: the traffic of local memory, in bytes.
+    The fields that are not listed here are sums of the fields of `Kernel` over all kernels.
+
+    `switches`: how often the simulator switched from one simulated thread to another. `local_bytes`: the number of
+    bytes of local memory that were loaded and stored. `approximate`: whether some counts of warp-wide accesses and
+    sectors are too large. This happens if the lanes of a warp run apart for more accesses than the simulator remembers.
+    It then counts one warp-wide access as several.
     """
 
     launches: int
@@ -178,7 +190,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class Report:
-    """The faults (findings) and counters of a session. `str()` returns all of them as text."""
+    """The faults (`findings`) and the counters of a session. `str()` of a report returns all of them as text.
+
+    `warp_size`, `checked`: the warp size and the type of the build. `buffers`: the counters of each buffer, by name.
+    """
 
     warp_size: int
     checked: bool
@@ -189,12 +204,12 @@ class Report:
     findings: tuple[Finding, ...]
 
     def raise_for_findings(self) -> None:
-        """Raise FindingsError if the checks detected a fault."""
+        """Raise FindingsError if the checks detected at least one fault in the session."""
         if self.findings:
             raise FindingsError(self.findings)
 
     def table(self) -> str:
-        """The counters as plain-text tables, without the faults."""
+        """The counters of the session as plain-text tables. The faults are left out."""
         return render_report(self)
 
     def __str__(self) -> str:
@@ -203,9 +218,10 @@ class Report:
 
 
 def read_report(text: bytes, library: str | None = None) -> Report:
-    """Parse the JSON report of the runtime.
+    """Convert a report from the JSON text that the library writes to a `Report`.
 
-    `library`: the path of the library file with the kernels. The default is the path that the report contains.
+    `text`: the JSON text. `library`: the path of the library or program with the kernels, in which source lines are
+    looked up. The default is the path that the report contains.
     """
     raw: dict[str, Any] = json.loads(text.decode("utf-8", "replace"))
     places = [p for f in raw["findings"] for p in f["places"] if not p["file"]]
@@ -225,7 +241,10 @@ def _totals(raw: dict[str, int]) -> Totals:
 
 
 def _tell_apart(raw: dict[str, Any]) -> None:
-    """If several variables share a name, put the name of its function before each of them, as in `reduce::sums`."""
+    """If several variables have the same name, put the name of its function before each, as in `reduce::sums`.
+
+    `raw`: the parsed JSON of a report, which is changed in place.
+    """
     used = {c["region"] for c in raw["counters"]}
     regions = [r for r in raw["regions"] if r["id"] in used or r["registered"]]
     names = Counter(r["name"] for r in regions)
@@ -235,9 +254,11 @@ def _tell_apart(raw: dict[str, Any]) -> None:
 
 
 def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
-    """Add up all counters of the same source line, operation, buffer and width.
+    """Add up all counters that have the same source line, operation, buffer and width.
 
-    A source line can have several counters, because the compiler can duplicate code.
+    There can be several, because the compiler can generate several instructions for a source line.
+
+    `raw`: the parsed JSON of a report. `where`: the source line of each code offset.
     """
     regions = {r["id"]: r for r in raw["regions"]}
     sums: dict[tuple[Location, str, int, int], Traffic] = defaultdict(Traffic)
@@ -252,9 +273,11 @@ def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
 
 
 def _buffers(raw: dict[str, Any], lines: tuple[Line, ...]) -> dict[str, Buffer]:
-    """The traffic of all registered buffers and of all other memory that was accessed, by name.
+    """The counters of all registered buffers, and of all other buffers that were accessed: a dict by buffer name.
 
-    Arrays that have the same name are combined.
+    Buffers that have the same name get one entry together.
+
+    `raw`: the parsed JSON of a report. `lines`: the counters of the source lines.
     """
     used = {line.buffer for line in lines}
     found: dict[str, Buffer] = {}

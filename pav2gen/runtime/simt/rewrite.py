@@ -1,7 +1,7 @@
 """Rewrites CUDA launches `kernel<<<grid, block>>>(arguments)` into calls of the C++ macro `SIMT_LAUNCH`.
 
-All other text stays as it is, and line numbers do not change. A source without `<<<` is compiled unchanged. If headers
-contain launches, the source is rewritten after its `#include`s have been expanded.
+All other text stays as it is, and line numbers do not change. Launches in headers are rewritten too: g++ first puts the
+text of the headers in place of the `#include` lines of the source.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 class RewriteError(Exception):
-    """A `<<<` could not be parsed as a kernel launch."""
+    """A `<<<` in a source can't be parsed as a kernel launch. The message has its file and line."""
 
 
 def rewrite_launches(text: str, name: str) -> str:
-    """Rewrite the kernel launches in the text of a source file. The result begins with `#line 1 "name"`.
+    """Rewrite the kernel launches in the text of a source file, but not those in its headers.
+
+    `name`: the path of the file. The result begins with `#line 1 "name"`, so that compiler messages name this file.
 
     :raises RewriteError: a `<<<` has no matching `>>>`, or no kernel before it
     """
@@ -34,12 +36,13 @@ def rewrite_launches(text: str, name: str) -> str:
 
 
 def rewrite_unfolded(text: str, leave: str) -> str:
-    """Rewrite the kernel launches in a source after its headers were expanded by `g++ -E -fdirectives-only`.
+    """Rewrite the kernel launches in a source and its headers.
 
-    `leave`: text from headers in this folder is not changed. A `<<<` that can't be parsed is left alone if it comes
-    from a system header.
+    `text`: the source with the text of its headers in it, as `g++ -E -fdirectives-only` writes it. `leave`: the path of
+    a folder. Text from headers in this folder is not changed. A `<<<` in a system header is not changed either if it
+    can't be parsed.
 
-    :raises RewriteError: a `<<<` elsewhere can't be parsed; the message has its file and line
+    :raises RewriteError: a `<<<` that is not in a system header can't be parsed
     """
     return "".join(_unfolded_parts(text, leave))
 
@@ -62,7 +65,10 @@ def _unfolded_parts(text: str, leave: str) -> Iterator[str]:
 
 
 def _rewritten(text: str, name: str, first: int) -> str:
-    """Rewrite the kernel launches in a part of a file. `first`: the line number in the file where `text` begins."""
+    """Rewrite the kernel launches in `text`, a part of a file.
+
+    `name`: the path of the file. `first`: the line number in the file at which `text` begins.
+    """
     code = _PASSIVE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)  # comments and strings blanked out
     pieces, done = [], 0
     at = code.find("<<<")
@@ -84,8 +90,9 @@ def _rewritten(text: str, name: str, first: int) -> str:
 def _kernel_start(code: str, at: int, floor: int) -> int | None:
     """The position where the kernel expression in front of a `<<<` begins, or None if there is no such expression.
 
-    The expression can be a `name`, `a::b<c, 4>`, `(expression)` or `table[i]`. `at`: the position of the `<<<`.
-    `floor`: the first position to look at.
+    The expression can have the form `name`, `a::b<c, 4>`, `(expression)` or `table[i]`. `code`: a source in which
+    comments and strings are blank. `at`: the position of the `<<<`. `floor`: the position before which the expression
+    can't begin.
     """
     i = _skip_back(code, at, floor)
     start = None
@@ -116,9 +123,10 @@ def _skip_back(code: str, i: int, floor: int) -> int:
 
 
 def _matching_open(code: str, close: int, floor: int) -> int:
-    """The position of the opening bracket that matches the closing bracket `code[close]`, or `floor` without a match.
+    """The position of the opening bracket that matches the closing bracket `code[close]`.
 
-    Two adjacent angle brackets, as in `k<1 << 10>`, are a shift operator and not counted as brackets.
+    The result is `floor` if no bracket from this position on matches. Two adjacent opening angle brackets, as in
+    `k<1 << 10>`, are taken as a shift operator.
     """
     pairs = {">": "<", ")": "(", "]": "["}
     opening, depth = pairs[code[close]], 0

@@ -1,4 +1,4 @@
-"""Finds the source line of a code address, with addr2line."""
+"""Finds the source lines of machine instructions in a library or program, with the tool addr2line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from .toolchain import INCLUDE
 
 @dataclass(frozen=True, order=True)
 class Location:
-    """A source line.
+    """A line of a source file.
 
-    `callers`: if the line's function was inlined, the (file, line) of each call that led there, innermost first.
+    `file`: the path of the file. `line`: the number of the line, or 0 if the line is not known; `file` then has a code
+    offset, as in `lib.so+0x1f`. `callers`: if the line is in an inlined function, the (file, line) of each inlined call
+    through which it was reached, innermost first.
     """
 
     file: str
@@ -37,9 +39,10 @@ _known: dict[tuple[str, int], dict[int, Location]] = {}
 
 
 def locate(library: str, offsets: Iterable[int]) -> dict[int, Location]:
-    """The source line of each code offset in a library file.
+    """The source line of each code offset in a library or program, as a dict from offsets to locations.
 
-    If addr2line is missing or does not know a line, the location is the offset as text, for instance `lib.so+0x1f`.
+    If addr2line is missing or does not know the line of an offset, the location has the offset as text, as in
+    `lib.so+0x1f`. `library`: the path of the library or program. `offsets`: positions of instructions in this file.
     """
     wanted = set(offsets)
     if not wanted:
@@ -71,9 +74,11 @@ def _ask(tool: str, library: str, wanted: list[int]) -> dict[int, Location]:
 
 
 def _location(frames: list[tuple[str, int]]) -> Location | None:
-    """The location of the innermost frame that is not in this package's headers, or None if there is no such frame.
+    """The location of the innermost frame that is not in the simulator's headers, or None if there is no such frame.
 
-    `frames`: (file, line) of each inlined call, innermost first. Callers in this package's headers are left out.
+    Callers in the simulator's headers are left out of the location too.
+
+    `frames`: the (file, line) of an instruction, then of each inlined call that contains it, innermost first.
     """
     ours = str(INCLUDE) + os.sep
     theirs = [f for f in frames if f[1] and not os.path.realpath(f[0]).startswith(ours)]

@@ -1,7 +1,8 @@
-"""Test harnesses for CUDA decode kernels. The kernels run on a GPU if there is one, else on the CPU.
+"""Runs CUDA decode kernels on test cases and checks the results, on a GPU if there is one, else on the CPU.
 
-A "machine" is the GPU, or the CPU with one of two warp sizes. A checked build of the kernels runs on the CPU only. The
-build checks and counts all memory accesses. A "finding" is a wrong access that a checked build has detected.
+A "machine" is the GPU, or the CPU with one of two warp sizes. A checked build is a library in which kernels check and
+count all their memory accesses; it runs on the CPU only. A "finding" is a wrong memory access that a checked build has
+detected.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .cases import Case, make
 from .harness import Harness, check_scratch
 from .oracle import attends, excess, window_start
 
-#: The names of the CPU as a machine, with their warp sizes. Checked builds run only on the CPU.
+#: The machines (see above) that are the CPU: their names and warp sizes. Checked builds run only on the CPU.
 WARP_SIZES = {"warp64": 64, "warp32": 32}
 HOSTS = tuple(WARP_SIZES)
 
@@ -30,13 +31,14 @@ _libraries: dict[tuple[str, str, bool], library.Library] = {}
 
 
 def machines() -> Sequence[str]:
-    """The machines to test on: the GPU if there is one, else the CPU with each warp size."""
+    """Return the names of the machines to test on: the GPU if there is one, else the CPU with each warp size."""
     return ("gpu",) if torch.cuda.is_available() else HOSTS
 
 
 def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool) -> library.Library:
-    """The loaded library with the kernels of ``rows`` for ``machine``. The first call in a test session compiles the
-    library.
+    """Load the library with the kernels of ``rows`` for ``machine``, and compile it first if necessary.
+
+    A library that was loaded before in this test session is returned again. checked: whether it is a checked build.
     """
     key = (package.__name__, machine, checked)
     if key not in _libraries or not {row.symbol for row in rows} <= _libraries[key].kernels:
@@ -48,7 +50,7 @@ def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool
 
 
 class CudaKernel(Harness):
-    """A CUDA decode kernel that is tested on one machine."""
+    """Runs a CUDA decode kernel on one machine, and checks its results."""
 
     backend = "cuda"
 
@@ -58,8 +60,9 @@ class CudaKernel(Harness):
         self.library = loaded(package, rows, machine, checked=False)
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a call with checked arguments. On the CPU, lanes and thread blocks run in a random
-        order.
+        """Run the kernel on a call with checked arguments.
+
+        On the CPU, the threads of a warp and the thread blocks run in a random order.
         """
         if self.library.program is None:
             self.launch_on_gpu(call)
@@ -78,16 +81,19 @@ class CudaKernel(Harness):
             here.copy_(there)
 
     def check_table(self, case: Case) -> None:
-        """Check that the generated operator runs this kernel when its library is loaded."""
+        """Check that the generated operator runs this kernel after its library for the CPU was loaded.
+
+        On a GPU, this method checks nothing.
+        """
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU; test_gpu.py of the project does that
         self.package.kernels.libraries[False] = self.library
         super().check_table(case)
 
     def check_long(self, case: Case) -> None:
-        """Run a long call with one KV head, and compare the first and the last query head with float64.
+        """Run a case with long sequences and one KV head, and compare its first and last query head with float64.
 
-        If the call is block-sparse or has a modification, all heads are compared, because they attend to different
+        If the case is block-sparse or has a modification, all heads are compared, because they attend to different
         keys.
         """
         call = make(case)
@@ -101,11 +107,11 @@ class CudaKernel(Harness):
 
 
 class CheckedKernel(CudaKernel):
-    """A checked build of a CUDA decode kernel, which runs on the CPU.
+    """Runs a CUDA decode kernel from a checked build on the CPU, and checks its results and memory accesses.
 
     A launch raises FindingsError if the build has detected wrong accesses. After a launch, ``report`` has the counters
-    of memory accesses. Only ``__syncthreads`` counts as a fence between threads, because ``__syncwarp`` is not a fence
-    on the BI-V100.
+    of memory accesses. Only ``__syncthreads`` orders the memory accesses of different threads here, because
+    ``__syncwarp`` does not do so on the BI-V100.
     """
 
     report: Report
@@ -116,8 +122,9 @@ class CheckedKernel(CudaKernel):
         self.library = loaded(package, rows, machine, checked=True)
 
     def launch(self, call: Call) -> None:
-        """Run the kernel with all its buffers registered, so that each access is checked. Raises FindingsError for a
-        wrong access.
+        """Run the kernel with all its buffers registered, so that each memory access is checked.
+
+        Raises FindingsError for a wrong access.
         """
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
@@ -140,7 +147,9 @@ class CheckedKernel(CudaKernel):
     def check_counters(
         self, *, seq_lens: Sequence[int], page_bytes: int, shared_bytes: int, blocks_per_group: int
     ) -> None:
-        """Check that the number of loaded bytes and the size of shared memory are as planned.
+        """Run a call, and check how many bytes it loads of the cache and of the block tables.
+
+        Also check that accesses to shared memory have no bank conflicts, and that its size is ``shared_bytes``.
 
         seq_lens: sequence lengths in tokens, all multiples of the page size.
         page_bytes: the number of bytes of K and V together in a page, for one KV head.
@@ -167,10 +176,10 @@ class CheckedKernel(CudaKernel):
         assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
 
     def check_far_strides(self, case: Case) -> None:
-        """Check that the kernel is right with strides of more than 2^31 elements, and accesses nothing between the
-        elements.
+        """Check that the results are right with strides of more than 2^31 elements.
 
-        Skips the test if the system does not grant more address space than it has memory.
+        The kernel must not access the memory between the elements. Skips the test if the system does not grant more
+        address space than it has memory.
         """
         try:
             call = cases.spread(make(case))
@@ -188,9 +197,9 @@ class CheckedKernel(CudaKernel):
     def check_empty_work(self, *, seq_lens: Sequence[int], max_seq_len: int) -> None:
         """Check that thread blocks past the end of a sequence do nothing except load the length of the sequence.
 
-        The same sequences are run with a small and with a large ``max_seq_len``. Each warp must load the length of its
-        sequence once. The numbers of all other accesses must be equal in both calls, except in exp_sums and max_logits:
-        the kernel must store each of their elements once.
+        The kernel runs on the same sequences with a small ``max_seq_len`` and with the given, large one. Each warp must
+        load the length of its sequence once. The numbers of all other accesses must be equal in both calls, except for
+        exp_sums and max_logits. Each element of these two must be stored once.
         """
         least = max(*seq_lens, self.partition_size + 1)  # both calls have a reduction
         tight, roomy = (self._traffic(seq_lens, room) for room in (least, max_seq_len))
@@ -206,13 +215,13 @@ class CheckedKernel(CudaKernel):
             assert stored == 4 * rows * -(-max_seq_len // self.partition_size), f"{name} is stored once"
 
     def _traffic(self, seq_lens: Sequence[int], max_seq_len: int) -> dict[str, tuple[Traffic, Traffic]]:
-        """The counters of loads and stores of each buffer, by name, for a call with one KV head."""
+        """Run a call with one KV head. Return the counters (loads, stores) of each buffer, by the buffer's name."""
         self.run(make(self.case(seq_lens, max_seq_len=max_seq_len, kv_heads=1)))
         return {name: (buffer.loads, buffer.stores) for name, buffer in self.report.buffers.items()}
 
 
 def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:
-    """All tensors of a call, as triples (name, tensor, whether a kernel writes it)."""
+    """Return all tensors of a call as triples: name, tensor, and whether a kernel writes to the tensor."""
     named: dict[str, Any] = {**call._asdict(), **(call.scratch._asdict() if call.scratch else {})}
     named |= {f"tensors[{place}]": tensor for place, tensor in enumerate(call.tensors)}
     written = {"out", "lse", *Scratch._fields}
@@ -220,13 +229,15 @@ def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The memory from the first element of a tensor to the last, including gaps: (address, bytes)."""
+    """Return the address of a tensor's first element, and the number of bytes from there to the end of its last
+    element.
+    """
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return tensor.data_ptr(), (last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
 def pages_read(call: Call) -> int:
-    """The number of pages that a kernel must load, summed over sequences and KV heads.
+    """Return the number of cache pages that a kernel must load for a call, summed over sequences and KV heads.
 
     A page must be loaded if a query head of the KV head attends to a token in the page.
     """

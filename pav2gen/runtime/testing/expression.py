@@ -1,4 +1,5 @@
-"""Evaluates the expression of an attention modification in plain Python, for one score, for the float64 reference.
+"""Evaluates the expression of an attention modification in plain Python, one score at a time, for the float64
+reference.
 
 Integers are Python integers. All other numbers are float64. This module has its own parser, so that its results do not
 depend on the code that translates expressions for kernels.
@@ -16,7 +17,7 @@ Evaluate = Callable[[Names], Any]
 
 
 def _divide(a: float, b: float) -> float:
-    """a / b by the rules of IEEE 754: division by zero gives an infinity, and 0 / 0 gives NaN."""
+    """Return a / b by the rules of IEEE 754: division by zero gives an infinity, and 0 / 0 gives NaN."""
     if b == 0:
         return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
     return a / b
@@ -66,8 +67,8 @@ def evaluator(text: str) -> Evaluate:
 
     The names are ``s`` (the score), ``q`` and ``k`` (the positions of the query and of the key), ``h`` and ``kvh`` (the
     numbers of the query head and of the KV head), ``len`` (the length of the sequence), and those of parameter tensors.
-    The value of a parameter tensor is a sequence of floats. Raises ValueError or KeyError for syntax that is not part
-    of the language.
+    The value of a parameter tensor is a sequence of floats. Raises ValueError or KeyError for syntax that modifications
+    can't have.
     """
     return _build(ast.parse(text.strip(), mode="eval").body)
 

@@ -1,4 +1,4 @@
-"""The float64 reference of attention, in plain loops over sequences and heads, and the tolerance for kernels.
+"""The float64 reference of attention, in plain loops over sequences and heads, and the allowed error of kernels.
 
 Everything in this module runs on the CPU, because some cards, such as the BI-V100, compute float64 wrongly.
 """
@@ -26,7 +26,7 @@ class Partition(NamedTuple):
 
     m: the largest score.
     z: the sum of exp(score - m).
-    o: the output of the partition.
+    o: the attention output of the partition (o / z in the module ``state``).
     """
 
     m: float
@@ -35,7 +35,9 @@ class Partition(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """The float64 result of a call. ``partitions[s][h]`` lists the partitions with tokens of sequence ``s`` for head
+    """The float64 result of a call.
+
+    ``partitions[s][h]`` lists the softmax states of those partitions of sequence ``s`` that have tokens, for head
     ``h``.
     """
 
@@ -60,8 +62,7 @@ def fp8_value(code: int, kv_cache_dtype: str) -> float:
 
 
 def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Encode ``values`` (float64) as elements of a compressed cache. Each value becomes the nearest finite element,
-    ties to even.
+    """Encode ``values`` (float64) as elements of a compressed cache: each as the nearest finite one, ties to even.
 
     Returns uint8 for fp8, where NaN stays NaN. Returns int8 for an int8 cache, where NaN becomes 0. The nearest element
     is found by search in a table.
@@ -102,7 +103,9 @@ def fp8_values(kv_cache_dtype: str) -> torch.Tensor:
 def reference(
     call: Call, kv_cache_dtype: str, partition_size: int, modification: Modification | None = None
 ) -> Reference:
-    """Compute the float64 result of a call with tensors on the CPU. Lengths are clamped as the operator does.
+    """Compute the float64 result of a call whose tensors are on the CPU.
+
+    Sequence lengths are clamped in the same way as by the operator.
 
     modification: the definition of ``call.modification``.
     """
@@ -129,7 +132,7 @@ def reference(
 
 
 def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one sequence in the order of tokens: [kv heads, tokens, head size] float64 each.
+    """Return K and V of sequence ``s`` in the order of the tokens: [kv heads, tokens, head size] float64 each.
 
     Tokens in pages before position ``start`` are 0. By default, ``start`` is the first position that the last token
     attends to.
@@ -152,12 +155,12 @@ def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) ->
 
 
 def each_head(scale: float | torch.Tensor) -> torch.Tensor:
-    """A scale as float64, in a shape that broadcasts to [kv heads, tokens, head size]."""
+    """Return the scale of K or V as float64, in a shape that broadcasts to [kv heads, tokens, head size]."""
     return torch.as_tensor(scale, dtype=torch.float64).view(-1, 1, 1)
 
 
 def window_start(call: Call, tokens: int) -> int:
-    """The first position that the last of ``tokens`` tokens attends to. 0 without a sliding window."""
+    """The first position that the last of ``tokens`` tokens attends to; 0 if the call has no sliding window."""
     return 0 if call.sliding_window is None else max(0, tokens - call.sliding_window)
 
 
@@ -169,11 +172,12 @@ def score(
     modification: Modification | None = None,
     length: int | None = None,
 ) -> torch.Tensor:
-    """The scores of query head ``h`` in sequence ``s``, [tokens] float64. The score of a masked token is -inf.
+    """Return the scores of query head ``h`` in sequence ``s``, [tokens] float64. The score of a masked token is -inf.
 
     The query belongs to the last token of ``keys``. The operations come in the order of vLLM and ONNX: scale, softcap,
     ALiBi, the modification's score, then all masks.
-    length: the length of the whole sequence, if tokens follow the query's token.
+    keys: [tokens, head size] float64.
+    length: the length of the whole sequence, if it has tokens after the query's token.
     """
     tokens = keys.shape[0]
     scores = keys @ call.query[s, h].double() * call.scale
@@ -200,11 +204,12 @@ def modified(
     length: int | None = None,
     position: int | None = None,
 ) -> torch.Tensor:
-    """Apply a modification to the scores of one head, token by token. Where the modification's mask is false, the score
-    is -inf.
+    """Apply a modification to the scores of query head ``h``, token by token.
+
+    Where the modification's mask is false, the score is -inf.
 
     scores: [tokens] float64, for the tokens from position ``start`` on.
-    length: the length of the sequence, if ``scores`` covers only a part.
+    length: the length of the sequence, if ``scores`` has only some of its tokens.
     position: the position of the query, by default the last position of the sequence.
     """
     length = len(scores) if length is None else length
@@ -222,7 +227,10 @@ def modified(
 
 
 def attends(sparse: BlockSparse, call: Call, h: int, kv_head: int, position: int, tokens: int) -> bool:
-    """Whether a query head attends to the token at ``position``, by the block-sparse rule of vLLM 0.6.3."""
+    """Whether query head ``h`` attends to the token at ``position`` by the block-sparse rule of vLLM 0.6.3.
+
+    tokens: the length of the sequence.
+    """
     heads, kv_heads = call.query.shape[1], call.key_cache.shape[1]
     if sparse.head_sliding_step >= 0:
         offset = (sparse.tp_rank * heads + h) * sparse.head_sliding_step + 1
@@ -242,13 +250,15 @@ def part(scores: torch.Tensor, values: torch.Tensor) -> Partition:
 
 
 def excess(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> float:
-    """The largest result of ``excesses`` over all rows. ``out`` is within the tolerance if the result is at most 1."""
+    """Return the largest result of ``excesses`` over all rows. ``out`` is within the tolerance if the result is at most
+    1.
+    """
     over = excesses(out, truth, noise)
     return float(over.max()) if over.numel() else 0.0
 
 
 def excesses(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> torch.Tensor:
-    """The error of each row of ``out``, divided by the largest allowed error: [...] float64.
+    """Return the error of each row (last dimension) of ``out``, divided by the largest allowed error: [...] float64.
 
     Where a row of ``truth`` is zero, the row of ``out`` must be zero. A NaN counts as an infinite error.
     out: [..., head size].

@@ -1,6 +1,7 @@
-"""Measures the costs of PyTorch code: the number of ATen calls without views, and the peak of allocated bytes.
+"""Measures PyTorch code: the number of ATen calls, not counting those that return views, and the peak of allocated
+bytes.
 
-Each measurement starts without the cached workspace, which would hide allocations.
+Before each measurement, the cached workspace is freed, because its reuse would hide an allocation.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import workspace
 
-#: The ATen calls that read a device value on the host.
+#: The names of ATen functions that read a value from the device on the host.
 HOST_READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "_unique2", "masked_select")
 
 
 class CallCounter(TorchDispatchMode):
-    """A context manager that counts the ATen calls in its block. ``counts`` has the number of calls by name, without
-    views.
+    """A context manager that counts the ATen calls in its block.
+
+    ``counts`` maps the name of an ATen function to the number of its calls. Calls that return views are not counted.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,7 @@ class CallCounter(TorchDispatchMode):
 
 
 def count_calls(run: Callable[[], Any]) -> Counter[str]:
-    """Call ``run`` and count the ATen calls by name, without views."""
+    """Call ``run``, and count its ATen calls by name, except those that return views."""
     counter = CallCounter()
     workspace.forget()
     with counter:
@@ -50,8 +52,9 @@ def count_calls(run: Callable[[], Any]) -> Counter[str]:
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
-    """The largest number of bytes that ``run`` has allocated on the CPU at any time. An earlier call of ``run`` warms
-    up.
+    """Return the largest number of bytes that a call of ``run`` holds on the CPU at any time.
+
+    ``run`` is called once before the measurement, so that one-time allocations are not counted.
     """
     run()
     workspace.forget()

@@ -14,27 +14,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 _COMMENT = re.compile(r"//[^\n]*")
-#: A constant or an alias with a value that does not depend on other constants.
+#: Matches the definition of a constant or an alias whose value does not depend on other constants.
 _CONSTANT = re.compile(r"^(?:constexpr \w+|using) (\w+) = ((?:(?!\bk[A-Z])[^;])*);", re.MULTILINE)
-#: Declarations outside of functions. They do not belong to the body. Declarations inside of functions do.
+#: Matches declarations outside of functions, which do not belong to the body. Those inside of functions do.
 _DECLARATION = re.compile(r"^(?:constexpr|using|static_assert)\b[^;]*;", re.MULTILINE)
 
 
 class Source(NamedTuple):
-    """The parts of a CUDA kernel's source. constants: the name and the value of each constant."""
+    """The parts of a CUDA kernel's source. constants: a (name, value) pair for each constant."""
 
     body: str
     constants: frozenset[tuple[str, str]]
 
 
 def parse(text: str, name: str) -> Source:
-    """Split the text of a source into body and constants. ``name``, the kernel's own name, is replaced in both."""
+    """Split the text of a source into body and constants. The kernel's name, ``name``, becomes ``NAME`` in both."""
     code = _COMMENT.sub("", text).replace(name, "NAME")
     return Source(" ".join(_DECLARATION.sub("", code).split()), frozenset(_CONSTANT.findall(code)))
 
 
 def representatives(sources: Mapping[str, Source]) -> set[str]:
-    """The names of the representatives among the kernels in ``sources``, which maps the kernels' names to sources."""
+    """Return the names of the representatives in ``sources``, a mapping from the names of kernels to their sources."""
     groups: dict[str, dict[str, frozenset[tuple[str, str]]]] = {}
     for name, source in sources.items():
         groups.setdefault(source.body, {})[name] = source.constants
@@ -42,11 +42,12 @@ def representatives(sources: Mapping[str, Source]) -> set[str]:
 
 
 def cover(group: Mapping[str, frozenset[tuple[str, str]]]) -> list[str]:
-    """Choose kernels that together have all constants in ``group``. At least one kernel is chosen.
+    """Choose kernels that together have every (constant, value) pair in ``group``, and at least one kernel.
 
-    Each step chooses the kernel with the most constants that are still missing. A tie goes to the first in ``group``.
+    Each step chooses the kernel with the most (constant, value) pairs that no chosen kernel has yet. A tie goes to the
+    first in ``group``.
 
-    group: the constants of each kernel, by its name. All these kernels have the same body.
+    group: the (constant, value) pairs of each kernel, by the kernel's name. All these kernels have the same body.
     """
     missing, chosen = frozenset[tuple[str, str]]().union(*group.values()), list[str]()
     while missing or not chosen:
@@ -56,7 +57,7 @@ def cover(group: Mapping[str, frozenset[tuple[str, str]]]) -> list[str]:
 
 
 def of_files(paths: Mapping[str, Path]) -> set[str]:
-    """The symbols of the representatives. A symbol is ``pav2_`` and the kernel's name.
+    """Return the symbols of the representatives. A symbol consists of ``pav2_`` and the kernel's name.
 
     paths: the source file of each kernel, by the kernel's symbol.
     """
@@ -65,5 +66,5 @@ def of_files(paths: Mapping[str, Path]) -> set[str]:
 
 @functools.cache
 def read(path: Path, name: str) -> Source:
-    """Read the source of the kernel ``name``. Each file is read once."""
+    """Read and split the source of the kernel ``name``. The results are cached."""
     return parse(path.read_text("utf-8"), name)

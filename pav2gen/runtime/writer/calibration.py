@@ -7,7 +7,7 @@ import torch
 from ..check import described, fail, kv_dtype, shape_of
 from .encoding import E4M3_LARGEST, E5M2_LARGEST, INT8_LARGEST
 
-#: The largest number of each format.
+#: The largest finite number that an element of each type of compressed cache can have.
 LARGEST = {"fp8_e4m3": E4M3_LARGEST, "fp8_e5m2": E5M2_LARGEST, "int8": float(INT8_LARGEST)}
 
 NAME = "kv_scales"
@@ -16,14 +16,15 @@ NAME = "kv_scales"
 def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute (k_scale, v_scale) of a compressed cache: float32 [kv_heads] each, on the device of the samples.
 
-    The scale of each head maps the largest magnitude in its sample to the largest number of the cache's format. Larger
-    numbers saturate when they are written later. To avoid that, take a sample of many tokens, or multiply the scales by
-    a margin. If the sample of a head has only zeros, the scale is 1.
+    The scale of each head maps the largest magnitude in its sample to the largest number of the cache's format. Keys or
+    values with larger magnitudes that are written later are clamped. To avoid that, take a sample of many tokens, or
+    multiply the scales by a margin. If the sample of a head has only zeros, the scale is 1.
 
     key, value: samples of what is written to the cache, [tokens, kv_heads, head size], of any floating-point dtype.
     Take the keys after their rotation (RoPE).
     kv_cache_dtype: fp8 or fp8_e4m3, fp8_e5m2, int8.
-    Raises ValueError for another kv_cache_dtype, and for samples that are empty, not finite or of another shape.
+    Raises ValueError for another kv_cache_dtype, for samples that are empty or not finite, and for samples of any other
+    shape.
     """
     name = kv_dtype(kv_cache_dtype, NAME)
     if name not in LARGEST:
@@ -35,7 +36,7 @@ def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tu
 
 
 def _head_scales(what: str, rows: torch.Tensor, largest: float) -> torch.Tensor:
-    """The scale of each head, float32 [kv_heads], for samples ``rows`` [tokens, kv_heads, head size]."""
+    """Return the scale of each head, float32 [kv_heads], for the samples ``rows`` [tokens, kv_heads, head size]."""
     if not isinstance(rows, torch.Tensor):
         fail(f"{what} must be a tensor, got {described(rows)}", NAME)
     if rows.dim() != 3 or not rows.is_floating_point():

@@ -17,8 +17,9 @@ class Write(NamedTuple):
     key, value: [tokens, kv heads, head size]. The heads of a token are contiguous; tokens may have any stride.
     key_cache: [blocks, kv heads, head size / x, block size, x]; x is the number of elements in 16 bytes.
     value_cache: [blocks, kv heads, head size, block size].
-    slot_mapping: [tokens] int64 or int32, block * block size + slot. A token with a slot outside the cache is skipped.
-    k_scale, v_scale: a float, or float32 with one element or [kv heads].
+    slot_mapping: [tokens] int64 or int32, the place of each token in the caches: block number * block size + slot. A
+    token with a place outside the caches is skipped.
+    k_scale, v_scale: the scales of the caches, each a float, or a float32 tensor with one element or [kv heads].
     """
 
     key: torch.Tensor
@@ -35,11 +36,11 @@ class Write(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """For each token of a chunk, the token to read and the place to write: int64 [tokens] each.
+    """For each token of a chunk, the token to read and the place in the caches to write it to: int64 [tokens] each.
 
-    rows: the index of the token to read in the chunk. An index equal to the number of tokens means the content of
-    block 0, slot 0 before the write.
-    blocks, slots: the place to write to.
+    rows: the index, within the chunk, of the token to read. An index equal to the number of tokens stands for what
+    block 0, slot 0 held before the write.
+    blocks, slots: the block number of the place to write to, and the slot within the block.
     """
 
     rows: torch.Tensor
@@ -48,10 +49,12 @@ class Targets(NamedTuple):
 
 
 def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
-    """Compute the targets of a chunk on the device. No tensor shape depends on the slots, so the host reads nothing.
+    """Compute the targets of a chunk on the device. No tensor shape depends on the slots, so the host reads no slots.
 
-    For a skipped token, the targets are those of another token. So the same bytes are written twice to the same place.
-    If all tokens are skipped, the content of block 0, slot 0 is read and written back.
+    num_blocks: the number of blocks in the cache. page: the number of tokens in a page.
+
+    For a skipped token, the targets are those of another token. The same bytes are then written twice to the same
+    place. If all tokens are skipped, the content of block 0, slot 0 is read and written back.
     """
     tokens = slot_mapping.shape[0]
     slots = slot_mapping.long()
@@ -64,7 +67,7 @@ def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
 
 
 def scale_rows(write: Write, multiple: float = 1.0) -> torch.Tensor:
-    """The scales of K and V on the device, multiplied by ``multiple``: float32 [2, 1, kv heads, 1]."""
+    """Return the scales of K and V on the device, times ``multiple``: a float32 tensor [2, 1, kv heads, 1]."""
     kv_heads, device = write.key.shape[1], write.key.device
     scales = torch.empty(2, kv_heads, dtype=torch.float32, device=device)
     for row, scale in zip(scales, (write.k_scale, write.v_scale)):

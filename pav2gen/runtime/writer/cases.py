@@ -16,7 +16,8 @@ from ..testing.cases import Scale, scale_of
 from ..testing.oracle import nearest_codes
 from .call import Write
 
-#: Numbers that a faulty encoding gets wrong: both zeros, ties, the limits of the subnormals and of each format, NaN.
+#: Numbers that a faulty encoding gets wrong: both zeros, ties, numbers near the limits of each format and of its
+#: subnormals, infinities, NaN.
 ODD_NUMBERS = (
     *(0.0, -0.0, 1.0625, -1.1875, 2.0**-10, -(2.0**-10), 3 * 2.0**-10, 2.0**-17, 3 * 2.0**-17, 2.0**-6, 2.0**-14),
     *(447.0, 448.0, 463.9, 464.0, 480.0, -1e4, 57344.0, 61439.0, 61440.0, -65504.0, 0.5, 1.5, -2.5, 126.5, 127.49),
@@ -26,13 +27,13 @@ ODD_NUMBERS = (
 
 @dataclass(frozen=True)
 class WriteCase:
-    """The description of a test input. ``slots`` has the slot of each token.
+    """The description of one test input: a call of the cache writer. ``slots`` are the elements of ``slot_mapping``.
 
     blocks: the number of blocks in the cache.
     row_gap: the number of unused elements between the rows of key and value, as in slices of a fused projection.
     block_gap: the number of unused pages between the blocks of the cache.
     scales: the scales of K and of V, each a float or one float per KV head.
-    odd: whether keys and values are numbers that are hard to encode, instead of random numbers.
+    odd: whether keys and values are drawn from ``ODD_NUMBERS``, which are hard to encode, instead of N(0, 1).
     """
 
     key: CacheKey
@@ -48,7 +49,7 @@ class WriteCase:
 
 
 def make(case: WriteCase) -> Write:
-    """Make the arguments that ``case`` describes, on the CPU. The caches have random bytes.
+    """Make the arguments of the call that ``case`` describes, on the CPU. The caches have random bytes.
 
     Keys and values are random numbers from N(0, 1), or numbers of ``ODD_NUMBERS`` if ``case.odd``.
     """
@@ -78,7 +79,7 @@ def make(case: WriteCase) -> Write:
 
 
 def own_caches(write: Write) -> Write:
-    """``write`` with copies of its caches. Gaps between the blocks of the caches are copied too."""
+    """Return ``write`` with copies of its caches. Gaps between the blocks of the caches are copied too."""
     copies = {}
     for name in ("key_cache", "value_cache"):
         cache = getattr(write, name)
@@ -88,7 +89,7 @@ def own_caches(write: Write) -> Write:
 
 
 def expected(write: Write, kv_cache_dtype: str) -> Write:
-    """``write`` with other caches, which have the content that is expected after the call."""
+    """Return ``write`` with copies of its caches that have the content that is expected after the call."""
     after = own_caches(write)
     blocks, _, grains, page, x = write.key_cache.shape
     stored = [
@@ -104,9 +105,9 @@ def expected(write: Write, kv_cache_dtype: str) -> Write:
 
 
 def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """The expected content of the cache for ``rows`` [tokens, kv heads, head size].
+    """Return what the cache must contain for the keys or values ``rows`` [tokens, kv heads, head size].
 
-    For kv_cache_dtype ``auto``, the expected content is ``rows``. For other types, it is the encoded ``rows``.
+    For kv_cache_dtype ``auto``, this is ``rows`` itself. For other types, it is ``rows`` / ``scale``, encoded.
     """
     if kv_cache_dtype == "auto":
         return rows

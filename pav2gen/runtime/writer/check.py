@@ -19,7 +19,7 @@ _fail = partial(fail, operator=NAME)
 def check(write: Write, kv_cache_dtype: str) -> CacheKey:
     """Check all arguments of a call of ``reshape_and_cache``. Raises ValueError for the first wrong argument.
 
-    Returns the key that selects the kernel.
+    Returns the call's kernel key, which selects the kernel.
     """
     name = kv_dtype(kv_cache_dtype, NAME)
     for field in TENSORS:
@@ -41,10 +41,9 @@ def check(write: Write, kv_cache_dtype: str) -> CacheKey:
 
 
 def check_rows(name: str, rows: torch.Tensor, key: torch.Tensor) -> None:
-    """Raise ValueError unless ``rows`` has the shape and dtype of ``key``, [tokens, kv heads, head size], and
-    contiguous heads.
+    """Raise ValueError unless ``rows`` has the shape and dtype of ``key``, and the heads of a token are contiguous.
 
-    The stride between tokens may have any value.
+    The shape is [tokens, kv heads, head size]. The stride between tokens may have any value.
     """
     if rows.dim() != 3 or rows.dtype not in DTYPES:
         _fail(f"{name} must be [tokens, kv heads, head size] in {', '.join(DTYPES.values())}, got {shape_of(rows)}")
@@ -55,8 +54,9 @@ def check_rows(name: str, rows: torch.Tensor, key: torch.Tensor) -> None:
 
 
 def check_caches(write: Write, kv_cache_dtype: str) -> None:
-    """Raise ValueError unless both caches have vLLM's layout, fit the shape of ``key``, and have pages aligned to 16
-    bytes.
+    """Raise ValueError unless both caches have vLLM's layout and fit the shape of ``key``.
+
+    Their pages must also start at multiples of 16 bytes.
     """
     key, key_cache, value_cache = write.key, write.key_cache, write.value_cache
     stored = storage_dtype(kv_cache_dtype, key.dtype)
@@ -85,7 +85,7 @@ def check_slots(write: Write) -> None:
 
 
 def check_devices(write: Write) -> None:
-    """Raise ValueError unless all tensors are on the device of ``key``."""
+    """Raise ValueError unless all tensors of a call are on the device of ``key``."""
     for name, value in write._asdict().items():
         if isinstance(value, torch.Tensor) and value.device != write.key.device:
             _fail(f"{name} is on {value.device}, key on {write.key.device}")

@@ -1,8 +1,8 @@
-"""Encodes float32 numbers for a compressed cache, with operations that every version of PyTorch and every card has.
+"""Encodes float32 numbers for a compressed cache, with operations that every version of PyTorch and every GPU has.
 
 fp8 (OCP E4M3 and E5M2) rounds to the nearest number of the format, with ties to even. A number that is too large
 becomes the largest finite number. NaN stays NaN. int8 rounds in the same way, clamps to -127..127, and stores NaN as 0,
-because int8 has no NaN. The card needs no fp8 arithmetic: adding a large power of two to a float32, and subtracting it
+because int8 has no NaN. The GPU needs no fp8 arithmetic: adding a large power of two to a float32, and subtracting it
 again, rounds away the last bits.
 """
 
@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import torch
 
-#: The largest number of an int8 cache. The format is symmetric, so that -128 is never stored.
+#: The largest number that an int8 cache stores. The smallest is -127: -128 is never stored.
 INT8_LARGEST = 127
 
-#: The largest finite number of each fp8 format, and the smallest number that is not subnormal.
+#: The largest finite number of each fp8 format, and its smallest positive number that is not subnormal.
 E4M3_LARGEST, E4M3_SMALLEST = 448.0, 2.0**-6
 E5M2_LARGEST, E5M2_SMALLEST = 57344.0, 2.0**-14
 
-#: A number of E4M3 is divided by this number and stored as a float16. The exponent bits and the first fraction bits of
-#: the float16 are then those of the E4M3 number.
+#: To encode a number in E4M3, it is divided by this number and converted to float16. The exponent bits and the first
+#: fraction bits of the float16 are then those of the E4M3 code.
 E4M3_DIVISOR = 2.0**8
 
 #: For the bits of a float32 as int32: the mask of the exponent, and the number of fraction bits.
@@ -31,7 +31,7 @@ SIGN, MAGNITUDE, E4M3_NAN = -0x8000, 0x7FFF, 0x7F << 7
 
 
 class Fp8Space(NamedTuple):
-    """The buffers for an fp8 encoding: contiguous tensors with the shape of the values.
+    """The buffers that the encoding of fp8 values needs: contiguous tensors with the shape of the values.
 
     powers: float32.
     halves, spare: int16.
@@ -43,7 +43,7 @@ class Fp8Space(NamedTuple):
 
 
 def encode_int8(values: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor) -> None:
-    """Fill ``codes`` (int8) with values / scales, rounded and clamped.
+    """Fill ``codes`` (int8) with values / scales, rounded and clamped to -127..127.
 
     values: float32, overwritten.
     scales: float32, in a shape that broadcasts to ``values``.
@@ -53,7 +53,7 @@ def encode_int8(values: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor)
 
 
 def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
-    """Fill ``codes`` (uint8) with values / scales in E5M2.
+    """Fill ``codes`` (uint8) with the E5M2 codes of values / scales.
 
     values: float32, contiguous, overwritten.
     scales: float32, in a shape that broadcasts to ``values``.
@@ -65,9 +65,10 @@ def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 
 
 def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
-    """Fill ``codes`` (uint8) with values / scales in E4M3. The parameters are those of ``encode_e5m2``.
+    """Fill ``codes`` (uint8) with the E4M3 codes of values / scales. The parameters are those of ``encode_e5m2``.
 
-    ``scales`` are the cache's scales times ``E4M3_DIVISOR``. These products are exact, because it is a power of two.
+    ``scales`` are the cache's scales times ``E4M3_DIVISOR``. These products are exact, because ``E4M3_DIVISOR`` is a
+    power of two.
     """
     largest = E4M3_LARGEST / E4M3_DIVISOR
     values.div_(scales).clamp_(-largest, largest)  # NaN stays
@@ -81,8 +82,8 @@ def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 def rounded_halves(values: torch.Tensor, fraction_bits: int, smallest: float, space: Fp8Space) -> torch.Tensor:
     """Round ``values`` (float32) to numbers with ``fraction_bits`` fraction bits, ties to even.
 
-    Returns ``space.halves``, an int16 tensor with the bits of the rounded numbers as float16. Numbers below
-    ``smallest`` are subnormal and are rounded with the exponent of ``smallest``.
+    Returns ``space.halves``, an int16 tensor with the bits of the rounded numbers as float16. Numbers with magnitudes
+    below ``smallest`` are subnormal: they are rounded as if they had the exponent of ``smallest``.
     """
     space.halves.view(torch.float16).copy_(values)
     signs = torch.bitwise_and(space.halves, SIGN, out=space.spare)

@@ -1,4 +1,4 @@
-"""The harness for generated tests of cache writers: makes inputs, writes, and compares each byte of the cache."""
+"""Runs cache writers for the generated tests: makes inputs, runs a writer, and compares each byte of the caches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .call import Write
 from .cases import WriteCase, expected, make, own_caches, quantized, same_bytes
 from .launch import launch
 
-#: The default scales of K and V in a case.
+#: The scales of K and V in test cases with a compressed cache, by default.
 SCALES = (0.3, 0.7)
 
 
 class WriterHarness:
-    """A cache writer that is tested. There is a subclass for each backend, which launches the writer.
+    """Runs one cache writer on test cases, and checks the results. A subclass for each backend launches the writer.
 
     package: the generated package.
     row: the writer's row in the dispatch table of the package.
@@ -44,20 +44,22 @@ class WriterHarness:
         raise NotImplementedError
 
     def case(self, slots: Sequence[int], **options: Any) -> WriteCase:
-        """A test case for this writer. ``options`` are fields of ``cases.WriteCase``. A compressed cache has scales by
-        default.
+        """Make a test case for this writer. ``options`` are fields of ``cases.WriteCase``.
+
+        By default, a compressed cache has the scales ``SCALES``.
         """
         if self.key.kv_cache_dtype != "auto":
             options = {"scales": SCALES, **options}
         return WriteCase(self.key, tuple(slots), **options)
 
     def case_of_int32(self, slots: Sequence[int], **options: Any) -> WriteCase:
-        """A test case with int32 slots. vLLM's fork for the BI-V100 passes int32."""
+        """Make a test case with an int32 slot_mapping, as vLLM's fork for the BI-V100 passes it."""
         return self.case(slots, slot_dtype=torch.int32, **options)
 
     def run(self, write: Write) -> Write:
-        """Run the writer on copies of the caches, without the dispatch table. Returns ``write`` with the filled
-        copies.
+        """Run the writer directly, not through the dispatch table, on copies of the caches.
+
+        Returns ``write`` with the copies, to which the writer has written.
         """
         write = own_caches(write)
         found = check.check(write, self.key.kv_cache_dtype)
@@ -66,8 +68,9 @@ class WriterHarness:
         return write
 
     def check(self, case: WriteCase) -> Write:
-        """Run a case, and compare every byte of both caches with the expected content. Returns the call with the
-        filled caches.
+        """Run the writer on a case, and compare every byte of both caches with the expected content.
+
+        Returns the call with the caches that were written.
         """
         write = make(case)
         done, truth = self.run(write), expected(write, self.key.kv_cache_dtype)
@@ -77,7 +80,7 @@ class WriterHarness:
         return done
 
     def without_nan(self, cache: torch.Tensor) -> torch.Tensor:
-        """All bytes of a cache, including gaps, as uint8. In an fp8 cache, every NaN becomes the same byte."""
+        """Return all bytes of a cache, including gaps, as uint8. In an fp8 cache, every NaN becomes the same byte."""
         whole = torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage())
         values = [oracle.fp8_value(code, self.key.kv_cache_dtype) for code in range(256)] if self.is_fp8 else []
         nan = torch.tensor([code for code, value in enumerate(values) if value != value], dtype=torch.uint8)
@@ -91,7 +94,7 @@ class WriterHarness:
     def check_table(self, case: WriteCase) -> None:
         """Check that the generated operator, called as vLLM does, writes the same bytes as a direct run of this writer.
 
-        The scales are given as floats, and as tensors on the device.
+        The operator is called once with scales as floats, and once with scales as tensors.
         """
         write = make(case)
         direct = self.run(write)
@@ -106,7 +109,8 @@ class WriterHarness:
             assert same_bytes(done.key_cache, direct.key_cache) and same_bytes(done.value_cache, direct.value_cache)
 
     def check_round_trip(self, lengths: Sequence[int]) -> None:
-        """Check that a decode kernel of the package reads exactly the numbers that this writer has written.
+        """Check that the caches hold exactly the expected numbers, and that a decode kernel of the package is right on
+        them.
 
         lengths: sequence lengths in tokens.
         """
@@ -138,7 +142,7 @@ class WriterHarness:
 
 
 class TorchWriter(WriterHarness):
-    """A PyTorch cache writer that is tested."""
+    """Runs a PyTorch cache writer on test cases, and checks its results."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
@@ -149,13 +153,14 @@ class TorchWriter(WriterHarness):
         self.module.reshape_and_cache(write)
 
     def in_chunks_of(self, tokens: int, monkeypatch: Any, kv_heads: int = 2) -> None:
-        """Limit the writer's workspace on the CPU to the size for ``tokens`` tokens, until the end of the test."""
+        """Limit the writer's workspace on the CPU until the end of the test, so that a chunk has ``tokens`` tokens."""
         room = (tokens + 1) * (self.module.TOKEN_BYTES + kv_heads * self.module.HEAD_BYTES)
         monkeypatch.setattr(self.module, "CPU_BYTES", room)
 
     def count_calls(self, case: WriteCase) -> int:
-        """The number of ATen calls of the writer, not counting views. Fails if the writer reads device values on the
-        host.
+        """Return the number of ATen calls that the writer makes for a case, not counting views.
+
+        Fails if the writer reads values from the device on the host.
         """
         write = make(case)
         counts = probe.count_calls(lambda: self.module.reshape_and_cache(write))
@@ -164,14 +169,14 @@ class TorchWriter(WriterHarness):
         return sum(counts.values())
 
     def check_workspace(self, case: WriteCase) -> None:
-        """Check that a call allocates at most the number of bytes that the kernel's module states."""
+        """Check that a call on the CPU never holds more than ``CPU_BYTES`` bytes, the limit in the kernel's module."""
         write = make(case)
         held = probe.peak_bytes(lambda: self.module.reshape_and_cache(write))
         assert held <= self.module.CPU_BYTES, f"the writer holds {held} bytes"
 
 
 class CudaWriter(WriterHarness):
-    """A CUDA cache writer that is tested on one machine: a GPU, or the CPU with a warp size."""
+    """Runs a CUDA cache writer on one machine (a GPU, or the CPU with a warp size), and checks its results."""
 
     backend = "cuda"
     checked = False
@@ -182,8 +187,9 @@ class CudaWriter(WriterHarness):
         self.library = loaded(package, rows, machine, checked=self.checked)
 
     def launch(self, write: Write) -> None:
-        """Run the writer on a call with checked arguments. On the CPU, lanes and thread blocks run in a random
-        order.
+        """Run the writer on a call with checked arguments.
+
+        On the CPU, the threads of a warp and the thread blocks run in a random order.
         """
         if self.library.program is None:
             self.launch_on_gpu(write)
@@ -204,7 +210,10 @@ class CudaWriter(WriterHarness):
             getattr(write, name).untyped_storage().copy_(cache.untyped_storage())
 
     def check_table(self, case: WriteCase) -> None:
-        """Check that the generated operator runs this writer when its library is loaded."""
+        """Check that the generated operator runs this writer after its library for the CPU was loaded.
+
+        On a GPU, this method checks nothing.
+        """
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU
         self.package.kernels.libraries[False] = self.library
@@ -212,7 +221,7 @@ class CudaWriter(WriterHarness):
 
 
 class CheckedWriter(CudaWriter):
-    """A checked build of a CUDA cache writer, which runs on the CPU and checks and counts all memory accesses.
+    """Runs a CUDA cache writer from a checked build, which checks and counts all memory accesses, on the CPU.
 
     A launch raises FindingsError if the build has detected wrong accesses. After a launch, ``report`` has the counters
     of memory accesses.
@@ -222,8 +231,9 @@ class CheckedWriter(CudaWriter):
     report: Report
 
     def launch(self, write: Write) -> None:
-        """Run the writer with all its buffers registered, so that each access is checked. Raises FindingsError for a
-        wrong access.
+        """Run the writer with all its buffers registered, so that each memory access is checked.
+
+        Raises FindingsError for a wrong access.
         """
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
@@ -239,10 +249,10 @@ class CheckedWriter(CudaWriter):
                 self.report.raise_for_findings()
 
     def check_counters(self, pages: int, row_bytes: int, shared_bytes: int) -> None:
-        """Check the memory accesses for a prompt of ``pages`` whole pages, and the size of shared memory.
+        """Write a prompt of ``pages`` whole pages, and check the memory accesses and the size of shared memory.
 
         The writer must read each byte of key and value once, and write whole 32-byte sectors of the cache.
-        row_bytes: the number of bytes in the cache for the key of one token and KV head.
+        row_bytes: the number of bytes that the key of one token and KV head takes in the cache.
         shared_bytes: the bytes of shared memory of each thread block.
         """
         case = self.case(range(pages * self.key.block_size), blocks=pages)

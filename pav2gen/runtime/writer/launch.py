@@ -30,7 +30,7 @@ class WriteArgs(ctypes.Structure):
 
 
 def launch(function: Callable[..., int], write: Write, explain: Callable[[int], str]) -> None:
-    """Run the entry function of a CUDA cache writer on the current stream of the device. The arguments must be checked.
+    """Call the entry function of a CUDA cache writer (``function``) for a checked call, on the device's current stream.
 
     ``explain`` turns an error code into a sentence. Raises RuntimeError with this sentence if the launch fails.
     """
@@ -42,7 +42,7 @@ def launch(function: Callable[..., int], write: Write, explain: Callable[[int], 
 
 
 def arguments(write: Write) -> WriteArgs:
-    """The C struct with the arguments of the call ``write``."""
+    """Make the C struct with the arguments of the call ``write``."""
     tokens, kv_heads, _ = write.key.shape
     args = WriteArgs(version=VERSION, size=ctypes.sizeof(WriteArgs), num_tokens=tokens, num_kv_heads=kv_heads)
     for name in ("key", "value", "key_cache", "value_cache", "slot_mapping"):
