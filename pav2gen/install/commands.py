@@ -169,7 +169,10 @@ def _print_install(outcome: Outcome, options: InstallOptions) -> None:
     for planned in outcome.trees:
         _print_planned(planned, outcome, options)
     if outcome.changed and not outcome.imported:
-        click.echo("note: the import was not tried: that Python has no torch; give --python the one that runs the tree")
+        click.echo(
+            "note: the import was not tried, because there is no Python with torch for it; give --python the one that "
+            "runs the tree"
+        )
     if outcome.commit:
         click.echo(f"committed {outcome.commit}")
 

@@ -65,6 +65,7 @@ def test_a_writer_of_one_scale_and_of_further_parameters() -> None:
     [
         (ast.parse("x = 1"), "defines no function reshape_and_cache"),
         (writer("pass", ", stream"), "line 2: reshape_and_cache has parameters that are not vLLM's: stream"),
+        (writer("pass", ", *more"), "line 2: reshape_and_cache has parameters that are not vLLM's: * or **"),
         (
             ast.parse(WRITER.format(body="    pass", more="").replace("slot_mapping", "slots")),
             "no parameter slot_mapping",

@@ -98,8 +98,9 @@ def test_the_options_of_a_choice(vllm: Vllm, run: Run) -> None:
     said = lines(run("install", tree, "--spec", "alpha", "--min-seq-len", 512, "--with-tests", "--python", ""), tree)
     assert said[1].startswith("  installed alpha (2 kernels): ")
     assert said[3] == "  V2 serves decodes above 512 tokens"
-    assert (
-        said[7] == "note: the import was not tried: that Python has no torch; give --python the one that runs the tree"
+    assert said[7] == (
+        "note: the import was not tried, because there is no Python with torch for it; give --python the one that runs "
+        "the tree"
     )
     assert lines(run("status", tree), tree)[1] == (
         "  installed by pav2gen 0.1.0: alpha (2 kernels); min_seq_len 512; with tests"

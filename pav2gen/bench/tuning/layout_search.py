@@ -230,7 +230,7 @@ def lines(found: Sequence[LayoutTimes], path: Path) -> list[str]:
         told += [f"  {because}: {layout}" for layout, because in each.wrong.items()]
     ranked = ranking(found)
     if not ranked:
-        return [*told, "every layout gave wrong results in at least one problem"]
+        return [*told, "no layout gave right results in all problems"]
     told += ["time divided by that of the fastest layout, geometric mean over all problems"]
     told += [f"  {mean:6.3f}  {layout}" for layout, mean in ranked]
     return [

@@ -103,7 +103,8 @@ def _writer(function: ast.FunctionDef) -> Writer:
     extras = {name: given[name] for name in given if name not in arguments.values()}
     unknown = [name for name, default in extras.items() if not default]
     if unknown or function.args.vararg or function.args.kwarg:
-        raise Unfit(f"line {function.lineno}: {WRITER} has parameters that are not vLLM's: {', '.join(unknown)}")
+        names = ", ".join(unknown) or "* or **"
+        raise Unfit(f"line {function.lineno}: {WRITER} has parameters that are not vLLM's: {names}")
     return Writer(function, arguments, extras, _kind(function, arguments["kv_cache_dtype"]))
 
 
