@@ -297,6 +297,8 @@ def test_a_modification_that_no_spec_defines(asked: str, advice: str) -> None:
     lines = ask(own, "head_size=80", f"modification={asked}").lines()
     assert lines[-1] == f"no spec here defines the modification '{asked}'; {advice}"
     assert "serves it" in ask(own, "head_size=80", "modification=foo").lines()[0]
+    full = [parse(f"{OWN}limits: {{max_variants: 1}}\n".encode(), "specs/own.yaml")]
+    assert ask(full, "head_size=200", "modification=foo").lines()[-1].startswith("no spec here can be extended")
 
 
 @pytest.mark.parametrize(
