@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def print_table(table: Table) -> None:
-    """Print a table. On a terminal, the table fits its width. In a file or a pipe, lines have up to 1000 characters.
+    """Print a table. On a terminal, lines fit its width. In a file or a pipe, lines have up to 1000 characters.
 
     If the environment variable NO_COLOR is not empty, the table has no colours and no bold letters.
     """

@@ -1,5 +1,5 @@
-"""Checks the arguments of a decode call, so that kernels can rely on them. The operator writes nothing before the
-checks.
+"""Checks the arguments of a decode call, so that kernels can rely on them. The operator changes no tensor before
+all checks have passed.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Layouts:
     """Remembers the layouts of calls that passed the checks, so that a call with a known layout is not checked again.
 
     check: a function of a call and its kv_cache_dtype that returns the call's kernel key, or raises ValueError.
-    layout_of: a function of the same arguments that returns the call's layout, or None. The layout must contain all
-    properties that ``check`` looks at.
+    layout_of: a function of the same arguments that returns the call's layout, or None for a call that must be checked
+    each time. The layout must contain all properties that ``check`` looks at.
     """
 
     def __init__(self, check: Callable[[Any, str], Key], layout_of: Callable[[Any, str], Hashable | None]) -> None:
@@ -166,7 +166,7 @@ def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
 
 
 def check_int(name: str, value: object, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``value`` can be converted to a 64-bit int by ``__index__``, as torch does."""
+    """Raise ValueError unless ``value`` has a method ``__index__`` that converts it to an int of at most 64 bits."""
     if not hasattr(value, "__index__"):
         fail(f"{name} must be an int, got {described(value)}", operator)
     if not -(1 << 63) <= int(value) < 1 << 63:
@@ -244,7 +244,7 @@ def check_cache(
     """Raise ValueError unless the two cache tensors have the dtype, shape, strides and alignment that kernels need.
 
     key_cache: [blocks, kv heads, head size / x, block size, x], where x is the number of elements in 16 bytes.
-    value_cache: [blocks, kv heads, head size, block size]. ``check_pages`` describes the strides.
+    value_cache: [blocks, kv heads, head size, block size]. ``check_pages`` describes the allowed strides.
     """
     stored = storage_dtype(kv_cache_dtype, query.dtype)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
@@ -286,8 +286,8 @@ def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) 
 def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int) -> None:
     """Raise ValueError unless block_tables, seq_lens and max_seq_len fit the query.
 
-    block_tables: [seqs, max blocks] int32 with contiguous rows. seq_lens: [seqs] int32, contiguous. max_seq_len: a
-    number of tokens, not negative.
+    block_tables: [seqs, max blocks] int32 with contiguous rows, for any number ``max blocks``. seq_lens: [seqs] int32,
+    contiguous. max_seq_len: a number of tokens, not negative.
     """
     seqs = query.shape[0]
     if block_tables.dim() != 2 or block_tables.shape[0] != seqs or block_tables.dtype != torch.int32:
@@ -303,8 +303,8 @@ def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torc
 def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
     """Raise ValueError unless the caller's scratch tensors have the right shapes and dtypes. Any strides will do.
 
-    For P partitions, exp_sums and max_logits are [seqs, heads, P] float32, and tmp_out is [seqs, heads, P, head size]
-    in the dtype of out.
+    exp_sums and max_logits are [seqs, heads, P] float32, and tmp_out is [seqs, heads, P, head size] in the dtype of
+    out. P is the number of partitions that fit in the tensor. It is not checked here, and each tensor may have its own.
     """
     if scratch is None:
         return
@@ -320,7 +320,7 @@ def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
 
 
 def check_scale(name: str, scale: torch.Tensor, kv_heads: int = 1, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``scale`` is float32, and has either one element or the shape [kv_heads] without gaps."""
+    """Raise ValueError unless ``scale`` is float32, and either has one element or is contiguous [kv_heads]."""
     fits = scale.numel() == 1 or (scale.shape == (kv_heads,) and scale.is_contiguous())
     if not fits or scale.dtype != torch.float32:
         one, each = "one float32 element", f"contiguous float32 [{kv_heads}]"

@@ -123,9 +123,10 @@ class Models:
         """Whether a decode step should use V2: this package's operator instead of the fork's own kernel (V1).
 
         This method reads no tensor, and it never raises. The result is True if a kernel serves the step, and
-        ``max_seq_len`` (tokens) exceeds the spec's ``min_seq_len``. For shorter steps, the result is also True if the
-        cache is compressed or a feature other than ALiBi is used, because V1 of the BI-V100 fork ignores compression
-        and these features. The result is False if the environment variable PAV2_DISABLE is 1.
+        ``max_seq_len`` (tokens) exceeds the spec's ``min_seq_len``. For a smaller ``max_seq_len``, the result is also
+        True if the cache is compressed or a feature other than ALiBi is used, because V1 of the BI-V100 fork ignores
+        compression and these features. The result is always False if the step has no sequences, or if the environment
+        variable PAV2_DISABLE is 1.
         """
         if os.environ.get("PAV2_DISABLE", "") == "1" or num_seqs == 0:
             return False

@@ -1,5 +1,7 @@
 """Writes the softmax state of partitions to the caller's scratch tensors, and the output of sequences with one
 partition.
+
+In the shapes, rows and partitions are those of a segment's tile, and heads are the query heads.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tenso
     If the call has a scratch, o / z is also written to tmp_out. If the call has an lse tensor, log(z) + m is written to
     lse. The module ``state`` defines m, z and o.
 
-    m, z: [rows, 1, heads] float32, where z is not 0. o: [rows, 1, heads, head size] float32, which is overwritten.
+    m, z: [rows, 1, heads] float32, where z is not 0. o: [rows, 1, heads, head size] float32, overwritten with o / z.
     """
     own = o.div_(z.unsqueeze(-1))[:, 0]
     call.out[part.rows].copy_(own)
@@ -59,8 +61,9 @@ def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tenso
 def clear_slots(pages: torch.Tensor, tail: int) -> None:
     """Set the values (V) in the last ``tail`` token slots of a sequence to 0.
 
-    pages: the values in the sequence's consecutive pages, [pages, kv_heads, head size, slots]. The unused slots may
-    hold NaN, and even a weight of 0 times NaN is NaN.
+    They must be 0, because unused slots may hold NaN, and even a weight of 0 times NaN is NaN.
+
+    pages: the values in the sequence's consecutive pages, [pages, kv_heads, head size, token slots of a page].
     """
     blank, partial = divmod(tail, pages.shape[3])
     if blank:

@@ -16,7 +16,9 @@ def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
     A head attends to a page in sparse block k if (k + offset) % vert_stride is 0, or if k > q - local_blocks. Here q is
     the sparse block of the sequence's last token, and ``_offsets`` computes the offset.
 
-    group: the number of query heads per KV head. page: the number of tokens in a page.
+    In the shape, items and pages are those of ``part.pages``, and group is the number of query heads per KV head.
+
+    page: the number of tokens in a page.
     """
     sparse, device = call.sparse, call.query.device
     assert sparse is not None and part.positions is not None and part.seq_lens is not None

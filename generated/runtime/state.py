@@ -25,7 +25,10 @@ SMALLEST = 1.1754943508222875e-38
 
 
 class State(NamedTuple):
-    """The softmax state of each sequence and head: m, z [rows, heads] float32, o [rows, heads, head size] float32."""
+    """The softmax states of some rows (sequences), one for each row and query head.
+
+    m, z: [rows, heads] float32. o: [rows, heads, head size] float32.
+    """
 
     m: torch.Tensor
     z: torch.Tensor
@@ -37,7 +40,7 @@ def exponentials(scores: torch.Tensor, m: torch.Tensor, hidden: bool) -> torch.T
 
     scores: [..., tokens]. m: the maximum of the scores over the tokens, [...].
 
-    hidden: whether a maximum in ``m`` may be -inf, because all its scores are -inf; e^(score - m) is then 0.
+    hidden: whether an element of ``m`` may be -inf. Its scores are then all -inf, and each of them is replaced by 0.
     """
     shift = torch.mul(m, -LOG2_E)
     if hidden:
@@ -48,9 +51,10 @@ def exponentials(scores: torch.Tensor, m: torch.Tensor, hidden: bool) -> torch.T
 def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> State:
     """Merge the states of all partitions of a segment into one state for each sequence and head.
 
-    With a single partition, the result consists of views of m, z and o.
+    If there is a single partition, the result consists of views of the arguments.
 
-    m, z: [rows, partitions, heads] float32. o: [rows, partitions, heads, head size] float32, which is overwritten.
+    m, z: [rows, partitions, heads] float32, where a row is a sequence. o: [rows, partitions, heads, head size] float32.
+    The elements of o are overwritten.
     """
     if m.shape[1] == 1:
         return State(m[:, 0], z[:, 0], o[:, 0])
@@ -82,7 +86,8 @@ def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
     """Write the attention outputs o / z of the rows ``taken`` to ``out``, or zeros for a row that attends to no token.
 
     If the call has an ``lse`` tensor, the same rows of it are written too. If the call has sinks, each head's sink is
-    added to the softmax denominator z here; the state of a partition never includes it. ``state`` is overwritten.
+    added to the softmax denominator z here; the state of a partition never includes it. The tensors of ``state`` are
+    overwritten.
     """
     z, lse = with_sink(state, call.sinks, call.lse is not None)
     if call.lse is not None and lse is not None:
@@ -91,11 +96,11 @@ def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
 
 
 def with_sink(state: State, sinks: torch.Tensor | None, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Add the attention sinks to the softmax denominator. Return the number to divide o by, and the log-sum-exp or
-    None.
+    """Add the attention sinks to the softmax denominator. Return the tensor to divide o by, and the log-sum-exp (None
+    unless ``lse``).
 
-    A sink is an extra logit of a head that takes part in the softmax and has no value. With sinks, state.o is rescaled
-    in place.
+    Each head may have one sink: an extra logit, which takes part in the softmax, but belongs to no token. With sinks,
+    state.o is rescaled in place.
 
     sinks: float32 logits that broadcast to the shape of m, or None.
     lse: whether to compute the log-sum-exp: the natural logarithm of the sum of e^score over all tokens and the sink.
@@ -118,8 +123,9 @@ def weigh(state: State, scores: torch.Tensor) -> torch.Tensor:
     ``state.m`` and ``state.z`` are updated to include the new tokens. ``state.o`` is only rescaled to the new maximum.
     The caller must then add the weighted values of the new tokens to ``state.o``.
 
-    state: m and z are [rows, ...], and o is [rows, ..., head size]. m is the maximum score so far, times LOG2_E.
-    scores: [rows, partitions, ..., tokens of a partition] float32.
+    state: m and z are [rows, ...], and o is [rows, ..., head size]. The dots stand for the dimensions of the heads. m
+    is the maximum score so far, times LOG2_E.
+    scores: [rows, partitions, ..., tokens of a partition] float32, the scores of the new tokens.
     """
     m = scores.amax(-1).amax(1).mul_(LOG2_E)
     torch.maximum(m, state.m, out=m)

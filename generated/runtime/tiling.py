@@ -38,8 +38,9 @@ class Tile:
     pages: the number of pages in each item. An item has fewer pages than a partition only if the tile has a single
     partition, which was trimmed to its used pages.
     chunk: the number of items in each chunk; the last chunk may have fewer.
-    masked: whether token slots other than the last ``tail`` slots may lie past the end of their sequence.
-    padded: whether the tile has pages beyond the end of the longest sequence.
+    masked: whether a kernel needs a mask, for example because token slots may lie past the end of their sequence. The
+    slots that ``tail`` counts need no mask.
+    padded: whether the tile has pages past the end of the longest sequence, or, with ``tail``, of its only sequence.
     tail: the number of token slots at the end of the tile that lie past the end of the sequence, if the tile has a
     single sequence of known length; else 0.
     """
@@ -109,7 +110,8 @@ class Tiling(NamedTuple):
     """All tiles of one call of the operator.
 
     ordered: whether the sequences are sorted by length, longest first.
-    covered: the number of partitions that are processed for every sequence. Long sequences have more partitions.
+    covered: the number of partitions, from the first on, that are processed for all sequences, even the shortest.
+    Longer sequences may have further partitions.
     shapes: one tile of each distinct ``Tile.shape``.
     """
 
@@ -233,7 +235,7 @@ def _fit(
 
 
 def _covered(shortest: RowTile) -> int:
-    """The number of partitions that are processed for every sequence.
+    """The number of partitions, from the first on, that are processed for all sequences.
 
     shortest: the row tile with the shortest sequences, which are processed for the fewest partitions.
     """
@@ -307,7 +309,7 @@ class _Cut:
         return _ceil(self.extents[row], self.whole)
 
     def _stop(self, first: int, active: int) -> int:
-        """The partition before which a rectangle of ``active`` sequences ends. Its first sequence is number ``first``.
+        """The partition before which a rectangle ends that has ``active`` sequences, from number ``first`` on.
 
         A rectangle becomes one or more tiles. It ends where the shortest of these sequences ends, or later if padding
         is cheaper than another tile.

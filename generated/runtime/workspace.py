@@ -54,7 +54,10 @@ class Buffer:
         return cast(torch.Tensor, found)
 
     def once(self, make: Callable[..., S], space: object, *sizes: Hashable) -> S:
-        """Return ``make(space, *sizes)``, a tuple of views of the buffers of ``space``. The result is cached."""
+        """Return ``make(space, *sizes)``: a tuple of views of the buffers in ``space``. The result is cached.
+
+        space: a result of ``Workspace.space`` that has this buffer.
+        """
         found = self._views.get((make, sizes))
         if found is None:
             found = self._views[make, sizes] = make(space, *sizes)

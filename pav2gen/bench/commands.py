@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 BENCH_LENGTHS, BENCH_BATCHES = (1024, 8192, 32768, 100_000), (1, 8)
 BENCH_QUERIES = (4, 8, 512)
 TUNE_BATCHES = (1, 2, 4, 8, 16, 32)
-#: The option values that ``bench --quick`` sets. A problem (a call to measure) takes about a second. When ``seconds``
-#: seconds have passed, ``bench`` begins no further problem.
+#: The option values that ``bench --quick`` sets. A problem (a call to measure) takes about a second. After the
+#: number of seconds that ``seconds`` gives, ``bench`` begins no further problem.
 QUICK: Mapping[str, Any] = {"seq_lens": (4096,), "num_seqs": (1,), "rounds": 3, "against": ("sdpa",), "seconds": 45.0}
 
 

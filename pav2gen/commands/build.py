@@ -33,7 +33,7 @@ class BuildOptions:
     force: whether to replace or remove even files that were edited by hand.
     dry_run: whether to compute what would change, and write nothing.
     templates: the templates of the generated files; None means those of pav2gen.
-    on_wait: a function that is called once, before the command waits for another one that has locked the package.
+    on_wait: a function that is called once, before the command waits for another command that locks the package.
     """
 
     out: Path = DEFAULT_FOLDER
@@ -122,7 +122,7 @@ def remove(name: str, options: BuildOptions) -> Outcome:
 
 
 def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions) -> None:
-    """Raise UserError if the package would mix specs with all their kernels and specs built with ``--filter``.
+    """Raise UserError if the package would contain both whole specs and parts of specs (chosen by ``--filter``).
 
     Also raise UserError if a build with ``--filter`` would write to the default folder.
 

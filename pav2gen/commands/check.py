@@ -30,7 +30,7 @@ class Drift:
 
     kind: one of ``KINDS``.
     path: the file or folder that differs, relative to the package.
-    note: what else the user should know about the difference, or empty.
+    note: what else the user should know about the difference. Empty if kind and path say everything.
     owner: the name of the spec to build for the repair. The owner is ``SHARED`` for a file that all specs share, and
     None if a build does not repair the difference.
     blocked: whether a link or a folder is where a file should be. A build does not remove links or folders.

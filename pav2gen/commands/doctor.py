@@ -300,8 +300,8 @@ def _installed(state: Status) -> str:
 def _next(options: DoctorOptions, tree: Tree | None, place: Path | None, states: Sequence[Status]) -> tuple[str, str]:
     """Return the command to type next, and the reason to type it.
 
-    tree: the generated package, or None.
-    place: the folder of the vLLM trees, or None.
+    tree: the generated package, or None if it is missing or not usable.
+    place: the folder of the vLLM trees, or None if no vLLM was found.
     states: the state of each vLLM tree.
     """
     out = [] if options.generated == DEFAULT_FOLDER else ["--out", str(options.generated)]

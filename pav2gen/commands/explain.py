@@ -42,7 +42,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a spec has no kernel that serves a query. One of ``lacking``, ``exclusions`` and ``barred`` says it.
+    """Why a spec has no kernel that serves a query.
+
+    The reason is in one of ``lacking``, ``exclusions`` and ``barred``. The other two are empty.
 
     lacking: the axes on which the spec lacks the query's value.
     exclusions: the exclusions of the spec that remove the kernels with the query's values.
@@ -86,7 +88,7 @@ class AxisEdit:
 
 
 class Missing(NamedTuple):
-    """Operators that a spec could also build: their names, the edit that adds them, and the command to run then."""
+    """Operators that a spec could also build: their names, the edit that adds them, and the command to run after it."""
 
     operators: tuple[str, ...]
     edit: AxisEdit
@@ -101,10 +103,12 @@ class Explanation:
     operator: the operator that the user asks for.
     served: the kernels of ``operator`` with the query's values.
     others: the kernels of other operators with the query's values.
-    missing: the operators of which no spec has a kernel with the query's values, and how to add them.
+    missing: the operators of which no spec has a kernel with the query's values, and how to add them. None if there are
+    no such operators, if no spec can build them, or if ``served`` is empty.
     refusals: the rules that forbid the query.
     obstacles: for each spec, why it has no kernel for the query. The spec that needs the smallest change is first.
-    nearest: the kernel of ``operator`` that differs from the query on the fewest axes.
+    nearest: the kernel of ``operator`` that differs from the query on the fewest axes. None if the
+    answer does not need it, or if no spec has kernels of ``operator``.
     edits: the edits of one spec that add a kernel for the query.
     command: the command that builds this spec after the edits. If there is a command but no edit, the user must first
     remove some of the spec's exclusions.
@@ -303,7 +307,7 @@ def differing_axes(query: Mapping[str, object], point: Point) -> tuple[str, ...]
 
 
 def _refusals(query: Mapping[str, object], operator: str) -> Iterator[Refusal]:
-    """Yield each rule that ``query`` breaks, whatever values the axes have that ``query`` leaves open."""
+    """Yield each rule that the values in ``query`` break, whatever the values of all other axes are."""
     for rule in RULES:
         if isinstance(rule, AxisRule) and query.keys() >= set(rule.axes):
             sentence = rule.complaint(*(query[axis] for axis in rule.axes))
@@ -349,9 +353,9 @@ def _with_operators(spec: Spec, *operators: str) -> AxisEdit:
 
 
 def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit]:
-    """Yield the edits that add the query's values to the axes of the obstacle's spec that lack them.
+    """For each axis on which the obstacle's spec lacks the query's value, yield the edit that adds the value.
 
-    If the section of an axis is missing in the spec's file, or is written in braces, one edit gives the whole section.
+    If the section of an axis is missing in the spec's file, or is written in braces, one edit writes the whole section.
     """
     spec, whole = obstacle.spec, dict[str, dict[str, tuple[object, ...]]]()
     for axis in obstacle.lacking:
@@ -436,9 +440,9 @@ def _named(lines: Iterable[str]) -> Iterator[str]:
 
 
 def axis_lines(specs: Sequence[Spec]) -> Iterator[str]:
-    """Yield a heading, then a line for the operator and for each axis.
+    """Yield a heading, then a line for the operator, then a line for each axis.
 
-    A line has the meaning of the axis, its possible values, and its values in ``specs``.
+    The line of an axis has its meaning, its possible values, and its values in ``specs``.
     """
     yield "pav2gen explain AXIS=VALUE...  takes the axes below; an axis that is left out may have any value"
     width = max(map(len, AXES))

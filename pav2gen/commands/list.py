@@ -50,5 +50,5 @@ def table(listed: Sequence[dict[str, Any]]) -> Table:
 
 
 def _cell(figure: object) -> str:
-    """Return a figure as text. None, for a figure that is unknown or that the kernel does not have, gives no text."""
+    """Return a figure as text. The text is empty for None: the figure is unknown, or the kernel does not have it."""
     return "" if figure is None else spelled(figure)

@@ -42,7 +42,7 @@ class Axis:
     the section of a spec that gives the values. ``aliases`` maps other spellings of values to the values. ``about`` is
     one sentence for the JSON Schema and for ``explain``. ``tag`` is a function that takes a value and returns the part
     of a kernel's name that states the value. ``title`` is a function that takes a value and returns the part of a
-    kernel's description that states the value, or "".
+    kernel's description that states the value, or "" for a value that the description leaves out.
     """
 
     name: str
@@ -225,8 +225,8 @@ _TABLE = (
     ),
 )
 
-#: Every axis by its name, in the order in which a kernel's name states the axes. From one kernel of a list to the next,
-#: the value of the last axis changes first.
+#: Every axis by its name, in the order in which a kernel's name states the axes. In lists of kernels, the last axis
+#: varies fastest.
 AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
 
 #: The axes that the reports of ``bench`` state in a phrase of their own, such as "24/4 heads of 256". The reports leave

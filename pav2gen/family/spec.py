@@ -87,7 +87,8 @@ class Exclusion:
 class Dispatch:
     """The settings that decide which kernel serves a call.
 
-    min_seq_len: the sequence length, in tokens, above which vLLM should use the generated decode operator (V2).
+    min_seq_len: the sequence length, in tokens, above which vLLM should use the generated decode operator instead of
+    its kernel for short sequences (V1).
 
     partition: the partition size, in tokens, for all calls, or None if the operator chooses a partition size for each
     call.
@@ -106,7 +107,7 @@ class Limits:
     """Two upper bounds that a spec sets for itself.
 
     max_variants: the most combinations that the axis values of the spec may have.
-    workspace_mib: the most workspace of one call, in MiB.
+    workspace_mib: the most GPU memory, in MiB, that one call may use for intermediate results (its workspace).
     """
 
     max_variants: int
@@ -118,12 +119,12 @@ class Spec:
     """The content of a spec file.
 
     ``about`` is a description in one line. ``axes`` maps the name of each axis of ``family.axes.AXES`` to the values
-    that the spec gives. ``operators`` lists the operators to build (names of ``variant.OPERATORS``). ``file_name`` is
+    that the spec gives. ``operators`` lists the operators to build (keys of ``variant.OPERATORS``). ``file_name`` is
     the name of the spec file without its folder, and ``sha256`` is the file's SHA-256. ``cuda`` maps layout settings of
     CUDA decode kernels (names of ``cuda_plan.CHOICES``) to the values that the spec fixes. The plan chooses all
     settings that the spec does not fix. ``modifications`` maps the name of each modification to its definition.
-    ``places`` maps the path of each value in the spec file (``axes.head_size``, ``model.tensor_parallel[1]``) to the
-    value's ``file:line``.
+    ``places`` maps the dotted path of each value in the spec file (``axes.head_size``, ``model.tensor_parallel[1]``) to
+    the value's ``file:line``.
     """
 
     name: str
@@ -159,8 +160,8 @@ class Spec:
 
 
 def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
-    """Return ``values``, the values of one axis, with ``value`` added: None first, then numbers in ascending order. If
-    ``value`` is a string, it is added at the end.
+    """Return ``values``, the values of one axis, with ``value`` added. A string is added at the end. For any other
+    ``value``, the result is sorted: None first, then numbers in ascending order.
     """
     if isinstance(value, str):
         return (*values, value)
@@ -168,8 +169,8 @@ def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
 
 
 def variants(spec: Spec) -> tuple[Variant, ...]:
-    """All decode kernels of ``spec``: every combination of axis values that no exclusion covers. From one kernel to the
-    next, the value of the last axis in ``AXES`` changes first.
+    """All decode kernels of ``spec``: every combination of axis values that no exclusion covers. The last axis in
+    ``AXES`` varies fastest.
     """
     return tuple(
         replace(variant, own=spec.modifications.get(variant.modification or ""))

@@ -16,13 +16,13 @@ class Target:
     """The hardware figures of one GPU model. An unknown figure is None, or a value that ``sources`` calls assumed.
     ``sources`` maps the name of each figure to where the figure comes from.
 
-    ``arch`` is the compiler's name of the architecture, such as ``sm_80``. ``launch_us`` is the time to launch an empty
-    kernel, in microseconds. ``bandwidth_gbps`` is the bandwidth of a copy in GPU memory, in GB/s; for NVIDIA GPUs it is
-    the nominal bandwidth. ``peak_bandwidth_gbps`` is the nominal bandwidth of GPU memory, in GB/s.
+    ``arch`` is the architecture's name in compiler options, such as ``sm_80``. ``launch_us`` is the time to launch an
+    empty kernel, in microseconds. ``bandwidth_gbps`` is the bandwidth of a copy in GPU memory, in GB/s; for NVIDIA GPUs
+    it is the nominal bandwidth. ``peak_bandwidth_gbps`` is the nominal bandwidth of GPU memory, in GB/s.
     ``shared_memory_bytes`` is the most shared memory, in bytes, that a thread block may use without opting in to more.
-    ``load_bytes`` is the number of bytes per load and thread that is believed to give the highest bandwidth.
-    ``latency_ns`` is the time in nanoseconds from the issue of a load from GPU memory until its value can be used.
-    ``block_start_ns`` is the time in nanoseconds to start and end a thread block that does nothing.
+    ``load_bytes`` is the number of bytes that a thread should load at once for the highest bandwidth. ``latency_ns`` is
+    the time in nanoseconds from the issue of a load from GPU memory until its value can be used. ``block_start_ns`` is
+    the time in nanoseconds to start and end a thread block that does nothing.
     """
 
     name: str

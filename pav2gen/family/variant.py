@@ -68,8 +68,8 @@ class Point(ABC):
 
     @property
     def grain(self) -> int:
-        """The number of elements of the KV cache in 16 bytes. vLLM calls this number ``x`` in its layout of the key
-        cache: [blocks, kv heads, head/x, block, x].
+        """The number of elements of the KV cache in 16 bytes. vLLM calls this number ``x`` in the shape of its key
+        cache: [number of blocks, KV heads, head size / x, block size, x].
         """
         return 16 // self.cache_item_bytes
 
@@ -107,7 +107,7 @@ class AttentionVariant(Point):
     sliding_window: int | None = None
     sinks: bool = False
     modification: str | None = None
-    #: The spec's definition of the modification that the field ``modification`` names, or None.
+    #: The spec's definition of the modification that the field ``modification`` names. None if that field is None.
     own: Modification | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -216,7 +216,7 @@ def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
 
 
 #: Name of an operator -> a function that takes a spec's decode kernels and returns the spec's kernels for this
-#: operator. The keys are all operators.
+#: operator. The keys are the names of all operators.
 OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {
     "decode": tuple,
     "extend": extenders_of,
@@ -225,8 +225,8 @@ OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {
 
 
 def expand(name: str, axes: Mapping[str, Sequence[object]]) -> tuple[Variant, ...]:
-    """The decode kernels for all combinations of the axis values in ``axes``. From one kernel to the next, the value of
-    the last axis in ``AXES`` changes first.
+    """The decode kernels for all combinations of the axis values in ``axes``. The last axis in ``AXES`` varies
+    fastest.
 
     name: the name of the spec.
     axes: the values of each axis, by the name of the axis. An axis that is not in ``axes`` has its default values.

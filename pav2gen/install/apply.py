@@ -42,7 +42,7 @@ class InstallOptions:
     force: whether files in ``pav2/`` that were edited by hand may be replaced.
     python: the Python interpreter that will run vLLM. It imports the package as a test before the first file is
     written. If ``python`` is empty, this test is skipped.
-    on_wait: a function to call before waiting for another command that has locked a vLLM tree or the package.
+    on_wait: a function to call before the install waits for another command to unlock a vLLM tree or the package.
     writer: which KV caches the generated cache writers fill. "auto": only those whose dtype vLLM's own writer cannot
     write. "always": all for which a kernel is installed.
     """
@@ -61,9 +61,9 @@ class InstallOptions:
 class PlannedInstall:
     """What an install will change in one vLLM tree.
 
-    fork: what vLLM's own attention code can do.
-    changes: the files to write or to remove, in this order.
-    edited: the paths of vLLM's source files that will call the kernels, below vLLM's folder.
+    fork: which of the tree's own attention functions work.
+    changes: the files to write or to remove, in the order in which an install does so.
+    edited: the source files of vLLM that will call the kernels, as paths below vLLM's folder.
     diff: the changes of vLLM's source files, as a unified diff.
     notes: sentences that warn the user about this tree.
     """
@@ -144,10 +144,13 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
 
 
 def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
-    """Raise UserError if no install made the folder ``pav2/`` of a tree, or if it has files that must not be replaced.
+    """Raise UserError if a command must not replace or remove the files in the folder ``pav2/`` of a tree.
 
-    force: whether files that were edited by hand may be replaced. If not, such files are an error.
-    files: the paths below ``pav2/`` of the files to install.
+    It must not if no install made this folder, or if a link, file or folder is in the way of a file to install. Without
+    ``force``, it must not if files were edited by hand, either.
+
+    force: whether files that were edited by hand may be replaced or removed.
+    files: the paths below ``pav2/`` of the files to install. Empty for ``uninstall``.
     """
     shown = found.tree.where(PAV2)
     if found.record is None and found.files:
@@ -232,8 +235,8 @@ def _changes(
 def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
     """Yield the sentences that warn the user about one vLLM tree.
 
-    The sentences name files that were edited by hand, files in ``pav2/`` that no install put there, compiled
-    files that hide an edit, and parts of vLLM that do not call the kernels.
+    The sentences name files that were edited by hand, files in ``pav2/`` that no install put there, compiled files that
+    Python runs although their source was edited, and parts of vLLM that do not call the kernels.
     """
     yield from edited.notes
     yield from foreign_overrides(found.tree)

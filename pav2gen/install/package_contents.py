@@ -53,7 +53,7 @@ class PackageContents:
     """What was taken from a generated package.
 
     files: the files to install into ``pav2/`` or to pack as a wheel.
-    specs: maps the name of each chosen spec to its manifest, which lists its files and its dispatch rows.
+    specs: maps the name of each chosen spec to its manifest, which lists the files and the dispatch rows of the spec.
     machine: the type of CPU that a prebuilt library is for, or empty if there is no such library.
     """
 

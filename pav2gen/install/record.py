@@ -42,9 +42,9 @@ class Record:
     generator: the version of pav2gen that made the install, such as ``pav2gen 0.1``.
     specs: maps the name of each installed spec to a dict: the SHA-256 of the spec, and the number of its kernels.
     all_specs: whether the install took all specs of the package, and not only those that the user named.
-    min_seq_len: the value of the option ``--min-seq-len``, or None.
+    min_seq_len: the value of the option ``--min-seq-len``, or None if it was not given.
     tests: whether the kernels' tests were installed.
-    prebuilt: the file name of the library that was compiled elsewhere, or empty.
+    prebuilt: the file name of the library that ``--prebuilt`` added, or empty if there is none.
     digest: the SHA-256 over all installed files, as in ``PackageContents.digest``.
     files: maps the path of each installed file, below ``pav2/``, to its SHA-256.
     edits: maps the path of each edited source file, below vLLM's folder, to what was changed in it.

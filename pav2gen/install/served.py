@@ -10,9 +10,10 @@ from pav2gen.install.editing.patch import Fork
 def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[str]:
     """Yield one sentence each on cache writes, on prefills with a cached prefix, and on models with a softcap.
 
-    A softcap is a limit on scores. The last sentence is left out if vLLM's XFormers backend raises no error for it.
+    A softcap is a limit on scores. The last sentence is left out if vLLM's XFormers backend raises no error for a
+    softcap.
 
-    fork: what the tree's own attention code can do.
+    fork: which of the tree's own attention functions work.
     operators: maps the name of each operator, such as ``decode``, to the number of its installed kernels.
     writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
     """
@@ -35,7 +36,7 @@ def _softcap(kernels: int) -> str:
 def _writes(own: str, kernels: int, writer: str) -> str:
     """Return a text that says whether vLLM's own function or the generated cache writers write the KV cache.
 
-    own: which caches vLLM's own function can write, one of ``WRITER_KINDS``, or empty if it was not found.
+    own: which caches vLLM's own function can write, as one of ``WRITER_KINDS``, or empty if it was not found.
     kernels: the number of installed cache writers.
     writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
     """
@@ -52,7 +53,7 @@ def _writes(own: str, kernels: int, writer: str) -> str:
 def _prefixes(own: str, kernels: int) -> str:
     """Return a text that says whether vLLM's own function or extend kernels compute prefills with a cached prefix.
 
-    own: what vLLM's own function does, one of ``PREFIX_KINDS``, or empty if it was not found.
+    own: whether vLLM's own function works, as one of ``PREFIX_KINDS``, or empty if it was not found.
     kernels: the number of installed extend kernels.
     """
     if own in ("hangs", "none"):

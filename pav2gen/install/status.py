@@ -21,13 +21,13 @@ from pav2gen.output.tree import DEFAULT_FOLDER
 class Status:
     """What is installed in one vLLM tree, and whether it was edited or is out of date.
 
-    fork: what the tree's own attention code can do.
+    fork: which of the tree's own attention functions work.
     record: the record of the install, or None if nothing is installed.
-    edited: one sentence for each file that was edited by hand, or that cannot be used.
+    edited: one sentence for each file that somebody edited, removed or added, and for a library that cannot be used.
     stale: one sentence for each difference between the install and the generated package. None if the package cannot be
     read.
     unknown: the reason why ``stale`` is None, or empty.
-    library: the description of the installed prebuilt library of CUDA kernels. Empty without a usable library.
+    library: the description of the installed prebuilt library of CUDA kernels. Empty if there is no usable library.
     """
 
     tree: VllmTree

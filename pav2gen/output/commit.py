@@ -35,7 +35,7 @@ def commit(tree: Tree, comparison: Comparison, owners: Collection[str], unsettle
     The folder of the tree must exist, and this command must have locked it.
 
     owners: the owners whose files were rendered for this build, or are removed by it.
-    unsettled: other owners, of whose files an interrupted build has already written some. This build does not repair
+    unsettled: other owners, some of whose files were written by an interrupted build. This build does not repair
     these files, so it keeps their entries in the journal.
 
     Raises UserError, after undoing all changes, if a file cannot be written, or if someone changed a file after the
@@ -108,14 +108,18 @@ class _Commit:
             transaction.place(aside, place, content, old.digest if old else "")
 
     def _finish(self) -> None:
-        """Remove the compiled files and empty folders of removed files, then the temporary folder and the journal."""
+        """Remove what is no longer needed: first the compiled files and the empty folders that removed files leave.
+
+        Then the temporary folder and the journal are removed. The journal stays if it has entries of
+        owners that this build does not repair.
+        """
         journaled = (files for owner, files in self._tree.journal.items() if owner in self._owners)
         removed = {path for path in chain(*journaled)} | {c.path for c in self._changes if c.new is None}
         _tidy(Disk(self._root, self._tree.disk.shown), removed)
         journal.end(self._root, self._unsettled)
 
     def _missing_folder(self, path: str) -> str:
-        """Return the topmost folder of the file ``path`` that the tree lacks. Empty if the tree has all its folders."""
+        """Return the topmost missing folder in ``path``, the path of a file. Empty if the tree has all its folders."""
         end = path.find("/")
         while end >= 0:
             folder = f"{self._root}/{path[:end]}"
@@ -128,9 +132,9 @@ class _Commit:
 
 
 def _order(change: FileChange) -> tuple[bool, bool, bool, str]:
-    """Return the sort key of a change: first files to write, then files to remove, then manifests, the shared one last.
+    """Return the sort key of a change: files to write, files to remove, manifests of specs, then the shared manifest.
 
-    With this order, a manifest on the disk never lists a file that is not there yet.
+    With this order, a new manifest is written only after all files that it lists.
     """
     return (change.is_manifest, change.is_manifest and change.owner == SHARED, change.new is None, change.path)
 

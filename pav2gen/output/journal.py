@@ -1,8 +1,8 @@
 """Reads and writes the journal of a build: a file in the tree that exists while the build changes the tree.
 
 For each file that the build changes, the journal has the SHA-256 of the old content and of the new content. A build
-that was killed leaves its journal. The next build compares the files with these digests. So it does not take them for
-files that were edited by hand, and repairs the tree without ``--force``.
+that was killed leaves its journal. The next build compares the files with these digests. So it knows that nobody
+edited them by hand, and repairs the tree without ``--force``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _READ = json_data.mapping(
 
 
 def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
-    """Return the content of the journal in the folder ``root``. Empty if there is none, or if no build wrote it."""
+    """Return the content of the journal in the folder ``root``. Empty if no journal is there, or if it is damaged."""
     try:
         entries = _READ(json_data.parse_json((root / NAME).read_bytes()))
     except (OSError, ValueError):

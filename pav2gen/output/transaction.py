@@ -30,8 +30,8 @@ class _Edited(Exception):
 class Transaction:
     """A context manager. If its ``with`` block raises an exception, it undoes the block's steps, the last one first.
 
-    If the exception is an OSError, or if someone else changed a file, a UserError is raised in its place. Its message
-    says whether all changes were undone.
+    If the exception is an OSError, if someone else changed a file, or if a step cannot be undone, a UserError is raised
+    in place of the exception. Its message says whether all changes were undone.
     """
 
     def __init__(self, shown: Callable[[str], str], remedy: str, on_undone: Callable[[], None] = lambda: None) -> None:
@@ -40,7 +40,7 @@ class Transaction:
         shown: a function that takes a path and returns the name that messages give it. For an empty path, it returns
         the name of the folder that the command changes.
         remedy: the last words of the error message if a step cannot be undone. They tell the user what to do.
-        on_undone: a function that is called after all steps have been undone.
+        on_undone: a function that is called after all steps have been undone, but not if one cannot be undone.
         """
         self._shown = shown
         self._remedy = remedy
@@ -78,7 +78,7 @@ class Transaction:
     def write_aside(self, aside: str, content: bytes, like: OnDisk | None) -> None:
         """Write a new file at the temporary path ``aside``. Undoing the step removes the file.
 
-        like: a file whose permissions and owner the new file gets, or None.
+        like: a file whose permissions and owner the new file gets. None: it gets the default ones.
         """
         self._undo.append(partial(_discard, aside))
         write_new(aside, content, like)
@@ -132,7 +132,7 @@ class Transaction:
 def write_new(file: str, content: bytes, like: OnDisk | None) -> None:
     """Write a new file at the path ``file``. Raises OSError if the file exists.
 
-    like: a file whose permissions and owner the new file gets, or None.
+    like: a file whose permissions and owner the new file gets. None: it gets the default ones.
     """
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -174,7 +174,7 @@ def _put_back(file: str, aside: str, old: OnDisk | None, new: bytes | None) -> N
     aside: a temporary path, to which the old content is written before it is renamed to ``file``.
     new: the content that this transaction wrote to ``file``, or None if it removed the file.
 
-    Raises _Edited if someone changed the file since then.
+    Raises _Edited if someone changed ``file`` after this transaction had changed it.
     """
     there = look(file)
     if there == old:

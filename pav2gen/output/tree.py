@@ -55,7 +55,7 @@ class Comparison:
     """The differences between a new build and the files on the disk.
 
     changes: the files that differ, sorted by path.
-    unchanged: the number of files that are the same.
+    unchanged: the number of files that are the same in the build and on the disk.
     """
 
     changes: tuple[FileChange, ...]
@@ -106,9 +106,11 @@ class Tree:
         return sorted({*self.manifests, *self.broken} - {SHARED})
 
     def refusal(self, force: bool) -> UserError | None:
-        """Return the error for a folder that has files but no generated package. None if there is no error.
+        """Return the error to raise if the folder has files but no generated package. Otherwise, return None.
 
-        Hidden files and ``__pycache__`` do not count. force: whether the user asked to build there nevertheless.
+        Hidden files and ``__pycache__`` do not count.
+
+        force: whether the user asked to build there nevertheless. If so, return None.
         """
         if force or self.manifests or self.broken or self.journal or self.incomplete or not self.disk.root.is_dir():
             return None
@@ -144,7 +146,7 @@ class Tree:
 
         package: maps each owner to its new files. Files of other owners are not compared.
 
-        Raises UserError if a folder of a file is a symbolic link or a file, or if a file cannot be read.
+        Raises UserError if a symbolic link or a file is where a folder belongs, or if a file cannot be read.
         """
         changes, unchanged = [], 0
         for owner, files in package.items():
@@ -162,7 +164,7 @@ class Tree:
         return Comparison(tuple(sorted(changes, key=lambda change: change.path)), unchanged)
 
     def known(self, owner: str) -> dict[str, set[str]]:
-        """Return a dict from the path of each file of ``owner`` to the SHA-256 digests it has if nobody edited it.
+        """Return a dict from the path of each file of ``owner`` to the SHA-256 digests it can have if nobody edited it.
 
         The digests come from the owner's manifest, and from the journal of an interrupted build if there is one. Paths
         are relative to the tree.

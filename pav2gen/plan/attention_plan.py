@@ -43,8 +43,8 @@ class AttentionPlan:
 
     @cached_property
     def rank(self) -> RankShape:
-        """The numbers of query heads and KV heads on one tensor-parallel rank. The rank is that of the first
-        tensor-parallel size in the spec for which a rank has this kernel's ``gqa_ratio``.
+        """The numbers of query heads and KV heads on one tensor-parallel rank. The tensor-parallel size is the first
+        one in the spec with which the ratio of these numbers is this kernel's ``gqa_ratio``.
 
         If there is no such tensor-parallel size, the result is a single rank with all KV heads of the model.
         """
@@ -58,8 +58,8 @@ class AttentionPlan:
         return 2 * self.variant.head_size * self.variant.cache_item_bytes * self.rank.num_kv_heads
 
     def base_row(self, partition_size: int) -> Row:
-        """Return the kernel's row in the dispatch table. The fields that describe the CUDA version have their default
-        values.
+        """Return the kernel's row in the dispatch table. The fields that come from the plan of the CUDA version have
+        their default values.
 
         partition_size: the value of the field ``partition_size`` of the row.
         """

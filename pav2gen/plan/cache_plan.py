@@ -19,8 +19,8 @@ from pav2gen.runtime.dispatch_row import MIB, Row
 #: kernel launches.
 CPU_BYTES, GPU_BYTES = 8 * MIB, 14 * MIB
 
-#: The bytes of workspace per new token, in addition to the elements of its key and value. They hold the token's slot,
-#: row and block number as int64, and temporaries.
+#: The bytes of workspace per new token, in addition to the elements of its key and value. They hold the fields of
+#: ``runtime.writer.call.Targets`` (int64) for the token, and temporaries.
 TOKEN_BYTES = 96
 
 #: THREADS is the number of threads in a CUDA thread block. SECTOR is the number of bytes in a sector of GPU memory.
@@ -122,8 +122,8 @@ class CudaCachePlan:
         """The number of new tokens that a thread block writes: the number of KV cache elements in a 32-byte sector of
         memory, but at most the number of tokens in a page.
 
-        A row of V is one element of the head, for all tokens of a page. So if the new tokens lie in neighbouring slots
-        of a page, the thread block fills whole sectors of each row of V.
+        A row of V holds the same element of the value of each token in a page. So if the new tokens lie in neighbouring
+        slots of a page, the thread block fills whole sectors of each row of V.
         """
         return min(self.variant.block_size, SECTOR // self.variant.cache_item_bytes)
 
@@ -168,9 +168,7 @@ class CachePlan:
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures of this cache writer that ``pav2gen list`` shows, as a dict from the name of a column to a
-        figure.
-        """
+        """The figures of this cache writer for the table of ``pav2gen list``, as a dict by the names of the columns."""
         shared = {"shared_kib": round(self.cuda.shared_bytes / 1024, 1)} if "cuda" in self.spec.backends else {}
         return {"workspace_mib": self.torch.gpu_bytes // MIB, "torch_calls": self.torch.calls(1), **shared}
 
@@ -193,5 +191,5 @@ class CachePlan:
 
 
 def plan_cache(variant: CacheVariant, spec: Spec) -> CachePlan:
-    """Make the plan of the cache writer ``variant``. The workspace limit of ``spec`` bounds its workspace."""
+    """Make the plan of the cache writer ``variant``. Its workspace is at most the limit in ``spec``."""
     return CachePlan(variant, spec, TorchCachePlan(variant, spec.limits.workspace_mib * MIB))

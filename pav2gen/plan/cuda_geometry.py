@@ -15,13 +15,13 @@ class Geometry:
 
     threads: the number of threads in the thread block.
     heads: the number of query heads that the thread block computes.
-    step: the number of tokens in a step. In each step, the thread block scores some tokens of its partition, and then
-    adds their values to the output. Shared memory holds the scores of one step.
+    step: the number of tokens in a step. In each step, the thread block scores this many tokens of its partition, and
+    then adds their values, weighted by the softmax, to the output. Shared memory holds the scores of one step.
     runs: the number of runs that a warp scores at the same time. A run is a group of consecutive tokens.
     key_words: the number of 32-bit words that a thread reads with one load of K.
     value_words: the number of 32-bit words that a thread reads with one load of V.
-    row_lanes: the number of threads that read one row of V side by side. A row of V is one element of the head, for all
-    tokens of a page.
+    row_lanes: the number of threads that read one row of V side by side. A row of V holds the same element of the value
+    of each token in a page.
     """
 
     threads: int

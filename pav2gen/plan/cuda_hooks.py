@@ -35,10 +35,11 @@ class Line(NamedTuple):
 class Parameter(NamedTuple):
     """A parameter tensor of a modification, such as the ALiBi slopes, in the code of a CUDA kernel.
 
-    array: the name of the array in shared memory that holds the elements for the query heads of the thread block.
+    array: the name of the array in shared memory. It holds the tensor's elements for the query heads of the thread
+    block.
     pointer: the CUDA code for the pointer to the tensor in global memory.
-    place: the CUDA code for the index of the element that belongs to a query head. Here, the query head is ``h``, which
-    is its index in the thread block.
+    place: the CUDA code for the index, in the tensor, of the element that belongs to a query head. In this code, unlike
+    in ``NAMES``, ``h`` is the index of the query head in the thread block.
     """
 
     array: str

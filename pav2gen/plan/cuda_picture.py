@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pav2gen.family.variant import ExtendVariant, Variant
 from pav2gen.plan.cuda_geometry import KEY_LANES, WIDEST_WARP, ExtendGeometry, Geometry
 
-#: The most rows, and the most columns, of which a table shows all. If a table has more, it shows the first two and the
-#: last one.
+#: The largest numbers of rows and of columns with which a table is shown completely. Of more rows (or columns), a table
+#: shows the first two and the last one.
 ROWS, COLUMNS = 3, 4
 
 #: The text that a table shows in place of the rows or columns that it leaves out.
@@ -113,10 +113,10 @@ def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int
 
 
 def _shown(count: int, most: int) -> list[int | None]:
-    """Return the indices of the rows, or of the columns, that a table shows. None stands for the indices that it leaves
-    out.
+    """Return the indices of the rows, or of the columns, that a table shows. If the table leaves some out, None stands
+    in their place.
 
     count: the number of rows or columns that the table has.
-    most: the largest number of rows or columns of which the table shows all.
+    most: the largest number of rows (or columns) with which the table shows all of them.
     """
     return list(range(count)) if count <= most else [0, 1, None, count - 1]

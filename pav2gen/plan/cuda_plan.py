@@ -58,8 +58,8 @@ TOKENS_PER_RUN = 16
 #: a thread block waits at four barriers in each step.
 SHORT_STEP = 256
 
-#: The grade of a layout rates its bytes in flight (see ``_grade``). A layout with half as many bytes in flight has a
-#: grade that is lower by this number. Layouts with the same grade count as equally good.
+#: The grade of a layout rates its bytes in flight (see ``_grade``). It falls by this number if the bytes in flight are
+#: halved. For layouts with the same grade, the bytes in flight count as equal.
 GRADES = 3
 
 #: A dict from each setting in the section ``cuda`` of a spec to the values that the spec may give it. ``threads`` and
@@ -151,7 +151,9 @@ class CudaPlan:
 
     @property
     def tile(self) -> int:
-        """The number of tokens whose values the threads that share a row of V read together, if each does one load."""
+        """The number of tokens whose elements in a row of V are read together, if each thread of this row does one
+        load.
+        """
         return self.geometry.row_lanes * self.geometry.value_words * (4 // self.variant.cache_item_bytes)
 
     @property
@@ -191,7 +193,7 @@ class CudaPlan:
         return min(255, REGISTER_FILE // max(self.geometry.threads, RESIDENT_THREADS))
 
     def kv_bytes(self, pages: int, kv_heads: int) -> int:
-        """Return the bytes of keys and values that the thread blocks of one call load together.
+        """Return the bytes of keys and values that all thread blocks of one call together load.
 
         Each page is loaded ``blocks_per_group`` times for each KV head.
 
@@ -201,7 +203,7 @@ class CudaPlan:
         return 2 * page_bytes(self.variant) * pages * kv_heads * self.blocks_per_group
 
     def table_bytes(self, pages: int, kv_heads: int) -> int:
-        """Return the bytes of block tables that the thread blocks of one call load together.
+        """Return the bytes of block tables that all thread blocks of one call together load.
 
         pages: the number of pages of all sequences together.
         kv_heads: the number of KV heads.
@@ -230,8 +232,8 @@ class CudaPlan:
         return math.ceil(needed * idle_ns / self.target.latency_ns / token_bytes)
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """Return the figures of the CUDA kernel that ``pav2gen list`` shows, as a dict from the name of a column to a
-        figure.
+        """Return the figures of the CUDA kernel for the table of ``pav2gen list``, as a dict by the names of the
+        columns.
         """
         g = self.geometry
         return {
@@ -289,7 +291,7 @@ def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) 
 
     Five criteria decide the order, the most important one first. A layout is better if
 
-    * its loads of V are at most as wide as ``load_bytes`` of the target;
+    * its loads of V are not wider than the loads that are best on the target (``target.load_bytes``);
     * its steps have at least ``SHORT_STEP`` tokens, or are whole partitions;
     * the grade of its bytes in flight is higher (see ``_grade``);
     * its steps are longer;
@@ -348,7 +350,8 @@ def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
     """Return the numbers of threads per thread block that may be chosen.
 
     If the spec prescribes a number, the result is only this number. Otherwise, the result is 64 if a page has less than
-    512 bytes of keys per KV head. For larger pages, it is those of 128, 256 and 512 that the target allows.
+    512 bytes of keys per KV head. For larger pages, the result is those of the numbers 128, 256 and 512 that the target
+    allows.
 
     chosen: the number that the spec prescribes, or None.
     """
@@ -391,7 +394,7 @@ def _key_words(v: Variant, load_bytes: int) -> int:
     """Choose the number of 32-bit words that a thread reads with one load of K.
 
     The choice is the widest load of at most ``load_bytes`` bytes with which all lanes of a 64-lane warp are busy. If
-    there is no such load, the choice is the widest load.
+    there is no such load, the choice is the widest load of at most ``load_bytes`` bytes.
     """
     widths = [width for width in (16, 8, 4) if width <= load_bytes]
     whole = [width for width in widths if page_bytes(v) // width % WIDEST_WARP == 0]

@@ -229,8 +229,8 @@ class ExtendCudaPlan:
         return max(1, min(by_reads, by_arithmetic))
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """Return the figures of the CUDA kernel that ``pav2gen list`` shows, as a dict from the name of a column to a
-        figure.
+        """Return the figures of the CUDA kernel for the table of ``pav2gen list``, as a dict by the names of the
+        columns.
         """
         g = self.geometry
         return {
@@ -298,7 +298,7 @@ def least_shared_bytes(v: ExtendVariant, target: Target) -> int:
 
 
 def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> Iterator[ExtendGeometry]:
-    """Yield the geometries to try, those with longer steps first.
+    """Yield the geometries to try. Those with longer steps come first.
 
     heads, tokens: the numbers of query heads and of query tokens that a thread block computes.
     """
@@ -343,8 +343,8 @@ def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
 def _steps(v: ExtendVariant, target: Target) -> list[int]:
     """Return the numbers of keys that a step may have, the largest first.
 
-    A step is a number of whole pages, or a fraction of a page. It can be a fraction only if the part of a row of V that
-    it loads is at least one sector of memory.
+    A step has whole pages, or a fraction of a page. It can have a fraction only if it then loads at least one sector of
+    memory from each row of V. A row of V holds the same element of the value of each token in a page.
     """
     page, item = v.block_size, v.cache_item_bytes
     steps = [
@@ -379,15 +379,15 @@ def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
 
 
 def _load_words(v: ExtendVariant, target: Target, step: int) -> int:
-    """Choose the number of 32-bit words that a thread reads with one load. A load has ``load_bytes`` of the target, but
-    not more bytes than a step has of a row of V.
+    """Choose the number of 32-bit words that a thread reads with one load. A load has as many bytes as is best on the
+    target (``target.load_bytes``), but not more than a step reads from a row of V.
     """
     return min(target.load_bytes, min(step, v.block_size) * v.cache_item_bytes, 16) // 4
 
 
 def _partition(v: ExtendVariant, rows: int) -> int:
-    """Choose the number of keys in a partition. It is so large that the partial results, which a thread block writes,
-    have few bytes compared with the keys and values that it reads (see ``PARTIALS_SHARE``).
+    """Choose the number of keys in a partition. The partition is so large that a thread block writes few bytes of
+    partial results, compared with the bytes of keys and values that it reads (see ``PARTIALS_SHARE``).
 
     rows: the number of query rows that a thread block computes.
     """

@@ -29,7 +29,7 @@ class ExtendPlan(AttentionPlan):
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures of this kernel that ``pav2gen list`` shows, as a dict from the name of a column to a figure."""
+        """The figures of this kernel for the table of ``pav2gen list``, as a dict by the names of the columns."""
         return {
             "heads": f"{self.rank.num_heads}/{self.rank.num_kv_heads}",
             "workspace_mib": self.spec.limits.workspace_mib,

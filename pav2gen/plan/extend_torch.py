@@ -35,10 +35,10 @@ KEYS = 512
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES, CPU_WIDE_BYTES = 8 * MIB, 32 * MIB, 16 * MIB
 GPU_CHUNK_SHARE = 1 / 2
 
-#: How much padding takes as long to process as one more tile. CPU_PADDING_BYTES and GPU_PADDING_BYTES are for the time
-#: to read padding in K or V. CPU_PADDING_OPERATIONS and GPU_PADDING_OPERATIONS are for the time to compute with
-#: padding, in floating-point operations. One more tile costs 40 to 50 more ATen calls. These calls take about 150 us on
-#: a CPU. On a GPU, their launches take about 1 ms.
+#: How much padding takes as long to process as one more tile. Padding is the part of a tile that no result needs.
+#: CPU_PADDING_BYTES and GPU_PADDING_BYTES are for the time to read padding in K or V. CPU_PADDING_OPERATIONS and
+#: GPU_PADDING_OPERATIONS are for the time to compute with padding, in floating-point operations. One more tile costs 40
+#: to 50 more ATen calls. These calls take about 150 us on a CPU. On a GPU, their launches take about 1 ms.
 CPU_PADDING_BYTES, GPU_PADDING_BYTES = 1 * MIB, 256 * MIB
 CPU_PADDING_OPERATIONS, GPU_PADDING_OPERATIONS = 30 * 10**6, 10**10
 
@@ -79,19 +79,19 @@ class ExtendTorchPlan(TorchFigures):
 
     @property
     def value_row_bytes(self) -> int:
-        """The size in bytes of a row of V: one element of the head, for all tokens of a page."""
+        """The size in bytes of a row of V: the same element of the value of each token in a page."""
         return self.variant.block_size * self.variant.cache_item_bytes
 
     @property
     def mask_bytes(self) -> int:
-        """The size in bytes of the mask of one page, which clears the values of tokens that must not be read. All KV
-        heads use the same mask.
+        """The size in bytes of the mask for one page. The mask clears the values of tokens that must not be read. All
+        KV heads use the same mask.
         """
         return self.value_row_bytes
 
     @property
     def mask_words(self) -> int:
-        """The number of 8-byte words in the mask of one page."""
+        """The number of 8-byte words in the mask for one page."""
         return self.mask_bytes // 8
 
     @cached_property
@@ -143,8 +143,8 @@ class ExtendTorchPlan(TorchFigures):
     def calls(self, num_seqs: int, tokens: int, max_query_len: int, max_seq_len: int, kv_heads: int) -> int:
         """Return the number of ATen calls that one call of the extend operator makes on a CPU, not counting views.
 
-        The number is for a call that does not ask for the log-sum-exp (lse), if the host does not know the lengths of
-        the sequences.
+        The number is for a call that does not ask for the log-sum-exp (lse), and with sequence lengths that the host
+        does not know.
 
         num_seqs: the number of sequences.
         tokens: the number of query tokens of all sequences together.
@@ -188,13 +188,13 @@ class ExtendTorchPlan(TorchFigures):
 
     def _calls_of_values(self, tile: Tile, kv_heads: int) -> int:
         """Return the number of ATen calls that copy the values of ``tile`` from the KV cache to the workspace. The
-        kernel makes one such call for each item, or two for each chunk.
+        kernel makes one such call for each item, or two for each chunk; ``gathers_items`` decides.
         """
         grains = kv_heads * self.page_bytes // (8 if self.value_row_bytes % 16 else 16)
         return tile.items if gathers_items(tile, grains) else 2 * -(-tile.items // tile.chunk)
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """Return the figures of the PyTorch kernel that ``pav2gen list`` shows, as a dict from the name of a column to
-        a figure.
+        """Return the figures of the PyTorch kernel for the table of ``pav2gen list``, as a dict by the names of the
+        columns.
         """
         return {"query_tile": self.gpu_tile}

@@ -35,11 +35,11 @@ class Plan(AttentionPlan):
         return plan_cuda(self.variant, self.spec.target, self.spec.cuda)
 
     def torch_calls(self, num_seqs: int, max_seq_len: int, budget: Budget, *, known: bool = False) -> int:
-        """Return the number of ATen calls that one call of the PyTorch kernel makes, not counting views. The number of
-        KV heads is that of ``rank``.
+        """Return the number of ATen calls that one call of the PyTorch kernel makes, not counting views. The call has
+        as many KV heads as the property ``rank`` states.
 
         num_seqs, max_seq_len: the number of sequences, and the number of tokens of each.
-        budget: the bounds of the workspace: ``torch.cpu`` or ``torch.gpu``.
+        budget: the bounds of the workspace: ``self.torch.cpu`` or ``self.torch.gpu``.
         known: whether the host knows the sequence lengths.
         """
         v, lengths = self.variant, self.torch.lengths(num_seqs, max_seq_len)
@@ -49,8 +49,8 @@ class Plan(AttentionPlan):
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures of this kernel that ``pav2gen list`` shows, as a dict from the name of a column to a figure. A
-        figure is None if it is not known.
+        """The figures of this kernel for the table of ``pav2gen list``, as a dict by the names of the columns. A figure
+        is None if the target does not state a number that it depends on, such as the bandwidth.
 
         Figures that depend on a call are for a call with one sequence of ``max_seq_len`` tokens, the longest of the
         model.

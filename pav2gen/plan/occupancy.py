@@ -58,9 +58,7 @@ class Occupancy:
         return None if self.needed is None else self.bytes_in_flight / self.needed
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """Return the figures of the occupancy that ``pav2gen list`` shows, as a dict from the name of a column to a
-        figure.
-        """
+        """Return these figures for the table of ``pav2gen list``, as a dict by the names of the columns."""
         return {
             "resident_blocks": self.blocks,
             "kib_in_flight": round(self.bytes_in_flight / 1024, 1),
@@ -99,8 +97,8 @@ def bytes_needed(target: Target) -> int | None:
 
 
 def rows_per_thread(v: Variant, g: Geometry) -> int:
-    """Return the number of rows of V from which a thread loads at the same time. A row of V is one element of the head,
-    for all tokens of a page.
+    """Return the number of rows of V from which a thread loads at the same time. A row of V holds the same element of
+    the value of each token in a page.
     """
     return -(-v.head_size * g.row_lanes // g.threads)
 

@@ -45,7 +45,8 @@ class Predictor:
         return num_seqs * seq_len * self.rank.num_kv_heads * self.token_bytes / (self._bandwidth * 1e6)
 
     def ms(self, num_seqs: int, seq_len: int, captured: int | None = None) -> float:
-        """Return the predicted time of a call in ms: the time to launch two kernels, plus the time to read K and V.
+        """Return the predicted time of a call in ms: the time to launch two kernels (for the partitions, and for the
+        reduction), plus the time to read K and V.
 
         The prediction assumes that each multiprocessor has an equal part of the bandwidth. ``waves.cost`` estimates how
         the thread blocks are distributed over the multiprocessors.

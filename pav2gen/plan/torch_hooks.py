@@ -22,9 +22,9 @@ from pav2gen.family.modifications.tree import Expression
 from pav2gen.family.variant import AttentionVariant
 
 #: NAMES is a dict from a name in the expressions of a modification to its PyTorch code. The code is a tensor that
-#: broadcasts to the scores, which have the shape [rows, parts, kv_heads, group, tokens]. In an extend kernel, the
-#: scores have one more axis after kv_heads, for the query tokens of a query tile. SLOT is the code of a workspace
-#: buffer for temporaries; the number of the buffer replaces ``{}``.
+#: broadcasts to the scores of a tile. The dimensions of the scores are ``DIMENSIONS`` of ``torch_text``, and in an
+#: extend kernel ``EXTEND_DIMENSIONS``. SLOT is the code of a workspace buffer for temporaries; the number of the buffer
+#: replaces ``{}``.
 NAMES = {"s": "scores", "q": "q", "k": "k", "h": "h", "kvh": "kvh", "len": "length"}
 SLOT = "space.term{}"
 
@@ -75,8 +75,8 @@ class TorchHooks:
         vary.
 
         The result is a dict from a name to a key of ``torch_text.REACH``. It has the names of all parameter tensors. It
-        has other names only if the default of ``torch_text`` is wrong for this kernel: for example, the position ``k``
-        of a key differs between sequences if there is a sliding window.
+        has another name only if its entry in ``REACH`` is wrong for this kernel: for example, the position ``k`` of a
+        key differs between sequences if there is a sliding window.
         """
         axes = {**entry.tensors}
         if self.variant.sliding_window:
@@ -129,7 +129,7 @@ class TorchHooks:
 
     @property
     def token_values(self) -> int:
-        """The number of temporaries with one element per token of an item that the hooks allocate. The hooks do not run
+        """How many temporaries the hooks allocate that have one element for each token of an item. The hooks do not run
         at the same time, so this is the number for the hook that allocates more of them.
         """
         return max((sum(step.text.token_values for step in steps) for steps in (self.scores, self.masks)), default=0)

@@ -22,12 +22,14 @@ from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_rea
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 8 * MIB
 GPU_CHUNK_SHARE = 5 / 8
 
-#: The number of bytes of padding that take as long to process as one more tile. One more tile costs 40 to 50 more ATen
-#: calls. These calls take about 150 us on a CPU (docs/performance.md). On a GPU, their launches take about 1 ms.
+#: The number of bytes of padding that take as long to process as one more tile. Padding is the part of a tile that no
+#: result needs. One more tile costs 40 to 50 more ATen calls. These calls take about 150 us on a CPU
+#: (docs/performance.md). On a GPU, their launches take about 1 ms.
 CPU_PADDING_BYTES, GPU_PADDING_BYTES = 1 * MIB, 256 * MIB
 
-#: The mask clears V at tokens that must not be read. A row of the mask is doubled as long as the doubled row has at
-#: most this number of bytes, so that the loop that applies the mask can be vectorised.
+#: With a mask, a PyTorch decode kernel clears the values of tokens that must not be read. A row of the mask has the
+#: bytes for one row of V, or for 2, 4, 8 ... rows that together have at most this number of bytes. Long rows let the
+#: loop that applies the mask be vectorised.
 MASK_SPAN_BYTES = 128
 
 
@@ -126,8 +128,8 @@ class TorchPlan(TorchFigures):
 
     @cached_property
     def mask_repeats(self) -> int:
-        """The number of rows of V to which one row of the mask applies. A row of V is one element of the head, for all
-        tokens of a page.
+        """The number of rows of V to which one row of the mask applies. A row of V holds the same element of the value
+        of each token in a page.
         """
         repeats = 1
         row = self.variant.block_size * self.variant.cache_item_bytes
@@ -137,7 +139,7 @@ class TorchPlan(TorchFigures):
 
     @property
     def mask_rows(self) -> int:
-        """How many times a row of the mask is applied to mask the whole V of a page, for one KV head."""
+        """How many times a row of the mask is applied to mask all values of a page, for one KV head."""
         return self.variant.head_size // self.mask_repeats
 
     @property
@@ -147,7 +149,7 @@ class TorchPlan(TorchFigures):
 
     @property
     def mask_bytes(self) -> int:
-        """The size in bytes of the mask of one page. All KV heads use the same mask."""
+        """The size in bytes of the mask for one page, which is one row of the mask. All KV heads use the same mask."""
         return self.mask_words * 8
 
     @property
@@ -246,10 +248,9 @@ class TorchPlan(TorchFigures):
         )
 
     def _row_tile_calls(self, row_tile: RowTile, ordered: bool) -> int:
-        """Return the number of ATen calls for ``row_tile``, which is the set of all tiles that process the same
-        sequences.
+        """Return the number of ATen calls for ``row_tile``: the tiles that process the same sequences.
 
-        ordered: whether the sequences of the call are sorted by length.
+        ordered: whether the kernel processes the sequences sorted by length (see ``runtime.tiling``).
         """
         tiles, rounds = row_tile.tiles, self._rounds(ordered)
         lone = self.lone_output and len(tiles) == tiles[0].num_parts == 1 and not ordered
@@ -263,7 +264,7 @@ class TorchPlan(TorchFigures):
     def _tile_calls(self, tile: Tile, ordered: bool, lone: bool) -> int:
         """Return the number of ATen calls for one tile.
 
-        ordered: whether the sequences of the call are sorted by length.
+        ordered: whether the kernel processes the sequences sorted by length (see ``runtime.tiling``).
         lone: whether the outputs of the tile's partitions are already the outputs of its sequences.
         """
         v, window, paged = self.variant, bool(self.variant.sliding_window), tile.pages > 1
@@ -293,9 +294,9 @@ class TorchPlan(TorchFigures):
 
     def _rounds(self, ordered: bool) -> bool:
         """Whether the kernel rounds its float32 results to the dtype of the output in a separate ATen call. It does so
-        if it then writes the results in the order of the sequences in the call.
+        if it processes the sequences sorted by length, because it then writes the results in the order of the call.
 
-        ordered: whether the sequences of the call are sorted by length.
+        ordered: whether the kernel processes the sequences sorted by length (see ``runtime.tiling``).
         """
         return ordered and self.variant.dtype != "float32"
 

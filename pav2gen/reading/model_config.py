@@ -33,9 +33,10 @@ class Attention:
     ``title`` is the model's name. ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads. ``head_size``
     is in elements. ``max_seq_len`` is the longest context in tokens. ``dtype`` is the dtype that the config states, or
     "" if it states none. ``windows`` lists the distinct window sizes of the layers, in tokens. None in this list means
-    attention to all tokens. ``scale`` is the factor of the scores, or None if it is ``head_size ** -0.5`` or attention
-    is latent. ``features`` has a sentence for each feature that kernels support, ``uncovered`` a sentence for each
-    feature that no kernel supports. ``notes`` has further sentences, for comments in the spec that ``init`` drafts.
+    attention to all tokens. ``scale`` is the factor of the scores. It is None if the factor is ``head_size ** -0.5``,
+    and for latent attention (MLA). ``features`` has a sentence for each feature that kernels support, ``uncovered`` a
+    sentence for each feature that no kernel supports. ``notes`` has further sentences, for comments in the spec that
+    ``init`` drafts.
     """
 
     title: str
@@ -59,8 +60,8 @@ class Attention:
 def read_attention(path: str | os.PathLike[str]) -> Attention:
     """Read the properties of a model's attention from the config.json at ``path``.
 
-    Raises UserError if the file is not a model's config.json, with the file's path and, where one is at fault, the key.
-    Raises UserError too if the layers differ in their KV heads in a way that vLLM cannot run.
+    Raises UserError if the file is not a model's config.json. The message gives the file's path and, if the value of a
+    key is wrong, the key. Raises UserError too if the layers differ in their KV heads in a way that vLLM cannot run.
     """
     fields = Fields(_read_json(path), printable(os.fspath(path)))
     heads = num_heads(fields)
@@ -90,8 +91,8 @@ def read_attention(path: str | os.PathLike[str]) -> Attention:
 
 
 def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the JSON object in the file at ``path``. Raises UserError if the file cannot be read or does not have a JSON
-    object.
+    """Read the JSON object in the file at ``path``. Raises UserError if the file cannot be read or does not contain a
+    JSON object.
     """
     file = printable(os.fspath(path))
     try:

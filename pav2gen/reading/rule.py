@@ -37,8 +37,8 @@ class Rule:
     reason: str
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The first violation of the rule in ``spec``, or None. ``expanded`` is a function that returns the spec's
-        decode kernels.
+        """The first violation of the rule in ``spec``, or None if ``spec`` satisfies the rule. ``expanded`` is a
+        function that returns the spec's decode kernels.
         """
         raise NotImplementedError
 
@@ -89,5 +89,5 @@ class SpecRule(Rule):
     check: Callable[[Spec, Expanded], Violation | None]
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The violation that ``check`` finds in ``spec``, or None."""
+        """The violation that ``check`` finds in ``spec``, or None if it finds none."""
         return self.check(spec, expanded)

@@ -1,7 +1,7 @@
 """The functions that check a spec as a whole, one function for each ``SpecRule`` in ``reading.rules``.
 
-Each function returns the first violation of its rule in a spec, or None. ``expanded`` is a function that returns the
-spec's decode kernels.
+Each function returns the first violation of its rule in a spec, or None if the spec satisfies the rule. ``expanded`` is
+a function that returns the spec's decode kernels.
 """
 
 from __future__ import annotations
@@ -178,8 +178,9 @@ def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec sets ``cuda.step``, check that it is at least the number of tokens in the largest page of its
-    kernels.
+    """If the spec sets ``cuda.step``, check that no page of the spec's kernels has more tokens.
+
+    ``cuda.step`` is the number of tokens that have their softmax weights in shared memory together.
     """
     step, page = spec.cuda.get("step"), max(variant.block_size for variant in expanded())
     if step is None or step >= page:

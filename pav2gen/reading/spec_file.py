@@ -139,7 +139,7 @@ class _Fields:
 
 
 def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted path of ``node`` and its ``file:line``, and the same for every value inside ``node``. ``path`` is the
+    """Yield the pair (dotted path, ``file:line``) of ``node`` and of every value inside ``node``. ``path`` is the
     dotted path of ``node``.
     """
     yield path, node.where
@@ -215,7 +215,7 @@ def _model(fields: _Fields) -> Model:
 
 
 def _name(node: Node) -> str:
-    """Read the name of the spec, which becomes a folder, a Python package and a part of C symbols."""
+    """Read the name of the spec, which becomes the name of a folder and a Python package, and a part of C symbols."""
     written = node.value.strip() if isinstance(node.value, str) else ""
     if written and not NAME_FORM.fullmatch(written):  # first, because quotes would not help a number or a date
         rule = "must be lower-case words, digits and single '_', and start with a letter, such as llama3_8b"
@@ -229,7 +229,7 @@ def _name(node: Node) -> str:
 
 
 def _comment(node: Node) -> str:
-    """Read a text of a spec that generated files will contain in comments."""
+    """Read a text of a spec, such as ``about``, that is copied into comments of generated files."""
     text = node.text()
     if len(text) > LONGEST_TEXT:
         raise node.fail(f"{node.title} has {len(text)} characters; at most {LONGEST_TEXT} are allowed")

@@ -1,8 +1,8 @@
 """Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, which ``pav2gen tune`` writes. A mistake in a file raises
 UserError.
 
-A row of a tuning file states which partition size was the fastest in calls with one number and length of sequences, and
-the measured times. docs/tuning.md describes the format.
+A row of a tuning file is about calls with a given number of sequences of a given length. It states the measured time of
+each partition size, and which partition size was the fastest. docs/tuning.md describes the format.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FOLDER = "tuning"
 MOST_BYTES = 4 << 20
 LARGEST_INT32 = 2**31 - 1
 
-#: LEAST_RUNS: how many times, at least, each time in a tuning file must have been measured. MOST_SPREAD: the largest
-#: allowed spread of a row, which is the difference between the slowest and the fastest run, divided by the median of
-#: the runs.
+#: LEAST_RUNS: the least number of measuring runs from which a tuning file may come. MOST_SPREAD: the largest allowed
+#: spread of a row. The spread is the difference between the slowest and the fastest run, divided by the median of the
+#: runs.
 LEAST_RUNS, MOST_SPREAD = 2, 0.10
 
-#: The keys of the mappings in a tuning file (the whole file, an entry of ``kernels``, a row), in two tuples: required
-#: keys and optional keys.
+#: FILE_KEYS, KERNEL_KEYS, ROW_KEYS: the keys of a tuning file, of an entry of ``kernels`` in it, and of a row. Each is
+#: two tuples: required keys and optional keys.
 FILE_KEYS = (
     ("schema", "spec", "device", "date", "command", "runs", "kernels"),
     ("about", "versions", "rounds"),
@@ -201,8 +201,8 @@ def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], sp
 
 
 def _milliseconds(node: Node, sizes: list[int], spec: Spec) -> dict[int, float]:
-    """The measured time in ms of each partition size in a row. Raises UserError for fewer than two times and for a time
-    of 0 or less.
+    """The measured time in ms of each partition size in a row. Raises UserError if fewer than two sizes have a time,
+    and for a time of 0 or less.
 
     sizes: the partition sizes that may have a time.
     """

@@ -102,7 +102,7 @@ class Node:
 
     def items(self) -> tuple[Node, ...]:
         """The items of this list. A scalar counts as a list of one item. Raises UserError for a mapping, for an empty
-        list, and for a list in quotes.
+        list, and for a text in quotes that looks like a list.
         """
         if isinstance(self.value, dict):
             raise self.fail(f"{self.title} must be a value or a list of values, not a mapping")
@@ -124,7 +124,7 @@ class Node:
         return int(self.value)
 
     def number(self) -> float:
-        """A finite number in plain decimal notation. Raises UserError for anything else."""
+        """The value as a float. Raises UserError unless it is a finite number in plain decimal notation."""
         if isinstance(self.value, str) and self.plain:
             if _DECIMAL.fullmatch(self.value):
                 return float(self.value)
@@ -169,7 +169,8 @@ class Node:
     def _seen(self, number: re.Pattern[str] | None = None) -> str:
         """The value in words, for a message that says which type was expected.
 
-        If the value is a number in another notation than ``number`` allows, the words say how to write it.
+        number: matches the notation that is allowed for a number, or None if the expected type is not a number. If the
+        value is a number in another notation, the words say how to write it.
         """
         if not isinstance(self.value, str):
             return "a mapping" if isinstance(self.value, dict) else "a list"
@@ -184,7 +185,7 @@ class Node:
 def _plain_digits(text: str, yaml_type: str) -> str:
     """The number ``text`` in decimal digits without an exponent, such as 100 for ``1e2``.
 
-    Empty if ``text`` is not a number, and for a whole number that YAML reads as one: ``_surprise`` explains those.
+    Empty if ``text`` is not a number, and if YAML 1.1 reads it as an integer. ``_surprise`` describes these integers.
     """
     if yaml_type not in ("str", "float") or text.isdigit() or len(text) > LONGEST_QUOTE:
         return ""

@@ -11,8 +11,8 @@ from pav2gen.family.variant import AttentionVariant, ExtendVariant, Variant
 from pav2gen.plan.kernel import AnyKernel, Extender, Kernel
 
 #: The number of full partitions in the long sequence with which a kernel's tests check the reduction. The reduction
-#: merges 64 partitions in a round, so it needs a second round. For a head size of at most 32, it merges 128 in a round,
-#: and the sequence has twice as many partitions.
+#: merges 64 partitions in a round, so it needs two rounds for this sequence. For a head size of at most 32, it merges
+#: 128 partitions in a round, and the long sequence has twice as many.
 LONG_PARTITIONS = 66
 
 
@@ -43,8 +43,9 @@ class CaseData(NamedTuple):
 
     boundary_lengths: sequence lengths in tokens, from the function ``boundary_lengths``.
     long_length: the length, in tokens, of a sequence that needs a second round of the reduction.
-    sparse_patterns: the block-sparse patterns.
-    calls_by_sequences: pairs (number of sequences, expected number of ATen calls).
+    sparse_patterns: the block-sparse patterns that the tests pass to a block-sparse kernel.
+    calls_by_sequences: pairs (number of sequences, expected number of ATen calls), from the function
+    ``calls_by_sequences``.
     """
 
     boundary_lengths: list[int]
@@ -57,11 +58,13 @@ class ExtendData(NamedTuple):
     """The input sizes and expected numbers for the tests of an extend kernel. Templates have it as the variable
     ``data``.
 
-    windows: the batches for tests of the sliding window, empty without a window. A batch is a pair of lists: for each
-    sequence, the number of query tokens, and the number of tokens before them (the context).
-    distances: the distances in the modification's mask, in tokens. Tests have contexts of about these lengths.
-    calls: tuples (number of sequences, query tokens per sequence, context tokens per sequence, expected number of ATen
-    calls).
+    windows: the batches for tests of the sliding window; an empty list for a kernel without a sliding window. A batch
+    is a pair of lists: for each sequence, the number of query tokens, and the number of tokens before them (the
+    context).
+    distances: the distances in the mask of the kernel's modification, in tokens (see ``mask_distances``). Tests have
+    contexts of about these lengths.
+    calls: the batches for tests of the number of ATen calls. Each is a tuple (number of sequences, query tokens per
+    sequence, context tokens per sequence, expected number of ATen calls).
     """
 
     windows: list[tuple[list[int], list[int]]]

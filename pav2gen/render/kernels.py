@@ -150,12 +150,12 @@ class Heading:
     """
 
     def __init__(self, template: str, templates: Templates, command: str, sources: Mapping[str, str]) -> None:
-        """Write the comment.
+        """Make the comment for the files that are rendered from one template.
 
-        template: the name of the template that the file is rendered from.
-        templates: all templates, for the digest of this one.
+        template: the name of this template.
+        templates: all templates; they compute the digest of ``template``.
         command: the command that rebuilds the file.
-        sources: the specs and tuning files to name, as a dict from the path to the sha256.
+        sources: the specs and tuning files that the files are made from, as a dict from the path to the sha256.
         """
         self._begin, self._end = COMMENTS.get(PurePosixPath(template.removesuffix(".j2")).suffix, HASH_COMMENT)
         lines = [

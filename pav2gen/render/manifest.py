@@ -39,9 +39,10 @@ class Manifest:
     """The content of one MANIFEST.json. docs/manifest.md explains the fields that are not explained here.
 
     owner: the name of the spec that the manifest belongs to, or ``SHARED``.
-    spec, rows: the spec, and a row for each of its kernels; both are empty in the shared manifest.
+    spec, rows: what the spec says, and a row for each of its kernels; both are empty in the shared manifest.
     files: the sha256 of each file, by its path relative to the manifest's folder.
-    unfit: why the other fields from the file could not be read, or an empty string if they could.
+    unfit: why the fields other than ``files`` could not be read from the MANIFEST.json, or an empty string if they
+    could.
 
     Every version of pav2gen can read ``files`` of all other versions. Another version may have written the other fields
     in a form that this version does not know. Then these fields are empty, and ``unfit`` says why.
@@ -176,7 +177,7 @@ def _check_definition(row: ManifestRow, owner: str, definitions: dict[str, tuple
 
     owner: the spec of the row.
     definitions: the modifications in earlier rows, as a dict from a name to a definition and the first spec that has
-    it. The modification of ``row`` is added.
+    it. This function adds the modification of ``row``.
     """
     if row.get("modification"):
         name = row["key"]["modification"]

@@ -135,7 +135,7 @@ def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> di
 
     row: the NamedTuple class.
     read_text: the function for fields that are strings.
-    leave_out: names of fields that are left out of the dict.
+    leave_out: the names of the fields for which the dict has no function.
     """
     hints = get_type_hints(row)
     return {name: _reader(kind, read_text) for name, kind in hints.items() if name not in leave_out}

@@ -88,7 +88,7 @@ def _extends(attention: Attention) -> bool:
 
 
 def _operators(attention: Attention) -> str:
-    """Return the value of ``operators`` in the spec. A comment on the same line says what the others are for."""
+    """Return the value of ``operators`` in the spec. A comment on the line says what the other operators are for."""
     if _extends(attention):
         return "[decode, extend]  # a layer with softcap needs both in vLLM; add cache for compressed caches"
     return "[decode]  # add extend for chunked prefill and speculative decoding, cache for compressed caches"
@@ -128,9 +128,10 @@ def _model(attention: Attention, ranks: tuple[int, ...]) -> Model:
 
 
 def _ratios(model: Model) -> str:
-    """Return the value of ``gqa_ratio`` in the spec: the ratios on a rank, for all tensor-parallel sizes of ``model``.
+    """Return the value of ``gqa_ratio`` in the spec: the numbers of query heads per KV head on one rank, for all
+    tensor-parallel sizes of ``model``.
 
-    If there are several ratios, a comment on the same line says which tensor-parallel sizes have which ratio.
+    If there are several such numbers, a comment on the same line says which tensor-parallel sizes have which of them.
     """
     ranks: dict[int, list[int]] = {}
     for rank in model.ranks():
@@ -149,14 +150,16 @@ def _dtypes(attention: Attention) -> str:
 
 
 def _kv_cache_dtypes(attention: Attention) -> str:
-    """The list of cache dtypes in the spec, and a comment about the compressed ones if kernels can have them."""
+    """Return the value of ``kv_cache_dtype`` in the spec. If kernels can read a compressed cache with the model's head
+    size, a comment on the same line says which dtype to add for it.
+    """
     fp8 = "fp8_e4m3"
     comment = f"  # add {fp8} for vLLM's --kv-cache-dtype fp8" if whole_groups(attention.head_size, fp8) else ""
     return f"[auto]{comment}"
 
 
 def _partitions(attention: Attention) -> tuple[int, ...]:
-    """Return the partition sizes in the spec, in tokens. A model with a short context does not get the longest one."""
+    """Return the partition sizes in the spec, in tokens. A model with a short context does not get the largest size."""
     return (256, 512) if attention.max_seq_len <= SHORT_MODEL else (256, 512, 1024)
 
 

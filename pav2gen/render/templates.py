@@ -122,8 +122,9 @@ class _Environment(jinja2.Environment):
         self.uses = defaultdict(set)
 
     def make_globals(self, d: Any) -> dict[str, Any]:
-        """Return the global variables of a template as a dict, which is fast to copy. By default, Jinja uses a
-        ChainMap, which is slow, because each render copies the variables.
+        """Return the global variables of a template, with the variables in ``d`` added. The result is a dict, because
+        it is fast to copy. By default, Jinja uses a ChainMap, which is slow to copy, and each render copies the
+        variables.
         """
         return {**self.globals, **(d or {})}
 

@@ -22,7 +22,8 @@ class BlockSparse(NamedTuple):
 
     block_size: the number of tokens in a sparse block.
     head_sliding_step: by how many sparse blocks the strided blocks shift from one head to the next.
-    tp_rank: the tensor-parallel rank. The shift of a head depends on its index among the heads of all ranks.
+    tp_rank: the tensor-parallel rank of this process. It matters, because the shift of a head depends on the index of
+    the head among the heads of all ranks.
     """
 
     local_blocks: int
@@ -33,7 +34,9 @@ class BlockSparse(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The caller's scratch tensors, which receive the softmax state of each partition. P is the number of partitions.
+    """The caller's scratch tensors, which receive the softmax state of each partition.
+
+    In the shapes, heads is the number of query heads, and P the number of partitions of each sequence that fit.
 
     exp_sums: the sums z (see ``state``), [seqs, heads, P] float32.
     max_logits: the maxima m, [seqs, heads, P] float32.
@@ -48,7 +51,7 @@ class Scratch(NamedTuple):
 class Call(NamedTuple):
     """The arguments of a decode call. The docstring of the generated package's ``paged_attention_v2`` gives the shapes.
 
-    tensors: the parameter tensors of the attention modification, in the order in which its definition lists them.
+    tensors: the parameter tensors of the attention modification, in the order of ``Modification.tensors``.
     read_lengths: whether the host may read ``seq_lens`` (see ``lengths.host_lengths``). If the host does not read the
     lengths, a call takes as long as if every sequence had ``max_seq_len`` tokens.
     """
@@ -76,8 +79,8 @@ class Call(NamedTuple):
 
 
 def by_head(scale: float | torch.Tensor, dims: int) -> float | torch.Tensor:
-    """Reshape a scale of the KV cache so that it broadcasts to a tensor with ``dims`` dimensions after that of the KV
-    heads.
+    """Reshape a scale of the KV cache so that it broadcasts to a tensor whose KV head dimension is followed by ``dims``
+    more dimensions.
 
     scale: a float, or a float32 tensor with one element or of shape [kv heads]. A scale that is a float is returned
     unchanged.
@@ -89,15 +92,16 @@ class Segment(NamedTuple):
     """The token positions of one tile, and the numbers of the cache blocks that the tile reads.
 
     A page is the part of a sequence that one cache block stores. An item is one partition of one sequence. The items of
-    a sequence follow one another in ``pages``.
+    a sequence follow one another in ``pages``. In the shapes, ``tokens`` is the number of token slots that the tile has
+    for each sequence, and a row is a sequence.
 
     rows: the tile's sequences, as a slice of the call's sequences in the order of ``rows.Rows``.
     seq_lens: [rows] int32, the length of each sequence in tokens, or None if the kernel does not need lengths.
     positions: int32, each token's position in its sequence, or None if the kernel does not need positions. The shape is
     [1, tokens], or [rows, tokens] with a sliding window.
     hidden: [rows, tokens] bool, True for a token slot past the end of its sequence or before its window. ``hidden`` is
-    None if only the last ``tile.tail`` slots must be hidden.
-    pages: [items, pages] int32, the block number of each page, or 0 for a page without a token.
+    None if the tile has no such slots, or if they are just the last ``Tile.tail`` slots of its only sequence.
+    pages: [items, pages of an item] int32, the number of each page's cache block, or 0 for a page without a token.
     """
 
     rows: slice

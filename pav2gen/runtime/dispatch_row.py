@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
     symbol: the kernel's name, and the name of the entry function in the CUDA library.
     spec: the name of the spec that the kernel was built from.
-    key: the properties of the calls that the kernel serves. The operator determines the type of the key (see ``KEYS``).
+    key: the properties of the calls that the kernel serves. ``key.KEYS`` has the type of the key for each operator.
     partition_size: for a decode kernel, the number of tokens in a partition; for an extend kernel, the number of keys
     that a thread block of the CUDA kernel processes, or 0 without a CUDA kernel; for a cache writer, 0.
     torch: the name of the module with the PyTorch kernel, relative to the package, or an empty string.

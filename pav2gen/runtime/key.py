@@ -111,7 +111,7 @@ def name_allowed(name: str | None) -> bool:
 
 
 def whole_groups(head_size: int, kv_cache_dtype: str) -> bool:
-    """Whether the key vector of one token and KV head fills a whole number of 16-byte groups in the cache."""
+    """Whether the K vector of one token and one KV head fills a whole number of 16-byte groups in the cache."""
     return kv_cache_dtype == "auto" or head_size % 16 == 0
 
 

@@ -37,8 +37,10 @@ _last: dict[tuple[torch.device, str], _Reading] = {}
 def may_read(device: torch.device, policy: str) -> bool:
     """Whether the host may read sequence lengths that are stored on ``device``.
 
-    policy: ``auto`` or ``never``. The environment variable PAV2_HOST_LENGTHS overrides this argument. Raises ValueError
-    for any other value.
+    The result is always True for the CPU.
+
+    policy: for a GPU, ``auto`` or ``never``. The environment variable PAV2_HOST_LENGTHS overrides this argument. Raises
+    ValueError for any other value.
     """
     if device.type == "cpu":
         return True

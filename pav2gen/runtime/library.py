@@ -161,7 +161,7 @@ def build(
     again: bool = True,
     quick: bool = False,
 ) -> Path:
-    """Compile ``kernels`` into a library, unless the cache has that library already. Return the library's path.
+    """Compile ``kernels`` into a library, unless the disk cache has that library already. Return the library's path.
 
     Raises LibraryError if the build fails; its message contains those of the compiler. ``warp_size``, ``checked`` and
     ``quick`` have an effect only if the toolchain is ``host``.
@@ -170,6 +170,7 @@ def build(
     installed, else nvcc.
     arch: the GPU architecture (see ``find_toolchain``).
     jobs: the number of compilers that run in parallel.
+    warp_size: the number of threads in a simulated warp, 32 or 64.
     checked: whether the compiled kernels check each of their memory accesses.
     quick: whether to compile with fewer optimisations, for tests. This takes about half the time, and the kernels run
     more slowly.

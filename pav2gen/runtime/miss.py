@@ -56,9 +56,9 @@ def miss(key: AnyKey, rows: Iterable[Row], files: Mapping[str, str], operator: s
 
 
 def _similar(key: AnyKey, rows: Iterable[Row]) -> str:
-    """A question that names the modification in ``rows`` that is most similar to that of ``key``.
+    """Return the question whether the modification in ``rows`` with the most similar name was meant.
 
-    Empty if ``key`` has none, if a row has the same modification, or if none is similar.
+    The text is empty if ``key`` has no modification, if a row has the same one, or if no name is similar.
     """
     own = getattr(key, "modification", None)
     defined = {str(row.key.modification) for row in rows if getattr(row.key, "modification", None)}
@@ -215,7 +215,7 @@ def nearest(key: AnyKey, keys: Iterable[Any]) -> Any:
 
 
 def distance(asked: Mapping[str, object], candidate: object) -> tuple[int, float]:
-    """Return the number of axes on which two keys differ, and the sum of the relative differences of their numbers.
+    """Return the number of axes on which two keys differ, and the sum of the relative differences of numeric values.
 
     asked: the axes of one key, and their values. candidate: the other key, which has these axes as attributes.
     """

@@ -101,7 +101,7 @@ class Arguments(NamedTuple):
 class Operator:
     """Registers the decode operator of one generated package, and runs its calls.
 
-    kernels: loads the package's kernels. tuned: results of tuning (see ``dispatch_row.Tuned``). files: maps each spec's
+    kernels: the kernels of the package. tuned: results of tuning (see ``dispatch_row.Tuned``). files: maps each spec's
     name to the path of the spec file, for messages.
     """
 

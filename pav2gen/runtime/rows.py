@@ -9,8 +9,7 @@ class Rows:
     """The sequences of a call, in the order in which the kernel processes them. A "row" is a sequence in this order.
 
     ordered: True if the sequences are sorted, longest first; False if they stay in the call's order.
-    longest: the upper bound to which the device clamps the lengths, in tokens. If it is None, the lengths are not
-    clamped.
+    longest: the number of tokens to which the device clamps greater lengths, or None if the lengths need no clamping.
     """
 
     def __init__(self, seq_lens: torch.Tensor, ordered: bool, longest: int | None = None) -> None:

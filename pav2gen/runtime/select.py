@@ -128,7 +128,7 @@ class Table:
         """Choose the dispatch row for a call of the decode operator.
 
         If ``partition_size`` is given, only rows with this size are considered; else, if the spec fixes a partition
-        size, only rows with that one. Among these rows, a result of tuning for this device and calls of this size
+        size, only rows with the fixed size. Among these rows, a result of tuning for this device and calls of this size
         decides, if there is one. Otherwise the wave model decides (``waves.cheapest``). Raises NoKernelError if no row
         has this key, backend and partition size, or if a CUDA grid can't hold the call's partitions.
 
@@ -158,7 +158,10 @@ class Table:
 
 
 def _built(rows: Iterable[Row]) -> str:
-    """Describe ``rows`` for a message: the partition size of each decode kernel, else its name, and the backends."""
+    """Describe the kernels in ``rows`` for a message.
+
+    A decode kernel is described by its partition size and its backends, any other kernel by its name and its backends.
+    """
     backends = {row: " and ".join(name for name in ("torch", "cuda") if getattr(row, name)) for row in rows}
     titles = {row: row.partition_size if row.operator == "decode" else row.symbol for row in backends}
     return ", ".join(f"{titles[row]} ({names})" for row, names in backends.items())

@@ -43,8 +43,8 @@ def cost(
     A thread block processes one partition of one sequence, for a KV head or some of its query heads. The thread blocks
     that are resident on a multiprocessor share its memory bandwidth, and a single thread block can't use the whole
     bandwidth. The estimate assumes this order: all full partitions, then the last, shorter partition of each sequence,
-    then the empty thread blocks. An empty thread block needs no bandwidth, but it occupies a worker for the time
-    ``row.empty_tokens``. The last step is the reduction of all partitions that have tokens.
+    then the empty thread blocks. An empty thread block needs no bandwidth, but it occupies a place on a multiprocessor
+    for the time ``row.empty_tokens``. The last step is the reduction of all partitions that have tokens.
 
     A PyTorch kernel has no empty thread blocks: in a CUDA graph it computes all partitions up to max_seq_len.
 
@@ -102,10 +102,12 @@ def start(workers: Sequence[Workers], blocks: int, duration: int) -> list[Worker
 
 
 def _level(waiting: Sequence[Workers], work: int) -> int:
-    """The time, rounded down, at which all busy workers would end if they could divide ``work``, an amount of time,
-    evenly.
+    """The time, rounded down, at which the workers would end together if they could divide ``work`` in any way.
 
-    waiting: the workers, sorted by the time at which they become free.
+    Workers that become free only after that time get no work.
+
+    waiting: the workers, sorted by the time at which they become free. work: the sum of the durations of the thread
+    blocks.
     """
     number = 0
     level = 0

@@ -70,7 +70,8 @@ def write_window_scratch(
 
     This function does nothing if the call has no scratch.
 
-    m, z: [rows, partitions, heads] float32. o: [rows, partitions, heads, head size] float32, not yet divided by z.
+    m, z: [rows, partitions, heads] float32, for the rows (sequences) and the partitions of the segment's tile. o:
+    [rows, partitions, heads, head size] float32, not yet divided by z.
     """
     if call.scratch is None:
         return

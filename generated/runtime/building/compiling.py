@@ -21,8 +21,8 @@ from .cache import Failures, cache_folder, locked
 from .library_record import SECTION, Record, closure, source_digests
 from .toolchain import Toolchain
 
-#: The type of a function that is called after each command with the number of finished commands, the number of all
-#: commands, and the file that the command made.
+#: The type of a function that is called after each command of a build (a compiler or linker run). Its arguments are the
+#: number of finished commands, the number of all commands, and the file that the command made.
 Progress = Callable[[int, int, Path], None]
 
 #: The largest number of sources that g++ compiles in one run, because reading the headers takes longer than compiling
@@ -109,7 +109,7 @@ def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress 
 
 
 def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
-    """Write source files that each ``#include`` up to ``BATCH`` of ``sources``, and yield their paths.
+    """Write source files into ``folder`` that each ``#include`` up to ``BATCH`` of ``sources``, and yield their paths.
 
     The compiler then reads only once the headers that these sources share. A batch may contain kernels of several
     specs, because many specs have fewer kernels than a batch. All sources of a batch include headers from the same
@@ -129,9 +129,9 @@ def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
 
 
 def toolchain_folder(name: str) -> Path:
-    """Return the cache folder for the libraries of one toolchain.
+    """Return the cache folder for the libraries of the toolchain ``name``: corex, nvcc or host. Creates the folder.
 
-    Raises simt.CacheError if other users can write to the folder, or if it can't be created.
+    Raises simt.CacheError if other users can write to the folder, or if it cannot be created.
     """
     return simt.own_folder(simt.own_folder(cache_folder()) / name)
 
@@ -161,7 +161,7 @@ def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
 
 def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: Progress) -> None:
     """Run ``commands`` in parallel, and then the link command of ``plan``. The first command that fails stops the
-    build. jobs: how many commands run at the same time.
+    build. jobs: how many of ``commands`` run at the same time.
     """
     total = len(commands) + 1
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
@@ -179,9 +179,10 @@ def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: P
 
 
 def write_index(folder: Path, record: Record) -> Path:
-    """Write the C source that describes the library: its record, and the function ``pav2_kernels``.
+    """Write a C source into ``folder`` with the record of the library and the function ``pav2_kernels``. Returns its
+    path.
 
-    ``pav2_kernels()`` returns the names of the entry functions of all kernels, one per line.
+    ``pav2_kernels()`` returns the names of the entry functions of all kernels in the library, one per line.
     """
     lines = "".join(f'\n        "{name}\\n"' for name in record.kernels)
     text = f"""// The kernels of this library, and the record of what it was compiled from.
@@ -198,7 +199,7 @@ __attribute__((used, section("{SECTION}"))) extern const char pav2_record[] =
 
 
 def write_source(folder: Path, stem: str, text: str) -> Path:
-    """Write ``text`` as a source file into the cache folder. The file name is ``stem`` and a hash of the text."""
+    """Write ``text`` to a source file in ``folder``, named ``stem`` and a hash of the text. Returns its path."""
     path = folder / f"{stem}-{sha(text)}.cu"
     temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     temporary.write_bytes(os.fsencode(text))
@@ -213,9 +214,10 @@ def quoted(text: str) -> str:
 
 
 def object_name(source: Path, toolchain: Toolchain, compiler: str) -> str:
-    """Return a hash for the name of an object file: of the text and path of its source, the flags and the compiler.
+    """Return the hash in the name of an object file. It is a hash of the path and text of ``source``, the compile flags
+    of ``toolchain``, and ``compiler``. Headers are not part of it: ``make`` checks whether headers have changed.
 
-    Headers are not part of the hash. ``make`` checks separately whether headers have changed.
+    compiler: the identity and the version of the compiler, as text.
     """
     return sha(
         os.path.abspath(source), source.read_text("utf-8", "surrogateescape"), compiler, *toolchain.compile_flags

@@ -126,7 +126,7 @@ class ExtendHarness:
     def check_lse(self, lse: torch.Tensor, truth: torch.Tensor, largest: float) -> None:
         """Compare the kernel's ``lse`` with the reference's ``truth``.
 
-        Both are [rows, heads] float64, and hold the natural logarithm of the softmax denominator, sink included.
+        Both are [rows, heads] float64, and hold the natural logarithm of the sum of exp(score) over keys and sink.
 
         largest: the magnitude of the largest score. The tolerance grows with it.
         """

@@ -53,8 +53,9 @@ class Taken(NamedTuple):
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
         """Write the results of all rows of these query tiles to ``target``.
 
-        target: [tokens, ...], the call's ``out`` or ``lse``.
-        values: the results, [query tiles * width, ...] in the dtype of ``target``.
+        target: the call's ``out`` or ``lse``. Its first dimension has an element for each row of the call's query.
+        values: the results, in the dtype of ``target``. The first dimension has query tiles * width elements, and the
+        others are those of ``target``.
         """
         rows = self.rows.flatten()
         if self.places is not None:
@@ -75,11 +76,11 @@ class Part(NamedTuple):
     positions: [1 or query tiles, tokens] int32, the position of each key in its sequence. The first dimension is 1 if
     the positions are the same for all query tiles.
     hidden: [query tiles, partitions, 1, width, 1, tokens / partitions] bool, True where a row does not attend to a
-    key. ``hidden`` is None if every row attends to every key.
+    key. width is the number of rows of each query tile. ``hidden`` is None if every row attends to every key.
     unread: [query tiles, tokens] bool, True for a key to which no row of the query tile attends. ``unread`` is None if
     ``hidden`` is None.
-    pages: [items, pages] int32, the number of the cache block that holds each page, or 0 for a page to which no row of
-    the query tile attends.
+    pages: [items, pages of an item] int32, the number of the cache block that holds each page, or 0 for a page to which
+    no row of the query tile attends.
     """
 
     tile: Tile
@@ -254,12 +255,13 @@ def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor)
     """Write the rows of the query tiles ``held`` to ``out``: o / z, or zeros for a row that attends to no token.
 
     The module ``runtime.state`` defines m, z and o. If the call has an ``lse`` tensor, the rows are written to it too.
-    Below, ``group`` is the number of query heads per KV head.
+    Below, ``width`` is the number of rows of each query tile, repeated rows included, and ``group`` is the number of
+    query heads per KV head.
 
-    state: the softmax state of all keys, which is overwritten. m and z are float32 [query tiles, kv heads, width,
-    group]. o is float32 [query tiles, kv heads, width, group, head size]. In this function, m is the maximum score
-    times LOG2_E.
-    found: a buffer that is overwritten, [query tiles, width, kv heads, group, head size] in the dtype of ``out``.
+    state: the softmax states of these rows, over all keys. m and z are float32 [query tiles, kv heads, width, group]. o
+    is float32 [query tiles, kv heads, width, group, head size]. In this function, m is the maximum score times LOG2_E.
+    All three tensors are overwritten.
+    found: a buffer for o / z, [query tiles, width, kv heads, group, head size] in the dtype of ``out``.
     """
     sinks = None if call.sinks is None else call.sinks.view(state.m.shape[1], 1, -1)
     if call.sinks is not None or call.lse is not None:

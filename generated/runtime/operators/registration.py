@@ -77,11 +77,11 @@ def _check_scalar(argument: str, value: object, kind: str, operator: str) -> Non
 
 
 def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[float, torch.Tensor | None]:
-    """Split the argument ``name`` into the two that the schema has for it: (number, None), or (1.0, tensor) for a
-    tensor.
+    """Split a scale into the two arguments that the operator's schema has for it, a number and a tensor.
 
-    Raises ValueError if the scale is neither a tensor nor a positive, finite number. The values of a tensor are not
-    read.
+    Returns (scale, None) for a number, and (1.0, scale) for a tensor. name: the name of the scale in messages.
+    operator: the operator's name in messages. Raises ValueError if the scale is neither a tensor nor a positive, finite
+    number. The values of a tensor are not read.
     """
     if isinstance(scale, torch.Tensor):
         return 1.0, scale

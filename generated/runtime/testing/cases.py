@@ -26,9 +26,9 @@ GARBAGE = 0x7FFF7FFF
 #: A stride in elements that does not fit an int32.
 FAR = 1 << 31
 
-#: The strides that ``far_apart`` gives to the first dimensions of a tensor exceed FAR by these multiples of the
-#: number of elements in the other dimensions, rounded up. The multiples differ, so that no two elements have the same
-#: address.
+#: ``far_apart`` gives strides of FAR + n * size elements to the first dimensions of a tensor. Here n is one of these
+#: numbers, another one for each dimension, so that no two elements have the same address. size is the number of
+#: elements in the other dimensions, rounded up to a multiple of 512.
 EXCESS = (1, 101, 10_007)
 
 #: A cache repeats this many random numbers, because drawing a number for each element would take longer than a kernel.
@@ -54,8 +54,8 @@ class Case:
     spare_partitions: how many more partitions the scratch has than the call needs.
     poison: whether to write NaN to all places that a kernel must not read, and garbage past the end of each block
     table.
-    shared_blocks: 0, or the number of blocks of a small cache in which pages share blocks, for long sequences in little
-    memory. With 0, every page has its own block. A cache with shared blocks is not poisoned.
+    shared_blocks: the number of blocks in a cache that is so small that several pages share a block, for long sequences
+    in little memory. Such a cache is not poisoned. With 0, every page has its own block.
     sparse: the block-sparse pattern of the call, or None.
     score_size: a factor by which the attention scores are multiplied.
     sinks: the sinks of the first heads, about as large as the scores. Further heads repeat these sinks.
@@ -143,15 +143,15 @@ def make(case: Case) -> Call:
 
 
 def pages_of(case: Case, s: int) -> range:
-    """The numbers of the pages with the tokens of ``case.attended(s)``. Kernels read only these block table entries of
-    ``s``.
+    """The pages with the tokens of ``case.attended(s)``, as indices into row ``s`` of the block table. Kernels read
+    only these entries of the row.
     """
     tokens, page = case.attended(s), case.key.block_size
     return range(tokens.start // page, -(-tokens.stop // page)) if tokens else range(0)
 
 
 def block_tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, int]:
-    """Make the block tables, [seqs, max blocks] int32, and return them with the number of blocks in the cache.
+    """Make the block tables, [seqs, pages of ``longest`` tokens] int32. Return them and the number of cache blocks.
 
     Unless ``case.shared_blocks`` is set, every page has its own block, and some blocks of the cache are not used.
     """
@@ -195,7 +195,7 @@ def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.T
 
 
 def tiled(pool: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """A tensor of the given shape that repeats the numbers in ``pool``, which is [POOL]."""
+    """A tensor of the given shape that repeats the POOL numbers in ``pool``, a one-dimensional tensor."""
     count = shape[0] * shape[1]
     return pool.repeat(-(-count // POOL))[:count].view(shape)
 

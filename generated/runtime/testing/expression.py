@@ -63,7 +63,7 @@ _COMPARE: Mapping[type, Callable[[Any, Any], bool]] = {
 
 
 def evaluator(text: str) -> Evaluate:
-    """Parse the expression ``text``. Returns a function that takes a mapping of names to values and returns the result.
+    """Parse the expression ``text``. Returns a function that takes a dict from names to values, and returns the result.
 
     The names are ``s`` (the score), ``q`` and ``k`` (the positions of the query and of the key), ``h`` and ``kvh`` (the
     numbers of the query head and of the KV head), ``len`` (the length of the sequence), and those of parameter tensors.

@@ -113,7 +113,7 @@ class Harness:
             assert torch.equal(before.isnan(), after.isnan()) and before.isnan().all()
 
     def check_table(self, case: Case) -> None:
-        """Check that the generated operator gives bit for bit the same outputs as a direct run of this kernel.
+        """Check that the generated operator and a direct run of this kernel give bitwise equal out, exp_sums and lse.
 
         The operator is called with the arguments of vLLM, and with those of vLLM's fork for the BI-V100.
         """
@@ -154,7 +154,7 @@ class Harness:
         return {name: tensor for (name, _), tensor in zip(getattr(self.row.modification, "tensors", ()), call.tensors)}
 
     def check_codes(self) -> None:
-        """Check that the kernel decodes every finite element of a compressed cache correctly, in K and in V."""
+        """Check that the kernel decodes the codes of all finite numbers in a compressed cache, in K and in V."""
         page, head_size = self.key.block_size, self.key.head_size
         call = make(self.case([-(-256 // page) * page], poison=False))
         codes = torch.arange(256, dtype=torch.uint8).view(call.key_cache.dtype)

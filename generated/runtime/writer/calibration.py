@@ -14,7 +14,7 @@ NAME = "kv_scales"
 
 
 def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute (k_scale, v_scale) of a compressed cache: float32 [kv_heads] each, on the device of the samples.
+    """Compute (k_scale, v_scale) of a compressed cache: two float32 tensors [kv_heads], on the device of the samples.
 
     The scale of each head maps the largest magnitude in its sample to the largest number of the cache's format. Keys or
     values with larger magnitudes that are written later are clamped. To avoid that, take a sample of many tokens, or
@@ -36,7 +36,9 @@ def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tu
 
 
 def _head_scales(what: str, rows: torch.Tensor, largest: float) -> torch.Tensor:
-    """Return the scale of each head, float32 [kv_heads], for the samples ``rows`` [tokens, kv_heads, head size]."""
+    """Return the scale of each head, float32 [kv_heads], for the samples ``rows`` [tokens, kv_heads, head size]. It
+    maps the largest magnitude in the head's sample to ``largest``. Messages call the samples ``what``.
+    """
     if not isinstance(rows, torch.Tensor):
         fail(f"{what} must be a tensor, got {described(rows)}", NAME)
     if rows.dim() != 3 or not rows.is_floating_point():

@@ -30,8 +30,8 @@ class WriteCase:
     """The description of one test input: a call of the cache writer. ``slots`` are the elements of ``slot_mapping``.
 
     blocks: the number of blocks in the cache.
-    row_gap: the number of unused elements between the rows of key and value, as in slices of a fused projection.
-    block_gap: the number of unused pages between the blocks of the cache.
+    row_gap: the number of unused elements between two tokens in key and in value, as in slices of a fused projection.
+    block_gap: the unused memory between two blocks of the cache, in pages of one KV head.
     scales: the scales of K and of V, each a float or one float per KV head.
     odd: whether keys and values are drawn from ``ODD_NUMBERS``, which are hard to encode, instead of N(0, 1).
     """

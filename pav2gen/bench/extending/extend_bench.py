@@ -36,7 +36,7 @@ KIND, SCHEMA = "pav2gen bench extend", 1
 class ExtendOptions(bench.BenchOptions):
     """The options of ``pav2gen bench`` for extend kernels.
 
-    query_lens: the numbers of new tokens per sequence to measure. The lengths ``seq_lens`` include the new tokens.
+    query_lens: the numbers of new tokens per sequence to measure. The sequence lengths ``seq_lens`` include them.
     """
 
     query_lens: tuple[int, ...] = ()
@@ -74,8 +74,8 @@ class Contestant(NamedTuple):
     run: a function that makes the whole call, including the checks of its arguments.
     bare: a function that runs only the extend kernel, so that the ATen calls and the memory of the kernel can be
     counted. For a baseline or a decode kernel, the same function as ``run``.
-    row: the dispatch row of an extend kernel, else None.
-    backend: the backend of an extend kernel, else "".
+    row: the dispatch row of an extend kernel. None for a baseline or a decode kernel.
+    backend: the backend of an extend kernel. Empty for a baseline or a decode kernel.
     """
 
     name: str
@@ -192,7 +192,10 @@ def measure(setup: bench.Setup, rows: list[Row], problem: ExtendProblem, options
 
 
 def kernels(setup: bench.Setup, rows: list[Row]) -> list[Contestant]:
-    """Return a contestant for each extend kernel of ``rows`` and each backend that can be timed on the device."""
+    """Return a contestant for each extend kernel. A row of ``rows`` may have an extend kernel for each backend.
+
+    Kernels of a backend that cannot be timed on the device of ``setup`` are left out.
+    """
     return [_kernel(setup, row, backend) for backend in setup.backends for row in rows if getattr(row, backend)]
 
 
@@ -234,7 +237,7 @@ def _on_decode(run: Callable[[Call], object]) -> Callable[[Pair], object]:
 
 
 def baselines(problem: ExtendProblem, names: tuple[str, ...]) -> tuple[list[Contestant], Mapping[str, str]]:
-    """Return the baselines to measure, and a dict from the name of each unsuitable baseline to the reason.
+    """Return the baselines to measure, and a dict from the name of each other baseline to why it is not measured.
 
     "sdpa" is torch's attention with an explicit mask. "sdpa causal" is torch's causal attention without a mask tensor.
     "sdpa causal" is measured only if all tokens of the sequences are new. Without "sdpa" in ``names``, there are no
@@ -260,8 +263,8 @@ def _peer(name: str, attention: Callable[[ExtendCall], None]) -> Contestant:
 
 
 def queries(problem: ExtendProblem) -> torch.Tensor:
-    """Return a random query for each new token of the batch: a CPU tensor [tokens, heads, head size] in the model's
-    dtype.
+    """Return a random query for each new token of the batch: a CPU tensor [new tokens, query heads, head size] in
+    the model's dtype.
     """
     decode = problem.decode
     shape = (decode.num_seqs * problem.query_len, decode.num_heads, decode.key.head_size)
@@ -282,7 +285,8 @@ def pair(call: Call, query: torch.Tensor, problem: ExtendProblem) -> Pair:
 def rotation(inputs: Inputs, first: Pair, problem: ExtendProblem) -> Iterator[Pair]:
     """Yield a ``Pair`` for each call of ``inputs``, one after the other, endlessly.
 
-    first: a pair from which each extend call is made by replacing the block tables.
+    first: the pair for the first call. Every extend call is equal to the one in ``first``, except for the block tables,
+    which are those of the decode call.
     """
     for number in itertools.cycle(range(inputs.count)):
         call = inputs.call(number)
@@ -331,7 +335,7 @@ def entry(
     """Check one extend kernel or baseline, and return its entry in the JSON document. The times are added to it later.
 
     If the results are right, the entry has the error divided by the allowed error, the number of launches, and the
-    workspace in bytes. Otherwise, ``because`` has the reason why the kernel or baseline is not timed.
+    workspace in bytes. Otherwise, the field ``because`` has the reason why the kernel or baseline is not timed.
 
     check: the function that ``checker`` returns.
     step: a function to call after the check, to advance the progress bar.

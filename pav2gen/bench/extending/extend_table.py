@@ -1,6 +1,7 @@
 """Makes tables from the JSON document of ``pav2gen bench --operator extend``.
 
-There is a table for each kernel configuration (``Key``). It has a line for each kernel and baseline in each problem.
+There is a table for each kernel configuration (``Key``) and number of KV heads. For each problem (a call that was
+measured), a table has a line for each kernel and baseline.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def _table(title: str, points: Sequence[Mapping[str, Any]]) -> Table:
 def _cells(entry: Mapping[str, Any], others: Sequence[str]) -> tuple[str, ...]:
     """Return the cells in the line of a kernel or baseline: its name, time, spread, ratios, launches and workspace.
 
-    others: the names of the baselines and decode kernels by whose times the time is divided.
+    entry: the entry of the kernel or baseline in the JSON document.
+    others: the names of baselines and decode kernels. Each ratio is the time in ``entry``, divided by the time of one
+    of them.
     """
     ratios = entry["ratios"]
     return (

@@ -42,11 +42,11 @@ class BenchOptions:
 
     seq_lens, num_seqs: the numbers of tokens in a sequence, and of sequences in a batch, to measure.
     against: the names of the baselines to measure.
-    tensor_parallel: the tensor-parallel size to measure. None means that each kernel is measured with its smallest
-    tensor-parallel size.
+    tensor_parallel: the tensor-parallel size to measure. If it is None, each kernel is measured with the smallest
+    tensor-parallel size that it can serve.
     rounds, warmups: the number of timed rounds, and of rounds before them whose times are dropped.
     max_gib: the largest KV cache of a problem, in GiB. Problems with a larger KV cache are left out.
-    seconds: the time in seconds after which no further problem begins. 0 means no limit.
+    seconds: how many seconds after the start of the measurement the last problem may begin. 0 means no limit.
     command: the command line, which is recorded in the JSON document.
     progress: a function that takes a problem's title and number of steps, and returns a function to call after each
     step.
@@ -69,7 +69,9 @@ class BenchOptions:
 
 
 class Setup:
-    """What all problems of a measurement share: the device, the generated package, and its decode kernels by key."""
+    """What all problems of a measurement share: the device, the generated package, and the dispatch rows of its decode
+    kernels by kernel key.
+    """
 
     def __init__(self, chosen: Selection, device: torch.device) -> None:
         self.spec: Spec = chosen.spec
@@ -86,7 +88,7 @@ class Setup:
         """Return the backends (``torch``, ``cuda``) that can be timed on this device. On a GPU, compile the CUDA
         kernels first.
 
-        Raises UserError if there is none.
+        Raises UserError if no backend can be timed on this device.
         """
         found = [name for name in self.spec.backends if name == "torch"]
         if "cuda" in self.spec.backends and self.device.type == "cuda":
@@ -195,7 +197,7 @@ def note_rest(document: dict[str, Any], every: Sequence[object], why: str) -> No
     """Add a note to ``document`` that says how many problems were not measured, and why.
 
     every: all problems of the measurement, including those that were measured.
-    why: the first words of the note.
+    why: the first words of the note, which give the reason, such as ``interrupted``.
     """
     missing = every[len(document["points"]) :]
     document["notes"].append(
@@ -303,9 +305,11 @@ def entries_of(
 
 
 def figures(times: Times, problem: Problem, bandwidth: float) -> Mapping[str, Any]:
-    """Return the times of a contestant (a kernel or a baseline) and its bandwidth, as fields of its entry in the JSON
-    document.
+    """Return the fields that ``times`` adds to the entry of a contestant (a kernel or a baseline) in the JSON document.
 
+    These are the times, the bandwidth that the contestant reaches, and this bandwidth divided by that of a memory copy.
+
+    times: the times of the contestant.
     bandwidth: the bandwidth, in GB/s, of a memory copy that was timed in the same rounds.
     """
     gbps = problem.io_bytes / times.median / 1e6

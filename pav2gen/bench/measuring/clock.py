@@ -18,7 +18,7 @@ import torch
 #: A function to time. Its argument is a ``Call`` of decode, or a pair of a decode call and an extend call (``Pair``).
 Run = Callable[[Any], object]
 
-#: About how long one time sample lasts at least, in seconds, by the type of the device. A shorter call is repeated (up
+#: About the shortest duration of one time sample, in seconds, by the type of the device. A shorter call is repeated (up
 #: to MOST_CALLS times) to fill a sample, so that the clock's resolution and the delay of the GPU's launch queue do not
 #: matter.
 SAMPLE_SECONDS = {"cpu": 2e-4, "cuda": 2e-3}
@@ -82,8 +82,8 @@ def interleave(
     """Time several functions in turn, and return a dict from the name of each function to its samples.
 
     Each round samples every function once. The samples of the first ``warmups`` rounds are dropped, and those of the
-    next ``rounds`` rounds are kept. The order within a round is random, but every run of the program uses the same
-    order. Each call of a function takes the next element of ``inputs`` as its argument.
+    next ``rounds`` rounds are kept. The order within a round is random, but the same in every run of the
+    program. Each call of a function takes the next element of ``inputs`` as its argument.
 
     contestants: the functions by name.
     step: a function to call after each sample, including those of the warm-up rounds.

@@ -144,7 +144,8 @@ class Checker:
 
 
 def launches(contestant: Contestant, call: Call) -> int | None:
-    """Return how many launches a call makes: its ATen calls that are not views, plus its launches of CUDA kernels.
+    """Return how many launches a call of a contestant makes: its ATen calls that are not views, plus its launches of
+    CUDA kernels.
 
     Returns None for vLLM's operator and for compiled FlexAttention, because torch cannot count their launches.
     """
@@ -164,9 +165,9 @@ def count_launches(prepare: Callable[[Callable[..., int]], object]) -> int:
     """Return how many kernels a compiled CUDA library would launch in one call of the operator.
 
     prepare: a function that takes an entry function (the C function of a library that launches kernels), divides a call
-    into parts, and calls the entry function for each part. ``prepare`` gets an entry function that only counts. A real
-    one launches a kernel for the partitions. If there are several partitions, it also launches a kernel that merges
-    their results.
+    into parts, and calls the entry function for each part. ``prepare`` gets an entry function that only counts. The
+    entry function of a library launches a kernel for the partitions and, if there are several partitions, a second
+    kernel that merges their results.
     """
     counts: list[int] = []
 
@@ -179,7 +180,7 @@ def count_launches(prepare: Callable[[Callable[..., int]], object]) -> int:
 
 
 def no_workspace(count: int, device: torch.device, stream: int | None) -> torch.Tensor:
-    """Return an empty tensor as the workspace, because the calls of ``count_launches`` launch nothing."""
+    """Return an empty tensor as the workspace of a call that ``count_launches`` only counts. No kernel uses it."""
     return torch.empty(0)
 
 

@@ -18,7 +18,8 @@ from pav2gen.runtime.testing.oracle import attends, decode, modified, window_sta
 #: The number of tokens in a stretch. It is rounded down to whole pages, but a stretch has at least one page.
 STRETCH = 8192
 
-#: At most this many sequences of a batch are checked. At most this many new tokens of each sequence are checked, too.
+#: At most this many sequences of a batch are checked. For an extend call, at most this many new tokens of each of these
+#: sequences are checked.
 MOST_SEQUENCES = 4
 
 
@@ -38,10 +39,10 @@ def truth(
     modification: Modification | None = None,
     whole: int | None = None,
 ) -> torch.Tensor:
-    """Return the float64 output of ``call`` for some sequences, as a tensor [rows, heads, head size].
+    """Return the float64 output of ``call`` for the sequences ``rows``: a tensor [sequences, query heads, head size].
 
     call: a call with all tensors on the CPU.
-    rows: the indices of the sequences in the batch.
+    rows: the sequences to compute, as indices into the batch.
     modification: the definition of the modification that ``call.modification`` names, or None. It is evaluated for each
     score in plain Python, which takes about a second for 300,000 scores.
     whole: None if the query token is the last token of its sequence. Otherwise, the number of tokens in the whole
@@ -53,9 +54,10 @@ def truth(
 def _sequence(
     call: Call, kv_cache_dtype: str, s: int, modification: Modification | None, whole: int | None
 ) -> torch.Tensor:
-    """Return the float64 output for one sequence: [heads, head size]. The arguments are as in ``truth``.
+    """Return the float64 output for one sequence: a tensor [query heads, head size].
 
-    If the call has sinks, the softmax state of each head begins with the head's sink as its maximum.
+    If the call has sinks (for each query head, a score that belongs to no token), the softmax state of each query head
+    begins with the head's sink as the maximum. The arguments except ``s`` are as in ``truth``.
 
     s: the index of the sequence in the batch.
     """
@@ -108,8 +110,8 @@ def _changed(
 
     ``oracle.score`` applies the features in the same way.
 
-    scores: [heads, tokens] float64, for the tokens from position ``start`` on.
-    length: the number of tokens up to the query token, which is included.
+    scores: [query heads, tokens] float64, for the tokens from position ``start`` on.
+    length: the number of tokens up to and including the query token.
     modification, whole: as in ``truth``.
     """
     count, heads = scores.shape[1], scores.shape[0]
@@ -129,7 +131,7 @@ def _changed(
 
 
 def _skipped(call: Call, start: int, count: int, length: int) -> torch.Tensor:
-    """Return a bool tensor [heads, tokens] that is true for the tokens that the block-sparse pattern leaves out.
+    """Return a bool tensor [query heads, tokens] that is true for the tokens that the block-sparse pattern leaves out.
 
     The tensor is for ``count`` tokens from position ``start`` on, in a sequence of ``length`` tokens.
     """

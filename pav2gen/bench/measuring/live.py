@@ -16,10 +16,10 @@ from pav2gen.console import print_table
 class Live:
     """Prints the results of a measurement on stdout while it runs.
 
-    A table is printed when it is complete, which is known after the first problem of the next table was measured. The
+    A table is printed after the first problem of the next table was measured, or at the end of the measurement. The
     estimated remaining time is printed on stderr after the first problem and after each table.
 
-    file: the file to write the JSON document to after each problem, or None.
+    file: the file to write the JSON document to after each problem. If it is None, no file is written.
     shown: the module that makes the tables from the JSON document, such as ``measuring.table``.
     """
 

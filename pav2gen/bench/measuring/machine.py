@@ -113,7 +113,7 @@ def copy(device: torch.device, cache: int) -> tuple[Run, int]:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Call ``run``, and return the largest number of bytes that it has allocated on ``device`` at one time."""
+    """Call ``run``, and return the largest number of bytes that ``run`` has allocated on ``device`` at one time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -43,8 +43,8 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 def check_writable(path: Path, kind: str = KIND) -> None:
     """Check that ``path`` can be written, so that the results of a long measurement are not lost at its end.
 
-    Missing folders are created. Raises OSError if the file cannot be written. Raises UserError if another file than a
-    document of the kind ``kind`` is there.
+    Missing folders are created. Raises OSError if the file cannot be written. Raises UserError if ``path`` is a file,
+    but not a JSON document whose field ``kind`` has the value ``kind``.
     """
     check_replaceable(path, f'{{\n "kind": "{kind}"'.encode(), "a document of pav2gen bench")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,8 @@ _POINT = fields(
     anything,
 )
 
-#: A function that checks the fields of a document that ``pav2gen report`` uses. It raises ValueError.
+#: A function that checks the fields of a document that ``pav2gen report`` uses. It raises ValueError for a field
+#: that is missing or wrong.
 _DOCUMENT = fields(
     {
         "date": text,

@@ -98,10 +98,11 @@ class Problem:
 class Inputs:
     """The calls that are made to measure one problem.
 
-    All calls have equal values, but they read different blocks of one KV cache on the device.
+    The queries, keys and values of all calls are equal. But the keys and values of each call are in different
+    blocks of the KV cache on the device.
 
     small: a call with the same values on the CPU, with a small KV cache, for the float64 reference.
-    first: the call number 0.
+    first: the first of the calls on the device.
     count: the number of calls on the device.
     stride: the number that is added to each block number in the block tables, from one call to the next.
     """
@@ -112,7 +113,7 @@ class Inputs:
     count: int
 
     def call(self, number: int) -> Call:
-        """Return the call ``number``, which is from 0 to ``count`` - 1."""
+        """Return the call on the device with the number ``number``. The numbers are from 0 to ``count`` - 1."""
         if not number:
             return self.first
         return self.first._replace(block_tables=self.first.block_tables + number * self.stride)

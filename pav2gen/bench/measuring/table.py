@@ -1,6 +1,7 @@
-"""Makes tables from the JSON document of ``pav2gen bench``: one for each kernel configuration (``Key``).
+"""Makes tables from the JSON document of ``pav2gen bench``: one for each kernel configuration (``Key``) and number
+of KV heads.
 
-A table has a line for each kernel and baseline in each problem.
+For each problem (a call that was measured), a table has a line for each kernel and baseline.
 """
 
 from __future__ import annotations
@@ -77,26 +78,30 @@ def sampled_once(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def is_single(entry: Mapping[str, Any]) -> bool:
-    """Whether the time of the kernel or baseline of ``entry`` is a single sample, not the median of several rounds."""
+    """Whether the time in ``entry``, a kernel's or baseline's entry, is one sample and not the median of several."""
     return len(entry.get("samples_ms", ())) == 1
 
 
 def spread(entry: Mapping[str, Any]) -> str:
-    """Return the spread of the samples of ``entry`` in percent, as text, or "once" if there is a single sample."""
+    """Return the spread of the times in ``entry`` as text in percent, or "once" if there is only one time."""
     return "once" if is_single(entry) else f"{entry['spread']:.0%}"
 
 
 def is_chosen(entry: Mapping[str, Any], point: Mapping[str, Any]) -> bool:
-    """Whether the dispatch table chooses the kernel of ``entry`` for the problem of ``point``."""
+    """Whether ``entry`` is the entry of the kernel that the dispatch table chooses for the problem of ``point``.
+
+    point: the entry of a problem in ``points`` of the JSON document.
+    """
     return "symbol" in entry and point["chosen"].get(entry["backend"]) == entry["symbol"]
 
 
 def _cells(entry: Mapping[str, Any], point: Mapping[str, Any], peers: Sequence[str]) -> tuple[str, ...]:
     """Return the cells in the line of a kernel or baseline: its name and its figures.
 
-    The mark ``*`` stands for the kernel that the dispatch table chooses.
+    A ``*`` after the name marks the kernel that the dispatch table chooses.
 
-    peers: the names of the baselines whose times are divided by the time of ``entry``.
+    entry, point: the entries of the kernel or baseline and of its problem in the JSON document.
+    peers: the names of baselines. The line has the time of each of them, divided by the time in ``entry``.
     """
     launches = entry["launches"]
     return (
@@ -117,9 +122,11 @@ def milliseconds(value: float) -> str:
 
 
 def ratio(entry: Mapping[str, Any], point: Mapping[str, Any], peer: str) -> float | None:
-    """Return the median time of the baseline ``peer`` in ``point``, divided by the median time of ``entry``.
+    """Return the median time of the baseline ``peer``, divided by the median time in ``entry``.
 
-    Returns None if either was not timed.
+    Returns None if one of the two was not timed.
+
+    entry, point: the entries of a kernel or baseline and of its problem in the JSON document.
     """
     times = {other["name"]: other.get("median_ms") for other in point["contestants"]}
     return times[peer] / entry["median_ms"] if times.get(peer) and entry.get("median_ms") else None

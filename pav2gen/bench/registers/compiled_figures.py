@@ -20,10 +20,12 @@ Figures = Mapping[str, int | float | str | None]
 def figures(kernel: AnyKernel, measured: Measured | None) -> Figures:
     """Return the figures of the plan of ``kernel``, by name.
 
-    If ``measured`` has the kernel, the number of registers per thread is the one that ptxas assigned. For a decode
-    kernel, the number of resident thread blocks and the number of bytes in flight are then computed from this number.
-    The figures of the wave model (``runtime.waves``) stay as planned, because the dispatch table was rendered with
-    them.
+    If ``measured`` has the kernel, the number of registers of a thread is the one that ptxas assigned. For a decode
+    kernel, the number of resident thread blocks and the bytes in flight (see ``plan.occupancy``) are then computed from
+    this number. The figures of the wave model (``runtime.waves``) stay as planned, because the dispatch table was
+    rendered with them.
+
+    measured: what ptxas printed about the kernels of the spec. With None, all figures are those of the plan.
     """
     usage = measured.usages.get(kernel.v.symbol) if measured else None
     if measured is None or usage is None:

@@ -103,7 +103,9 @@ def measure(chosen: Selection, arch: str | None = None, progress: Progress = qui
 
 
 def _write(chosen: Selection, place: Path, folder: Path, compiler: Toolchain) -> list[_Source]:
-    """Write the CUDA sources of ``chosen`` and their headers below the folder ``place``, and return the sources.
+    """Write the CUDA sources of ``chosen`` and their headers below the folder ``place``.
+
+    Return a ``_Source`` for each kernel.
 
     folder: the folder of the cache entries.
     """

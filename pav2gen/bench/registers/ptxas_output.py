@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 
 from pav2gen.plan.kernel import AnyKernel
 
-#: For each operator, the name of the function in a CUDA source that reads or writes the KV cache. The usage of this
-#: function counts as the usage of the kernel.
+#: For each operator, the name of the CUDA function that reads or writes the KV cache. The usage of this function
+#: counts as the usage of the kernel.
 KERNELS = {"decode": "partial_kernel", "extend": "partial_kernel", "cache": "write_kernel"}
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")

@@ -206,9 +206,9 @@ def labels(series: Sequence[Series], x_axis: Axis, y_axis: Axis) -> Iterable[Lab
 
 
 def thinned(values: Sequence[float], axis: Axis, room: float = 38) -> list[float]:
-    """Return those of ``values`` to label on ``axis``, so that two labels are at least ``room`` SVG units apart.
+    """Return which of ``values`` get a label on ``axis``, so that any two labels are at least ``room`` SVG units apart.
 
-    The last value is always among them.
+    The last of ``values`` always gets a label.
     """
     kept: list[float] = []
     for value in reversed(values):

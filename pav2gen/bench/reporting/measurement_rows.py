@@ -68,15 +68,15 @@ class Measurement:
         """Return the time of the baseline ``peer``, divided by the time of the chosen kernel (see ``chosen``) of
         ``backend``.
 
-        Returns None if either was not timed.
+        Returns None if one of the two was not timed.
         """
         ours, theirs = (entry.get("median_ms") if entry else None for entry in (self.chosen(backend), self.entry(peer)))
         return theirs / ours if ours and theirs else None
 
     def chosen(self, backend: str) -> Mapping[str, Any] | None:
-        """Return the entry of the kernel that the dispatch table chose for ``backend``.
+        """Return the entry of the kernel of ``backend`` that the dispatch table chose for the problem.
 
-        Returns None if ``backend`` was not measured.
+        Returns None if this kernel was not measured.
         """
         symbol = self.point["chosen"].get(backend)
         entries = (entry for entry in self.point["contestants"] if entry.get("backend") == backend)

@@ -15,7 +15,7 @@ from pav2gen.runtime.key import Key
 class Cell:
     """A cell of the table: whether a partition size is built for a configuration.
 
-    because: the reason that the spec gives for not building it, or empty.
+    because: the reason that the spec gives for not building it. Empty if it is built, or if there is no reason.
     number: the number of this reason in the list below the table, or 0 without a reason.
     """
 

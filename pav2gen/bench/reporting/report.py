@@ -40,7 +40,7 @@ def report(chosen: Selection, files: Sequence[Path], measured: Mapping[str, Meas
 
     files: the JSON documents of ``pav2gen bench`` whose times the page shows.
     measured: what ptxas printed about the CUDA kernels of each spec, by the spec's name. These figures replace the
-    estimates of the plans.
+    estimates of the plans. None if ptxas was not run.
 
     Raises UserError for a file that is not a document of ``pav2gen bench``, or that belongs to another spec.
     """
@@ -91,8 +91,8 @@ def plans_by_key(kernels: Iterable[Kernel]) -> dict[Key, list[Plan]]:
 def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
     """Yield the charts of measured times over the sequence length.
 
-    There is a chart for each configuration, number of heads, batch and device. It also shows the floor, the least
-    possible time.
+    There is a chart for each configuration, number of heads, batch and device, if several sequence lengths were
+    measured. Each chart also shows the floor (the least possible time).
     """
     for number, (heading, points) in enumerate(grouped(found).items()):
         if len(points) > 1:
@@ -103,7 +103,8 @@ def time_charts(found: Sequence[Measurement]) -> Iterator[Chart]:
 def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart]:
     """Yield the charts of the measured workspace over the sequence length: one for each batch and device.
 
-    If several configurations were measured, a line shows the largest workspace among them.
+    A chart has a line for each baseline and each backend. If several configurations were measured, the line shows the
+    largest workspace among them.
 
     limit: the largest workspace that the spec allows, in bytes. Each chart shows it as a line.
     """
@@ -121,8 +122,11 @@ def workspace_charts(found: Sequence[Measurement], limit: int) -> Iterator[Chart
 def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
     """Yield the lines of a chart of measurements: one for each baseline and each backend.
 
-    figure: a function that takes the entry of a kernel or baseline, and returns the value to show or None. If several
-    measurements have the same sequence length, the largest value is shown.
+    For a backend, the line shows the kernels that the dispatch table chose. If several measurements have the same
+    sequence length, the line shows the largest value.
+
+    figure: a function that returns the value to show, such as the median time. Its argument is what the JSON document
+    says about a kernel or baseline in one problem. It returns None if the value was not measured.
     """
     for name, label in {**PEERS, **KERNELS}.items():
         values: dict[int, float] = {}
@@ -154,8 +158,8 @@ def grouped(found: Iterable[Measurement]) -> dict[Heading, list[Measurement]]:
 def shares(found: Sequence[Measurement]) -> Bars | None:
     """Return the bar chart of the floor (the least possible time) divided by the measured times.
 
-    Of the measurements in each chart of times, only the one with the longest sequences is shown. Returns None if
-    nothing was timed.
+    For each chart of times (see ``grouped``), the bar chart shows only the measurement with the longest sequences.
+    Returns None if nothing was timed.
     """
     groups = []
     for points in grouped(found).values():
@@ -172,7 +176,7 @@ def shares(found: Sequence[Measurement]) -> Bars | None:
 
 
 def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
-    """Return the bar chart of how many bytes a decode call loads from the KV cache.
+    """Return the bar chart of how many bytes a decode call loads from the KV cache, as the plans predict.
 
     The call has one sequence of the model's full length (``max_seq_len``). For each configuration, the chart compares
     the CUDA kernel with a kernel that has one thread block for each query head. Returns None if the spec builds no CUDA

@@ -20,7 +20,7 @@ class Journal:
     run has other conditions, its measurements are dropped, because they are not comparable.
 
     entries: all measurements by name.
-    found: the number of measurements that an earlier run made.
+    found: how many measurements were taken over from an earlier run.
     """
 
     def __init__(self, path: Path, circumstances: Mapping[str, Any], read: Reader = anything) -> None:

@@ -35,8 +35,8 @@ from pav2gen.runtime.op import device_name
 #: fraction. A user does not notice such a difference.
 TIE = 0.02
 
-#: A function that checks a measurement from the journal: a dict of the times of the runs by partition size ("ms"), and
-#: a dict of the reasons why other sizes have no times ("wrong").
+#: A function that checks a measurement from the journal. A measurement has two dicts by partition size: the times of
+#: the runs ("ms"), and for every other size, the reason why it was not timed ("wrong").
 MEASUREMENT = fields({"ms": mapping(word, items(positive)), "wrong": mapping(word, prose)})
 
 #: The number of decimals of a time in milliseconds in the tuning file. So the resolution is a nanosecond.
@@ -116,7 +116,7 @@ def _tune(chosen: Selection, options: TuneOptions) -> Outcome:
 
 
 def problems(setup: Setup, options: TuneOptions) -> tuple[list[tuple[Problem, str]], list[str]]:
-    """Return the problems to measure, each with a backend, and a note on each problem that is left out.
+    """Return the problems to measure, each with a backend, and a note on each problem with too large a KV cache.
 
     Raises UserError if there is no problem to measure.
     """
@@ -205,7 +205,8 @@ def _doubt(best: int, spread: float, times: Mapping[str, Sequence[float]]) -> st
 def _measure(setup: Setup, problem: Problem, backend: str, options: TuneOptions, journal: Journal) -> dict[str, Any]:
     """Time the kernels of one problem and backend in several runs with different inputs.
 
-    Add the times, and what is wrong with other kernels, to the journal. Return this entry of the journal.
+    Add an entry to the journal, and return it. The entry has the times of the kernels with right results, and says
+    what is wrong with the results of the other kernels.
     """
     every = [c for c in setup.kernels(problem.key) if c.backend == backend]
     total = len(every) * (1 + options.runs * (options.rounds + options.warmups))

@@ -21,7 +21,7 @@ class Measured:
     partition_size: the chosen partition size, or 0 if none was chosen.
     ms: for each partition size, the median time of the runs in ms.
     spread: the range of the times of the fastest size in all runs, divided by their median.
-    because: the reason why no partition size was chosen, or empty.
+    because: the reason why no partition size was chosen. Empty if one was chosen.
     wrong: for each partition size with wrong results, what is wrong.
     """
 

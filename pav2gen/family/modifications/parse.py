@@ -226,7 +226,9 @@ class _Reader:
         raise Mistake(f"{quoted(node.value)} is not part of the language; {instead}")
 
     def name(self, node: ast.Name, depth: int) -> Expression:
-        """Convert the name of a score, position or head to a node of the typed tree. Raises Mistake for other names."""
+        """Convert a name of ``NAMES``, such as ``s`` or ``len``, to a node of the typed tree. Raises Mistake for other
+        names.
+        """
         if node.id in self.hidden:
             raise Mistake(f"a mask does not see the score {node.id}; it decides by q, k, h, kvh and len")
         if node.id in NAMES:

@@ -26,9 +26,9 @@ DIMENSIONS = ("row", "part", "kv_head", "head", "token")
 #: ``query`` is the query token within the run.
 EXTEND_DIMENSIONS = ("row", "part", "kv_head", "query", "head", "token")
 
-#: Name in an expression, or dimension of a parameter tensor -> the dimensions of the scores over which its value
-#: varies. ``k by row`` is k in a kernel with a sliding window, where the first partition of each sequence begins at a
-#: different position. Names with ``by query`` are for extend kernels.
+#: Name in an expression, or dimension of a parameter tensor -> the dimensions of the scores over which the value of the
+#: name, or of the tensor's element, varies. ``k by row`` is k in a kernel with a sliding window, where the first
+#: partition of each sequence begins at a different position. Names with ``by query`` are for extend kernels.
 REACH: Mapping[str, frozenset[str]] = {
     "s": frozenset(DIMENSIONS),
     "s by query": frozenset(EXTEND_DIMENSIONS),
@@ -55,8 +55,8 @@ class TorchText:
     result: the PyTorch text that reads the expression's value after the statements have run.
     calls: the number of ATen calls that the statements make, not counting views.
     slots: the number of workspace slots that the statements use, each as large as the scores.
-    token_values: the number of tensors that the statements allocate and that vary over tokens and not over KV heads.
-    (Tensors that vary only over heads are too small to count.)
+    token_values: the number of tensors that the statements allocate for values that vary over tokens, not over KV
+    heads. (Tensors that vary only over heads are too small to count.)
     names: the names and parameter tensors that the statements read.
     """
 
@@ -77,11 +77,11 @@ def score_text(
 ) -> TorchText:
     """The statements that replace the scores, in place, by the value of the expression ``x``.
 
-    names: the PyTorch text that reads each name and each parameter tensor. The text of the name ``s`` reads the scores,
-    which the statements overwrite. All other tensors must broadcast to the shape of the scores.
-    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``, by the tensor's name. A name such as
-    ``k`` may also have an entry, which is a key of ``REACH`` and tells over which dimensions of the scores the name's
-    values vary.
+    names: maps each name and each parameter tensor to the PyTorch text that reads it. The text of the name ``s`` reads
+    the scores, which the statements overwrite. All other tensors must broadcast to the shape of the scores.
+    tensors: maps each parameter tensor to its dimension, ``heads`` or ``kv_heads``. It may also map a name such as
+    ``k`` to a key of ``REACH``, such as ``k by row``, which tells over which dimensions of the scores the name's values
+    vary.
     slots: the PyTorch text of a workspace slot (a buffer), with {} in place of the slot's number.
     dimensions: the names of the dimensions of the scores.
     """
@@ -135,8 +135,9 @@ def _normal(x: Expression) -> Expression:
 class _Value:
     """Where the value of an expression is stored. ``text`` is the PyTorch text that reads the value.
 
-    ``slot`` is the number of the workspace slot that stores the value, -1 for the scores, or None for other storage.
-    ``owned`` is false for a literal and for a tensor that the kernel is given, which no statement may overwrite.
+    ``slot`` is the number of the workspace slot that stores the value, -1 for the scores, or None for a literal or
+    another tensor. ``owned`` says whether a statement may overwrite the value. It is false for a literal and for a
+    tensor that the kernel is given.
     """
 
     text: str
@@ -326,10 +327,10 @@ class _Writer:
     def functional(self, x: Expression, small: str, large: str, out: bool = False) -> _Value:
         """Write the call that computes ``x`` into new storage. Return the storage.
 
-        The storage is a new tensor or a workspace slot. ``small`` is the text that computes the value in a new tensor.
-        ``large`` is the text that computes the value into a slot. With ``out``, the text ``large`` ends in ``out=``,
-        and the slot's tensor is inserted after it. Without ``out``, the text ``large`` is the call of an in-place
-        method of the slot's tensor.
+        ``allocate`` chooses the storage. ``small`` is the text that computes the value as a new tensor. ``large`` is
+        the text that computes the value into an existing tensor: a workspace slot or the scores. If ``out`` is true,
+        ``large`` ends in ``out=``, and the tensor's text is inserted after it. If ``out`` is false, ``large`` is the
+        call of an in-place method of the tensor.
         """
         held = self.allocate(x)
         self.assign(held, small, large, out)

@@ -82,7 +82,8 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
-#: Function of an expression with a number as result -> the Python function that computes this result for a literal.
+#: Function that an expression may call and that always returns a number -> the Python function that computes the result
+#: if the argument is a literal.
 NUMBER_FUNCTIONS: Mapping[str, Callable[[float], float]] = {
     "tanh": math.tanh,
     "exp": math.exp,
@@ -115,7 +116,9 @@ def condition(value: bool) -> Expression:
 
 
 def element(tensor: str) -> Expression:
-    """Make a node for an element of the parameter tensor ``tensor``. The index is the head that the score is of."""
+    """Make a node for an element of the parameter tensor ``tensor``. The index is the query head or the KV head of the
+    score, depending on the tensor's dimension.
+    """
     return Expression("element", NUMBER, value=tensor)
 
 

@@ -1,9 +1,10 @@
 """Computes the edits that make the source files of a vLLM tree call the generated kernels.
 
-The edits insert calls of hooks, which are functions of the modules that are copied from ``payload``. Hooks run a
-generated kernel, choose between V1 and V2, or check at model load that kernels exist. V1 and V2 are vLLM's operators
-``paged_attention_v1`` and ``paged_attention_v2``. The edits only add lines and change conditions, so that vLLM's own
-code stays as the fallback. If the environment variable PAV2_DISABLE is 1, only vLLM's own code runs.
+The edits insert calls of hooks. Hooks are functions that an install copies from the folder ``payload`` into the tree.
+They run a generated kernel, choose between V1 and V2, or check, when a model is loaded, that it has kernels. V1 and V2
+are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. The edits only add lines, and change conditions
+of ``if`` statements, so that vLLM's own code stays as the fallback. If the environment variable PAV2_DISABLE is 1, only
+vLLM's own code runs.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ Found = TypeVar("Found")
 #: The name by which the edited source files of vLLM import the installed package.
 HOOKS = f"vllm.{PAV2.replace('/', '.')}"
 
-#: The versions of vLLM that pav2gen knows, by how their V2 takes the scales of keys and values (``Fork.scales``).
+#: The values of ``Fork.scales``: how vLLM's V2 takes the scales of keys and values. Each has words for messages,
+#: which also name the versions of vLLM with such a V2.
 FAMILIES = {
     "one": "one kv_scale, as vLLM 0.4.3 to 0.5.2",
     "float": "float scales, as vLLM 0.5.3 to 0.6",
     "tensor": "tensor scales, as vLLM 0.7 to 0.11",
 }
 
-#: What vLLM's own V1 can do, in words for messages. The keys are the values of the argument ``v1`` of ``choose_v1``.
+#: Whether vLLM's own V1 works, in words for messages. The keys are the values of the argument ``v1`` of ``choose_v1``.
 V1_KINDS = {
     "whole": "V1 works",
     "plain": "V1 works, but takes neither kv_cache_dtype nor the block-sparse pattern",
@@ -54,24 +56,25 @@ V1_KINDS = {
 }
 
 
-#: The values of ``Fork.writer`` (which caches vLLM's own ``reshape_and_cache`` can write: all, only those with dtype
-#: "auto", or none), and the values of ``Fork.prefix`` (whether vLLM's own ``forward_prefix`` works, hangs the GPU, or
-#: only raises an error).
+#: WRITER_KINDS: which KV caches vLLM's own ``reshape_and_cache`` can write: all, only those with dtype "auto", or none.
+#: PREFIX_KINDS: whether vLLM's own ``forward_prefix`` works, hangs the GPU, or only raises an error.
 WRITER_KINDS = ("whole", "plain", "none")
 PREFIX_KINDS = ("works", "hangs", "none")
 
 
 @dataclass(frozen=True)
 class Fork:
-    """What the attention code of a vLLM tree itself can do, without the generated kernels.
+    """Which of the attention functions of a vLLM tree work without the generated kernels.
 
-    scales: how vLLM's V2 takes the scales of keys and values, a key of ``FAMILIES``.
-    v1: what vLLM's V1 can do, a key of ``V1_KINDS``.
-    v2_works: whether vLLM's V2 does more than raise an error.
-    writer: which caches ``reshape_and_cache`` can write, one of ``WRITER_KINDS``. Empty if this function is missing or
-    has an unexpected form.
-    prefix: what ``forward_prefix`` does, one of ``PREFIX_KINDS``. Empty if this function is missing or has an
-    unexpected form.
+    V1 and V2 are the tree's own ``paged_attention_v1`` and ``paged_attention_v2``.
+
+    scales: how V2 takes the scales of keys and values, as a key of ``FAMILIES``.
+    v1: whether V1 works, and takes all arguments, as a key of ``V1_KINDS``.
+    v2_works: whether V2 does more than raise an error.
+    writer: which KV caches the tree's own ``reshape_and_cache`` can write, as one of ``WRITER_KINDS``. Empty if this
+    function is missing or has an unexpected form.
+    prefix: whether the tree's own ``forward_prefix`` works, as one of ``PREFIX_KINDS``. Empty if this function is
+    missing or has an unexpected form.
     refuses_softcap: whether the XFormers backend raises an error for a softcap (a limit on scores). If it does, an
     install inserts a call of ``take_softcap`` at the start of the backend's constructor.
     """
@@ -92,7 +95,7 @@ class Fork:
 class PatchedSources:
     """The source files of a vLLM tree after the edits.
 
-    fork: what the tree's own attention code can do.
+    fork: which of the tree's own attention functions work.
     sources: the new content of each edited file, by path below vLLM's folder.
     notes: sentences that tell the user which parts of vLLM will not call the kernels.
     """
@@ -110,7 +113,7 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
     shown: the name that messages give to the vLLM tree.
     writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
 
-    Raises UserError for a file that differs from every vLLM that pav2gen knows, or that already has such calls.
+    Raises UserError for a file that differs from every vLLM that pav2gen knows, or that already calls hooks.
     """
     parsed = {path: SourceFile.parse(content, f"{shown}/{path}") for path, content in sources.items()}
     for source in parsed.values():
@@ -167,16 +170,18 @@ def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[P
 
 
 def least(kinds: Sequence[str], found: Iterable[str]) -> str:
-    """Return the least able kind in ``found``, or an empty string if ``found`` is empty.
+    """Return the kind in ``found`` that comes last in ``kinds``, or an empty string if ``found`` is empty.
 
-    kinds: all kinds, from the most able to the least able one, such as ``WRITER_KINDS``.
+    kinds: all kinds of a function, such as ``WRITER_KINDS``. A function of the first kind serves
+    all calls, one of the last kind serves none.
+    found: the kinds of the definitions of this function in a vLLM tree.
     """
     there = set(found)
     return next((kind for kind in reversed(kinds) if kind in there), "")
 
 
 def v1_kind(works: bool, plain: bool) -> str:
-    """Return what vLLM's V1 can do, as a key of ``V1_KINDS``. The hook ``choose_v1`` gets it as its argument ``v1``.
+    """Return the key of ``V1_KINDS`` for vLLM's V1. The hook ``choose_v1`` gets it as its argument ``v1``.
 
     works: whether vLLM's V1 does more than raise an error.
     plain: whether vLLM calls V1 without kv_cache_dtype or without the block-sparse pattern.
@@ -220,7 +225,7 @@ def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[st
 
     module: the module that defines the hook.
     hook: the name of the hook, such as ``serve_v2``.
-    found: vLLM's function. The hook gets its parameters.
+    found: vLLM's function. The lines pass its parameters on to the hook.
     first: the arguments of the hook that come before these parameters, as source text.
     """
     at_default = [f"{name} {'is' if default == 'None' else '=='} {default}" for name, default in found.extras.items()]
@@ -230,7 +235,10 @@ def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[st
 
 
 def _prefix_call(prefix: Prefix) -> Insertion:
-    """Return the insertion of a call of ``serve_prefix``, which runs the extend kernels, into ``forward_prefix``."""
+    """Return the insertion of a call of ``serve_prefix`` at the start of ``forward_prefix``.
+
+    If ``serve_prefix`` returns None, the body of vLLM's own function runs.
+    """
     arguments = [f'own="{prefix.own}"', *(f"{ours}={theirs}" for ours, theirs in prefix.arguments.items())]
     lines = (
         f"{_import('serve_prefix', 'prefix_hooks')}served = {_call('serve_prefix', arguments)}"
@@ -243,7 +251,9 @@ def _prefix_call(prefix: Prefix) -> Insertion:
 def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
     """Return the insertion of a call of ``choose_v1`` before the ``if`` with which vLLM chooses between V1 and V2.
 
-    The arguments of the call tell which one vLLM itself would choose, and what its V1 and V2 can do.
+    The arguments of the call tell the hook which one vLLM itself would choose, and whether vLLM's V1 and V2 work.
+
+    v1_runs, v2_runs: whether vLLM's V1 and vLLM's V2 do more than raise an error.
     """
     v1, v2 = v1_kind(v1_runs, decode.plain), "works" if v2_runs or decode.detours else "stub"
     told = (f"{ours}={theirs}" for ours, theirs in decode.arguments.items())

@@ -65,8 +65,8 @@ class Insertion(NamedTuple):
 def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Mapping[int, str] = {}) -> bytes:
     """Return the bytes of ``source`` with all ``insertions``, each below its comment, and with new conditions.
 
-    tests: maps the line number of an ``if`` or ``elif`` to the name that replaces its condition. In the lines of an
-    insertion, the name ``TEST`` stands for the old condition.
+    tests: maps the line number of an ``if`` or ``elif`` to the name that replaces its condition. In the inserted lines,
+    the name ``TEST`` stands for the condition that was replaced.
 
     libcst parses only the top-level statements into which something is inserted. Raises UserError if libcst cannot
     reproduce such a statement exactly, or if the place of an insertion is not found.
@@ -110,7 +110,7 @@ def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str]
 class _Editor(cst.CSTTransformer):
     """A libcst transformer that inserts lines and replaces conditions.
 
-    ``pending`` has the line numbers of the insertions and the conditions that have not been found yet.
+    ``pending`` has the line numbers of those insertions and conditions whose place has not been found yet.
     """
 
     METADATA_DEPENDENCIES = (PositionProvider,)
@@ -180,7 +180,7 @@ class _Editor(cst.CSTTransformer):
 
 
 class _Test(cst.CSTTransformer):
-    """A libcst transformer that replaces the name ``TEST`` with the expression ``test``."""
+    """A libcst transformer that replaces each name ``TEST`` with the expression that the constructor gets."""
 
     def __init__(self, test: cst.BaseExpression) -> None:
         super().__init__()

@@ -37,8 +37,8 @@ class Change:
 def transaction(changes: Iterable[Change], shown: str) -> Iterator[None]:
     """Make the changes, then run the ``with`` block.
 
-    If the block raises an exception, the changes are undone, the last one first. Files that are replaced keep their
-    permissions and their owner.
+    If a change fails or the block raises an exception, the changes are undone, the last one first. A file that is
+    replaced keeps its permissions and its owner.
 
     shown: the name that messages give to the vLLM tree.
 

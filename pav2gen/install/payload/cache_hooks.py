@@ -1,6 +1,6 @@
 """The hook that a patched vLLM calls to fill the KV cache.
 
-The generated cache writers can write caches of dtypes that vLLM's own cache writer cannot.
+The generated cache writers can fill caches whose dtype vLLM's own cache writer does not support.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
 
     Returns True if the generated writer has filled the cache, and False if vLLM must run its own writer.
 
-    writer: what vLLM's own writer can do. "whole" means that it takes every value of every argument. "plain" means that
-    it ignores kv_cache_dtype, or raises an error for values other than "auto". "none" means that it only raises an
-    error.
+    writer: which caches vLLM's own writer can fill. "whole": those of every kv_cache_dtype. "plain": only those whose
+    kv_cache_dtype is "auto". "none": none, because it only raises an error.
     always: whether to prefer the generated writer (``pav2gen install --writer always``). If False, vLLM's writer
     gets all calls that it can serve, and the generated writer gets all others.
 
@@ -54,7 +53,7 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
 
 
 def check_writer(kv_cache_dtype: str) -> None:
-    """Raise ValueError if vLLM's own writer would fill with fp8 codes a cache that must contain int8 codes.
+    """Raise ValueError if vLLM's own writer would write fp8 codes into a cache that must contain int8 codes.
 
     kv_cache_dtype: vLLM's name for the cache dtype.
     """

@@ -22,8 +22,8 @@ WRITE = (
     ("k_scale", "kv_scale"),
     ("v_scale", "kv_scale"),
 )
-#: The parameters of ``forward_prefix`` that ``serve_prefix`` needs, in the same form. Those in ``PREFIX_OPTIONAL`` may
-#: be missing in a vLLM tree.
+#: The parameters of ``forward_prefix`` that ``serve_prefix`` needs. Each line of ``PREFIX`` has the names of one
+#: parameter. Those in ``PREFIX_OPTIONAL`` may be missing in a vLLM tree.
 PREFIX = (
     ("query",),
     ("key_cache",),
@@ -46,7 +46,7 @@ class Writer(NamedTuple):
     arguments: maps each argument of ``serve_write`` to the name of the same parameter in this definition.
     extras: maps each further parameter to the source text of its default.
     kind: "none" if the function only raises an error; "plain" if it ignores kv_cache_dtype, or raises an error for some
-    values; else "whole".
+    values of kv_cache_dtype; else "whole".
     """
 
     function: ast.FunctionDef
@@ -109,7 +109,10 @@ def _writer(function: ast.FunctionDef) -> Writer:
 
 
 def _kind(function: ast.FunctionDef, dtype: str) -> str:
-    """Return the kind of a ``reshape_and_cache`` (see ``Writer``). ``dtype`` is its name for kv_cache_dtype."""
+    """Return the kind of a ``reshape_and_cache`` (see ``Writer``).
+
+    dtype: the name that ``function`` gives to the parameter kv_cache_dtype.
+    """
     if only_raises(function):
         return "none"
     nodes = [node for statement in function.body for node in ast.walk(statement)]

@@ -1,4 +1,4 @@
-"""The module that vLLM imports at its start from a wheel of generated kernels (its entry point).
+"""The entry point of a wheel of generated kernels: the module that vLLM imports when it starts.
 
 The module imports the kernels only if the environment variable PAV2_PLUGIN is 1. In a wheel of the package
 ``NAME``, this file is the module ``NAME_plugin``, beside the package.

@@ -1,7 +1,9 @@
 """The functions (hooks) that a patched vLLM calls when it decodes, and when it makes the attention layers of a model.
 
-The hooks choose between vLLM's operators V1 and V2, run the generated kernels in place of V2, and report which kernels
-serve a layer. ``pav2gen install`` puts this file beside the kernels, and puts calls of the hooks into vLLM's files.
+The hooks choose between V1 and V2 (vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``), run generated
+kernels in place of V2, and report which kernels serve a layer.
+
+``pav2gen install`` puts this file beside the kernels, and puts calls of the hooks into vLLM's files.
 ``pav2gen wheel`` packs this file with a plugin that makes the same calls without changing vLLM's files. With the
 environment variable PAV2_DISABLE=1, all hooks leave the work to vLLM's own code.
 """
@@ -53,21 +55,21 @@ def choose_v1(
     """Return whether vLLM must decode with V1. If not, vLLM calls V2, which runs the generated kernels.
 
     use_v1: whether vLLM itself has chosen V1.
-    v1: what vLLM's V1 can do. "whole" means that V1 takes every argument. "plain" means that V1 is called without
-    kv_cache_dtype and the block-sparse pattern, and so ignores them. "none" means that V1 only raises an error.
+    v1: whether vLLM's V1 works. "whole": with all arguments. "plain": it works, but vLLM calls it without
+    kv_cache_dtype or without the block-sparse pattern, so that V1 ignores them. "none": V1 only raises an error.
     v2: "stub" if vLLM's own V2 only raises an error; "works" if V2, or another kernel that vLLM calls in its place,
     computes the result.
-    query: [seqs, heads, head size].
-    key_cache: [blocks, kv heads, head size / x, block size, x], where x elements have 16 bytes.
-
-    The answer depends on the shapes and dtypes of tensors, but not on their elements, so that a captured CUDA graph
-    stays valid.
+    query: [sequences, heads, head size], one new token of each sequence.
+    key_cache: [blocks, KV heads, head size / x, block size, x], where x is the number of elements in 16 bytes.
 
     The answer is False if V1 only raises an error, or would ignore an argument of the call or a feature of its layer.
     The answer is also False if a generated kernel takes the call and the package's ``prefer_v2`` returns True.
 
     In all other cases, the answer is vLLM's own choice, with one exception. The answer is True if a generated kernel
     takes the call, vLLM's own V2 is a stub, and no sequence is longer than 8192 tokens.
+
+    This function does not read the elements of tensors. So its answer also holds if a captured CUDA graph runs again
+    with other elements.
     """
     if disabled():
         return use_v1
@@ -88,11 +90,11 @@ def choose_v1(
 
 
 def v1_ignores(v1: str, kv_cache_dtype: str, blocksparse: bool, features: Features) -> bool:
-    """Whether vLLM's V1 cannot run, or would ignore an argument of the call or a feature of its layer.
+    """Whether vLLM's V1 cannot run, or would ignore an argument of a decode call or a feature of its layer.
 
     v1: see ``choose_v1``.
     blocksparse: whether the call has a block-sparse pattern.
-    features: the features of the layer.
+    features: the features of the layer that makes the call.
     """
     plain = v1 == "plain" and (kv_cache_dtype != "auto" or blocksparse)
     return v1 == "none" or plain or features.required or foreign_codes(kv_cache_dtype)
@@ -106,8 +108,8 @@ def serve_v2(*, fallback: bool, **call: Any) -> bool:
     fallback: whether vLLM's own V2 works. If it works, vLLM's V2 serves the calls that no generated kernel takes, and
     the calls for which the package's ``prefer_v2`` returns False.
 
-    If vLLM's own V2 does not work, or would ignore a feature of the layer, the generated operator gets every call. It
-    raises an error for a call that it cannot serve.
+    If vLLM's own V2 does not work, or would ignore a feature of the layer that makes the call, the generated operator
+    always runs. It then raises an error for a call that it cannot serve.
     """
     if disabled():
         return False
@@ -158,8 +160,9 @@ def check_layer(
     impl: the layer's backend object. If this backend does not decode with ``PagedAttention``, nothing is done.
     writer, prefix: see ``report``.
 
-    The other arguments are those of vLLM's ``Attention``. The numbers of heads are those of one tensor-parallel rank.
-    The layer's dtype is torch's default dtype, because vLLM sets that to the model's dtype while it loads a model.
+    The other arguments are those that the constructor itself gets. The numbers of heads are those of one
+    tensor-parallel rank. The dtype of the layer is taken from torch's default dtype, which vLLM sets to the model's
+    dtype while it loads a model.
 
     A layer may use features that vLLM does not pass to its operators, such as a softcap. This function wraps
     ``impl.forward``, so that the hooks know these features while it runs. Raises ValueError for a layer that neither
@@ -192,8 +195,10 @@ def check_layer(
 def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any) -> Features:
     """Return the features of a layer that vLLM does not pass to its operators.
 
-    impl: the layer's backend object.
-    window: the layer's sliding window. A value of another type than int is converted to text.
+    impl: the layer's backend object, from which the scale and the sinks are read.
+    softcap: the layer's bound of the scores, or None or 0 if it has none.
+    window: the layer's sliding window in tokens, or None or 0 if it has none. A value of another type, such as a list,
+    is converted to text.
     """
     scale = getattr(impl, "scale", None)
     usual = not isinstance(scale, float) or abs(scale - head_size**-0.5) <= 1e-6 * abs(scale)

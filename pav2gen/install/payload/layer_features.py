@@ -21,9 +21,9 @@ class Features(NamedTuple):
     softcap: the bound of the scores: a score s becomes softcap * tanh(s / softcap).
     sliding_window: the number of tokens that a query sees, including its own. A value that is not an int is passed on
     to the operators, but no kernel serves it.
-    sinks: [heads] float32, the score of each head's attention sink.
+    sinks: [heads] float32, for each head the score of its attention sink, which only adds to the sum of the softmax.
     scale: the factor by which the product of query and key is multiplied; None means head_size ** -0.5.
-    required: whether vLLM's own kernels would ignore these features, so that they must not run.
+    required: whether vLLM's own kernels must not run, because they would ignore these features.
     """
 
     softcap: float | None = None
@@ -33,12 +33,15 @@ class Features(NamedTuple):
     required: bool = False
 
     def key(self) -> dict[str, Any]:
-        """Return these features, without the unused ones, as keyword arguments of ``supports`` and ``check_model``."""
+        """Return softcap, window and sinks, if used, as keyword arguments of ``supports`` and ``check_model``.
+
+        The value of ``sinks`` is True, because these functions do not need the scores.
+        """
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks is not None}
         return {name: value for name, value in given.items() if value not in (None, False)}
 
     def arguments(self) -> dict[str, Any]:
-        """Return these features, without the unused ones, as keyword arguments of the generated operators."""
+        """Return softcap, window and sinks, if used, as keyword arguments of the generated operators."""
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -49,7 +52,7 @@ _active: ContextVar[Features] = ContextVar("pav2_features", default=NONE)
 
 
 def active() -> Features:
-    """Return the features of the layer that is now running its ``forward``. Outside of any ``forward``, return NONE."""
+    """Return the features of the layer whose ``forward`` is running now. If none is running, return ``NONE``."""
     return _active.get()
 
 

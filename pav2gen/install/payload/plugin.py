@@ -25,7 +25,8 @@ from .serving import log_once
 from .softcap_structure import IMPL, SOFTCAP, find_refusals
 from .structure import Decode, Layer, Operator, Unfit, find_decode, find_layers, find_v2, v1_works
 
-#: The attribute that marks the new functions, so that a second call of ``register`` changes nothing.
+#: The attribute that marks the functions that the plugin puts into vLLM. A second call of ``register`` finds it, and
+#: changes nothing.
 MARK = "__pav2__"
 
 Definition = TypeVar("Definition", Operator, Decode, Layer, Writer, Prefix, "Refusal")
@@ -46,11 +47,11 @@ def register() -> None:
 
 
 def apply_softcap(backend: ModuleType) -> None:
-    """Make the constructor of a backend's class call ``take_softcap`` before it can raise an error for a softcap.
+    """Make the constructor of the backend XFormers call ``take_softcap`` before it can raise an error for a softcap.
 
     A second call of this function changes nothing.
 
-    backend: the module of vLLM that defines the backend XFormers.
+    backend: the module of vLLM that defines this backend.
     """
     impl = getattr(backend, IMPL, None)
     if impl is None or hasattr(impl.__init__, MARK):
@@ -67,7 +68,10 @@ class Refusal(NamedTuple):
 
 
 def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that calls ``take_softcap``, and then calls ``original`` with the result as the softcap."""
+    """Return a constructor that calls ``take_softcap``, and then calls ``original`` with the result as the softcap.
+
+    original: vLLM's own constructor of a backend, which raises an error for a softcap.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -121,7 +125,7 @@ def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
 def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
     """Return a list with the definition of vLLM's ``reshape_and_cache``, or an empty list if vLLM keeps this function.
 
-    vLLM keeps a function that can write every cache dtype, unless PAV2_WRITER=always.
+    vLLM keeps it if it can write every cache dtype and PAV2_WRITER is not "always", or if its definition is not found.
 
     tree: the syntax tree of ``ops``, the module of vLLM's operators.
     """
@@ -159,7 +163,7 @@ def overriding(base: type) -> list[Any]:
 
 
 def matching(definitions: Sequence[Definition], function: Callable[..., Any]) -> list[Definition]:
-    """Return a list with the one of ``definitions`` that made ``function``, found by the line of its source.
+    """Return a list with the one of ``definitions`` that made ``function``, found by the line on which it begins.
 
     The list is empty if none of them made ``function``, such as when another plugin replaced it.
     """
@@ -211,8 +215,8 @@ def replaced_operator(
 ) -> Callable[..., Any]:
     """Return a function that calls ``serve``, and calls ``original`` only if ``serve`` returned False.
 
-    A call goes to ``original`` at once if it uses a parameter of a fork that the generated kernels do not know, with
-    another value than the default.
+    A fork of vLLM may have parameters that the generated kernels do not know. If a call gives such a parameter another
+    value than its default, the new function calls ``original`` without calling ``serve``.
 
     found: the definition of ``original``, which is vLLM's own operator.
     serve: a hook, such as ``serve_v2``.
@@ -291,7 +295,7 @@ def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: 
 
 
 def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
-    """Return the block, as a list of statements of ``function``, that ``statement`` is in."""
+    """Return the block of ``function`` that contains ``statement``, as a list of statements."""
     return next(
         block
         for node in ast.walk(function)

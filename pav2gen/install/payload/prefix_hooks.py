@@ -33,15 +33,16 @@ def serve_prefix(
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
 ) -> torch.Tensor | None:
-    """Compute vLLM's ``forward_prefix`` with the generated extend operator.
+    """Run the generated extend operator in place of vLLM's own ``forward_prefix``.
 
-    Returns the output, [tokens, heads, head size], or None if vLLM must run its own ``forward_prefix`` instead.
+    Returns the attention output, in the shape of ``query``, or None if vLLM must run its own ``forward_prefix``.
 
     own: what vLLM's own ``forward_prefix`` does. "works" means that it computes the result. "hangs" means that it runs
     a Triton kernel that hangs the GPU. "none" means that it only raises an error.
-    query: [tokens, heads, head size]. The rows of sequence s are query_start_loc[s] to query_start_loc[s + 1] - 1.
-    key_cache, value_cache: in vLLM's layout; they already contain K and V of the new tokens.
-    seq_lens: [seqs] int32, the number of tokens of each sequence, including the new tokens.
+    query: [new tokens of all sequences, heads, head size]. The new tokens of sequence s are the rows query_start_loc[s]
+    to query_start_loc[s + 1] - 1.
+    key_cache, value_cache: the KV cache in vLLM's layout. It already contains K and V of the new tokens.
+    seq_lens: [sequences] int32, the number of tokens of each sequence, including the new tokens.
     max_query_len: the largest number of new tokens of a sequence.
 
     If no generated kernel takes the call, vLLM's own function serves it, and the log says so once. If that function
@@ -90,10 +91,11 @@ def extend(
 ) -> torch.Tensor:
     """Call the generated operator ``paged_attention_extend``.
 
-    Returns the operator's output, [tokens, heads, head size] in the query's dtype.
+    Returns the operator's output, in the shape and the dtype of ``query``.
 
+    query: [new tokens of all sequences, heads, head size].
     kv_cache_dtype: vLLM's name for the cache dtype.
-    features: the features of the layer.
+    features: the features of the layer that makes the call.
     call: the other arguments of the operator, by their names.
 
     Raises ValueError or NoKernelError for a call that no kernel takes.
@@ -120,7 +122,7 @@ def extend(
 #: The name of the extend operator in a generated package.
 EXTEND = "paged_attention_extend"
 
-#: Maps the argument ``own`` of ``serve_prefix`` to the reason why vLLM's own path cannot replace a missing kernel.
+#: Maps the argument ``own`` of ``serve_prefix`` to the reason why vLLM's own function cannot replace a missing kernel.
 WHY = {
     "works": "vLLM's own path would compute without what the layer asks for",
     "hangs": "vLLM's own path is a Triton kernel, which hangs this card; PAV2_DISABLE=1 runs it anyway",

@@ -131,11 +131,11 @@ def refusal(
 
 @functools.cache
 def miss(**shape: Any) -> str:
-    """Return why no decode kernel serves layers of a shape. The text is empty if a kernel does.
+    """Return why no decode kernel serves the layers that ``shape`` describes. The text is empty if a kernel does.
 
     shape: the arguments of ``supports`` that describe the layers, with the heads of one tensor-parallel rank.
 
-    If a kernel serves the shape, the compiled library of the CUDA kernels is loaded: the file that PAV2_LIBRARY names,
+    If a kernel serves the layers, the compiled library of the CUDA kernels is loaded: the file that PAV2_LIBRARY names,
     or else the library that was installed with the kernels.
     """
     if not shape["block_size"]:
@@ -151,7 +151,7 @@ def miss(**shape: Any) -> str:
 
 @functools.cache
 def lacks(operator: str, **shape: Any) -> str:
-    """Return why a generated operator does not serve layers of a shape. The text is empty if it does.
+    """Return why a generated operator does not serve the layers that ``shape`` describes. Empty if it does.
 
     operator: a key of ``OPERATORS``.
     shape: the arguments of ``supports`` that describe the layers.

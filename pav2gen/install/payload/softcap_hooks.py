@@ -1,9 +1,9 @@
-"""Hooks for models with a softcap in a backend of vLLM that cannot compute a softcap, such as XFormers.
+"""Hooks with which models with a softcap run in a backend of vLLM that cannot compute a softcap, such as XFormers.
 
-When vLLM makes a layer, such a backend raises an error for a softcap, or ignores it with a warning. With these
-hooks, the generated decode kernels compute the decodes of such a layer, and the generated extend kernels compute its
-prompts. vLLM writes K and V of a prompt into the cache before it computes the prompt's attention. So the extend kernels
-can read them there; for these kernels, all tokens of the prompt are new tokens.
+When vLLM makes a layer with a softcap (a limit on scores), such a backend raises an error, or logs a warning and
+ignores the softcap. With these hooks, the generated decode kernels compute the layer's decodes, and the generated
+extend kernels compute its prompts. vLLM writes K and V of a prompt into the cache before it computes the prompt's
+attention. So the extend kernels can read K and V there; for these kernels, all tokens of the prompt are new tokens.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def take_softcap(impl: Any, softcap: float | None) -> float | None:
 def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Features:
     """Make the generated kernels serve decodes and prompts of a layer with a softcap.
 
-    Returns ``features``, with ``required`` set if the kernels serve the layer.
+    Returns ``features``, in which ``required`` is True if the kernels serve the layer.
 
     impl: the layer's backend object.
     shape: the arguments of ``supports`` that describe the layer.
@@ -80,6 +80,7 @@ def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Fea
 def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
     """Return why the generated kernels cannot serve decodes and prompts of a layer. The text is empty if they can.
 
+    impl: the layer's backend object.
     shape: the arguments of ``supports`` that describe the layer.
     """
     if not hasattr(impl, PROMPTS):
@@ -90,7 +91,7 @@ def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
 
 
 def _serve_prompts(impl: Any, features: Features) -> None:
-    """Replace, in the backend object ``impl``, the method that computes the attention of prompts.
+    """Make the extend kernels compute prompts, by replacing a method of ``impl``, a layer's backend object.
 
     features: the features of the layer.
     """
@@ -119,10 +120,10 @@ def _serve_prompts(impl: Any, features: Features) -> None:
 def prompt_through_cache(
     impl: Any, query: torch.Tensor, metadata: Any, given: dict[str, Any], features: Features
 ) -> torch.Tensor:
-    """Return the attention output of whole prompts, [tokens, heads, head size], with K and V from the cache.
+    """Return the attention output of whole prompts, in the shape of ``query``, with K and V from the cache.
 
     impl: the layer's backend object.
-    query: [tokens, heads, head size], where the tokens of all prompts follow one another.
+    query: [tokens of all prompts, heads, head size]. The prompts follow one another.
     metadata: vLLM's metadata of these prompts.
     given: the arguments, by their names, of the call of the backend's ``forward``.
     features: the features of the layer.
@@ -139,11 +140,11 @@ def prompt_through_cache(
 
 
 def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page: int) -> torch.Tensor:
-    """Return the block tables of prompts, [prompts, pages] int32, computed from the slots of their tokens.
+    """Return the block tables of prompts, [prompts, pages of the longest prompt] int32, computed from ``slots``.
 
     vLLM itself makes no block tables for prompts.
 
-    slots: [tokens], for each token of the batch its slot in the cache: block * page + offset in the block.
+    slots: [tokens of all prompts], for each token its slot in the cache: block * page + offset in the block.
     starts: [prompts + 1], the index in ``slots`` of the first token of each prompt, then the number of tokens.
     longest: the number of tokens of the longest prompt.
     page: the number of tokens in a page.

@@ -9,7 +9,8 @@ from .syntax import block_only_raises, methods, parameters
 #: The file of the backend XFormers, relative to the folder of the package ``vllm``, and the name of its class.
 BACKEND, IMPL = "attention/backends/xformers.py", "XFormersImpl"
 
-#: The constructor's parameter for the softcap, and the methods and parameters that the class must have for the hooks.
+#: The constructor's parameter for the softcap; and the other methods that the class must have so that the hooks work,
+#: each with parameters that it must have.
 SOFTCAP = "logits_soft_cap"
 NEEDED = {
     "forward": {"kv_cache", "attn_metadata"},

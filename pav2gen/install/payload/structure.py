@@ -1,8 +1,8 @@
 """Finds the functions of a vLLM tree that decode. Only their syntax and names matter, not lines or formatting.
 
-V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. ``pav2gen install`` edits these
-functions in the files. The plugin of a wheel replaces them in memory. ``ALIASES`` lists the names of parameters that
-differ between versions of vLLM and its forks.
+V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. ``forward_decode`` is the method of
+vLLM that calls one of them. ``pav2gen install`` edits V2 and ``forward_decode`` in vLLM's files. The plugin of a
+wheel replaces them in memory.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Unfit(Exception):
 class Operator(NamedTuple):
     """A definition of ``paged_attention_v2`` in a vLLM tree.
 
-    arguments: maps each argument of ``hooks.serve_v2`` to the name of the same parameter in this definition.
+    arguments: maps each argument of the hook ``serve_v2`` to the name of the same parameter in this definition.
     extras: maps each further parameter to the source text of its default.
     works: whether the function does more than raise an error.
     scales: the type of k_scale and v_scale, "float" or "tensor"; or "one" if there is one kv_scale for K and V.
@@ -111,7 +111,7 @@ class Decode(NamedTuple):
     arguments: maps each argument of ``choose_v1`` to the name of the same parameter of this ``forward_decode``.
     plain: whether ``choice`` calls V1 without kv_cache_dtype or without the block-sparse pattern.
     detours: the ``if`` statements in the else branch of ``choice`` that can call a kernel other than V2.
-    others: the ``if`` statements before ``choice`` that can call a kernel other than V1 and V2.
+    others: the ``if`` statements outside of ``choice`` that can call a kernel other than V1 and V2.
     """
 
     function: ast.FunctionDef
@@ -124,7 +124,7 @@ class Decode(NamedTuple):
 
 
 class Decodes(NamedTuple):
-    """What a module does in its definitions of ``forward_decode``.
+    """How the definitions of ``forward_decode`` in a module decode: by V1 and V2, or in another way.
 
     choices: the choices between V1 and V2, one for each definition that makes one.
     foreign: the overrides of ``forward_decode`` that make no such choice.
@@ -169,8 +169,11 @@ def v1_works(tree: ast.Module) -> bool:
 def find_decode(tree: ast.Module) -> Decodes:
     """Return every choice between V1 and V2 in ``PagedAttention.forward_decode`` and its overrides.
 
-    A definition in ``PagedAttention`` that only raises an error is left out. Raises Unfit if no definition is left, if
-    one does not choose between V1 and V2, or if the module also assigns another value to ``forward_decode``.
+    An override that calls neither V1 nor V2 is returned as ``foreign``. A definition in ``PagedAttention`` that only
+    raises an error is left out.
+
+    Raises Unfit if no definition in ``PagedAttention`` is left, if a definition has more or less than one choice, or if
+    the module also assigns another value to ``forward_decode``.
     """
     defined = methods(tree, "PagedAttention", "forward_decode")
     if not defined:
@@ -187,7 +190,7 @@ def find_decode(tree: ast.Module) -> Decodes:
 
 
 def find_layers(tree: ast.Module) -> list[Layer]:
-    """Return the definitions of ``Attention.__init__`` in a module that make a backend object.
+    """Return those definitions of ``Attention.__init__`` in a module that make a backend object.
 
     Definitions without a parameter for each required argument of ``check_layer`` are left out.
     """
@@ -214,7 +217,7 @@ def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
 def _operator(function: ast.FunctionDef) -> Operator:
     """Return the ``Operator`` for ``function``, a definition of ``paged_attention_v2``.
 
-    Raises Unfit if a parameter is missing, or for an unknown parameter without a default.
+    Raises Unfit if ``function`` lacks a parameter of ``ALIASES``, or has an unknown parameter without a default.
     """
     given = parameters(function)
     arguments = named(function, ALIASES, V2)
@@ -241,7 +244,7 @@ def _scales(function: ast.FunctionDef, name: str) -> str:
 def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: str) -> dict[str, str]:
     """Return a dict from the first name of each wanted parameter to the name that ``function`` gives it.
 
-    wanted: all names that vLLM and its forks give to a parameter, for each wanted parameter.
+    wanted: for each wanted parameter, all names that vLLM and its forks give to it.
     owner: what the error message calls ``function``.
 
     Raises Unfit if the function lacks a parameter.

@@ -51,7 +51,7 @@ def overrides(tree: ast.Module, owner: str, name: str) -> list[Method]:
 
 
 def only_delegates(method: Method) -> bool:
-    """Whether a method has only one statement that does something, which calls a method of the same name."""
+    """Whether a method does nothing but call a method of the same name, in one statement."""
     body = [statement for statement in method.function.body if not _does_nothing(statement)]
     return len(body) == 1 and has_call(body, method.function.name)
 
@@ -81,10 +81,10 @@ def blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def only_raises(function: ast.FunctionDef) -> bool:
-    """Whether a function is a stub: it does nothing, or does no more than to raise an error.
+    """Whether a function is a stub: it does nothing, or only raises an error.
 
-    The latter means that its last statement is a ``raise`` or ``assert False``, and that no statement before it is a
-    ``return`` or contains a block.
+    A function only raises an error if its last statement is a ``raise`` or ``assert False``, and no statement before
+    that is a ``return`` or contains a block.
     """
     return block_only_raises(function.body)
 

@@ -44,7 +44,7 @@ class TreeState:
     sources: maps the path of each source file that an install edits, below vLLM's folder, to its state.
     files: maps the path of each file below ``pav2/`` to its SHA-256, or to an empty string if it is not a regular file.
     The record and ``leftovers`` are not included.
-    leftovers: the paths of the caches, compiled files and temporary files below ``pav2/``.
+    leftovers: the paths below ``pav2/`` of caches, compiled files and temporary files that no install put there.
     """
 
     tree: VllmTree
@@ -101,9 +101,11 @@ def _sources(tree: VllmTree) -> list[str]:
 
 
 def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
-    """Read vLLM's source file ``path``, and find its content without the edit of an install in ``record``.
+    """Read vLLM's source file ``path``, and undo the edits of the install in the bytes read, not in the file.
 
-    Raises UserError if the edit cannot be undone.
+    record: the record of the install, which says how to undo its edits, or None if nothing is installed.
+
+    Raises UserError if the edits cannot be undone.
     """
     try:
         now = tree.source(path).read_bytes()

@@ -77,7 +77,7 @@ def _check_links(trees: Sequence[VllmTree]) -> None:
 
 
 def _candidates(path: Path) -> Iterator[Path]:
-    """Yield those of ``path``, ``path/vllm`` and the installations of vLLM below the prefix ``path`` that exist."""
+    """Yield vLLM's package folders: ``path`` or ``path/vllm`` if it is one, and those installed below ``path/lib*``."""
     installed = path.glob("lib*/python*/*-packages/vllm")
     for folder in (path, path / "vllm", *sorted(installed)):
         if is_vllm(folder):

@@ -139,7 +139,7 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
 # fmt: on
 
 #: Type of a model of several parts, such as text and images -> the type of its language model, for models whose
-#: config.json does not state the latter.
+#: config.json does not state the type of the language model.
 TEXT_TYPES: Mapping[str, str] = {
     "aria": "aria_text",
     "aya_vision": "cohere2",

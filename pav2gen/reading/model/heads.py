@@ -26,8 +26,8 @@ KV_HEADS = (
     "num_query_groups",
 )
 HEAD_SIZES = ("global_head_dim", "head_dim", "kv_channels", "attention_head_dim")
-#: What may differ between the layers with a window and those without one: the keys for both kinds of layers, for the
-#: layers without a window, and for the layers with a window.
+#: What may differ between the layers with a window and those without one, with the keys of a config.json that give it:
+#: the keys for both kinds of layers, for the layers without a window, and for the layers with a window.
 _BY_KIND_OF_LAYER = (
     ("query heads", QUERY_HEADS, (), ("swa_num_attention_heads",)),
     ("KV heads", KV_HEADS[1:], KV_HEADS[:1], ("swa_num_key_value_heads",)),

@@ -78,7 +78,9 @@ def _window(fields: Fields) -> int | None:
 
 
 def _listed_windows(fields: Fields) -> tuple[int | None, ...]:
-    """The window of each layer, in tokens. Empty if the config does not list a window for each layer."""
+    """The window of each layer, in tokens, or None for a layer that attends to all tokens. The tuple is empty if the
+    config does not list a window for each layer.
+    """
     if not isinstance(fields.get("sliding_window"), list):
         return ()
     listed = fields.listed("sliding_window")

@@ -24,7 +24,7 @@ DEFAULT_LENGTH = 2048
 SCALED_ALREADY = ("su", "longrope", "llama3")
 
 LARGEST_INT32 = 2**31 - 1
-#: Longer contexts are not told apart.
+#: A stated or computed context length above this number of tokens is replaced by this number.
 BEYOND = 10**18
 
 
@@ -47,7 +47,7 @@ def length_notes(fields: Fields) -> Iterator[str]:
 
 
 def _unlimited(fields: Fields) -> int:
-    """The longest context in tokens, at most ``BEYOND``."""
+    """The longest context in tokens, before it is limited to the largest int32. At most ``BEYOND``."""
     length = float(min((_count(fields, key) for key in LENGTHS if fields.get(key) is not None), default=DEFAULT_LENGTH))
     if fields.get("model_max_length") is not None:  # Command R: it overrides max_position_embeddings
         length = float(_count(fields, "model_max_length"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pav2gen.reading.model.fields import Fields
 from pav2gen.reading.model.heads import is_latent, windowed_heads
 
-#: Keys of a config.json that say whether layers have attention sinks. The keys are about layers with a window, layers
-#: without a window, and all layers.
+#: Keys of a config.json that say whether layers have attention sinks. In this order, the keys are about layers with
+#: a sliding window, layers without one, and all layers.
 SINK_FLAGS = ("add_swa_attention_sink_bias", "add_full_attention_sink_bias", "attention_sink_bias")
 
 

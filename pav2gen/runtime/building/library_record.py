@@ -31,8 +31,8 @@ MACHINES = {62: "x86_64", 183: "aarch64"}
 #: The layout of an ELF file's header, with these fields: e_ident, e_machine, e_shoff, e_shentsize, e_shnum and
 #: e_shstrndx.
 _HEADER = struct.Struct("<16s2xH20xQ10xHHH")
-#: The layout of a section's header in an ELF file, with these fields: the place of its name among the names, its offset
-#: in the file, and its size.
+#: The layout of a section's header in an ELF file, with these fields: the offset of the section's name in the table of
+#: names, the offset of the section in the file, and its size.
 _SECTION = struct.Struct("<I20xQQ24x")
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
@@ -86,7 +86,9 @@ class Record(NamedTuple):
         return sorted(symbol for symbol in self.kernels.keys() & sources if self.kernels[symbol] != sources[symbol])
 
     def lacking(self, sources: Mapping[str, str]) -> list[str]:
-        """Return the symbols of the kernels in ``sources`` that the library lacks, sorted."""
+        """Return the symbols of the kernels that are in ``sources`` (as in ``differing``) but not in the library,
+        sorted.
+        """
         return sorted(sources.keys() - self.kernels.keys())
 
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 #: The Python program that the process runs. Its arguments are the package's folder, and a JSON list with an item for
-#: each library: [the warp size, whether the build is checked, the symbols of the kernels]. It imports no torch.
+#: each library: [the warp size, whether the build is checked, the symbols of the kernels]. The program does not import
+#: torch.
 PROGRAM = """
 import importlib, json, sys, types
 from pathlib import Path

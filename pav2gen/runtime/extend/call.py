@@ -18,10 +18,11 @@ class ExtendCall(NamedTuple):
       tokens is the number of rows of ``query``. end is query_start_loc[s + 1], clamped to [begin, tokens]. q_len is
       end - begin.
     * Only the first max_query_len rows of a sequence are computed. ``out`` and ``lse`` are not written for other rows,
-      nor for rows that no sequence owns. The position of a row in its sequence does not depend on max_query_len.
+      nor for rows that no sequence owns.
     * The length of sequence s is seq_lens[s], clamped to [0, max_seq_len]. max_seq_len is at most the number of tokens
       that the pages of one block table row can hold.
-    * Row i of a sequence is at position length - q_len + i. A row at a negative position attends to no key.
+    * Row i of a sequence is at position length - q_len + i, even if max_query_len is less than q_len. A row at a
+      negative position attends to no key.
 
     If query_start_loc is on the CPU and its values decrease, the operator raises ValueError. On a GPU, the operator
     does not read the values. If they decrease, the rows of ``out`` and ``lse`` that a sequence owns may keep their

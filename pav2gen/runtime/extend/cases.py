@@ -161,7 +161,8 @@ def spread(call: ExtendCall) -> ExtendCall:
 def of_decode(case: ExtendCase, partition_size: int) -> Case:
     """Convert an extend case to a case for a decode kernel, with the same sequences, block tables and caches.
 
-    case: each of its sequences must have exactly one new token. partition_size: the decode kernel's, in tokens.
+    case: each of its sequences must have exactly one new token.
+    partition_size: the number of tokens in a partition of the decode kernel.
     """
     fields = {name: getattr(case, name) for name in Case.__dataclass_fields__}
     return Case(**{**fields, "partition_size": partition_size})

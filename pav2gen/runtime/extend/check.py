@@ -57,9 +57,9 @@ def check(call: ExtendCall, kv_cache_dtype: str) -> Key:
 def check_sequences(call: ExtendCall) -> None:
     """Raise ValueError unless the arguments that describe the sequences have the following forms.
 
-    For a call with ``seqs`` sequences, block_tables must be int32 [seqs, max blocks] with contiguous rows, seq_lens
-    contiguous int32 [seqs], and query_start_loc contiguous int32 [seqs + 1]. max_query_len and max_seq_len must not be
-    negative.
+    For a call with ``seqs`` sequences, block_tables must be int32 [seqs, max blocks] with contiguous rows, for any
+    number ``max blocks``. seq_lens must be contiguous int32 [seqs], and query_start_loc contiguous int32 [seqs + 1].
+    max_query_len and max_seq_len must not be negative.
     """
     tables, starts, lengths = call.block_tables, call.query_start_loc, call.seq_lens
     if lengths.dim() != 1 or lengths.dtype != torch.int32 or not lengths.is_contiguous():
@@ -95,7 +95,8 @@ def layout_of(call: ExtendCall, kv_cache_dtype: str) -> Hashable | None:
     """The layout of a call: a tuple of all properties that ``check`` checks, such as shapes, strides and devices.
 
     If a call passes ``check``, every call with an equal layout passes too, so that ``check`` need not run for each
-    call. The result is None if an argument is not a tensor but must be one. ``check`` raises ValueError for it.
+    call. The result is None if an argument that must be a tensor is not a tensor. ``check`` then
+    raises ValueError.
     """
     optional = (call.alibi_slopes, call.sinks, call.lse, *call.tensors, call.k_scale, call.v_scale)
     try:

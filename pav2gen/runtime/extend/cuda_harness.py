@@ -162,7 +162,7 @@ class CheckedExtend(CudaExtend):
         assert roomy["query_start_loc"][0].accesses == 2 * warps, "each warp loads where its sequence begins and ends"
 
     def _traffic(self, case: ExtendCase) -> dict[str, tuple[Traffic, Traffic]]:
-        """Run the kernel on a case. Return a dict from each buffer's name to the counters of its (loads, stores)."""
+        """Run the kernel on a case. Return a dict from each buffer's name to the traffic of its loads and stores."""
         self.run(cases.make(case))
         return {name: (buffer.loads, buffer.stores) for name, buffer in self.report.buffers.items()}
 

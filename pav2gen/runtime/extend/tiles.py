@@ -71,7 +71,7 @@ class QueryTile(NamedTuple):
         return max(0, self.position + 1 - shape.window) // shape.keys * shape.keys
 
     def tokens(self, shape: Shape) -> int:
-        """The number of tokens of the sequence from position ``begin`` to the position of the last row, inclusive."""
+        """The number of tokens of the sequence from position ``begin(shape)`` to that of the last row, inclusive."""
         return max(0, self.position + self.rows - self.begin(shape))
 
     def attended_by_all(self, shape: Shape) -> int:
@@ -215,7 +215,7 @@ def gathers_items(tile: Tile, page_grains: int) -> bool:
     """Whether a kernel on a CPU should copy the values (V) from the cache item by item, in the order of the tokens.
 
     If the result is False, the kernel copies the pages of a whole chunk, and puts their elements in order in a second
-    pass. This is faster if an item is too small for two threads, because torch gives each thread at least
+    pass. The second way is faster if an item is too small for two threads, because torch gives each thread at least
     GRAINS_OF_A_THREAD grains. A grain is 8 or 16 bytes that are copied as one element.
 
     page_grains: the number of grains in the values of a page, for all KV heads together.
@@ -268,7 +268,7 @@ def _of_similar_width(tiles: Sequence[QueryTile], shape: Shape, spare: int) -> I
 
 
 def _group(budget: ExtendBudget, tiles: Sequence[QueryTile], shape: Shape) -> Group:
-    """Make a group of the query tiles, which it sorts by their number of tokens, the largest number first."""
+    """Make a group of ``tiles``. In the group, the query tiles with the most tokens come first."""
     ordered = sorted(tiles, key=lambda tile: -tile.tokens(shape))
     width = max(tile.rows for tile in tiles)
     tiling = budget.of(width).fit(

@@ -52,8 +52,8 @@ class Kernels:
         """Return the backend to use for a call, "torch" or "cuda". Raises ValueError for an unknown backend.
 
         If ``asked``, the caller's choice, is not empty, the result is ``asked``. Otherwise the environment variable
-        PAV2_BACKEND decides, if it is set. Otherwise the result is "cuda" if the call is on a GPU, a library is loaded,
-        and one of ``rows`` has a CUDA kernel. In all other cases the result is "torch".
+        PAV2_BACKEND decides, if it is set. Otherwise the result is "cuda" if the call is on a GPU, a library for the
+        GPU is loaded, and one of ``rows`` has a CUDA kernel. In all other cases the result is "torch".
 
         rows: the dispatch rows that can serve the call. operator: the operator's name, with which the error message
         begins.

@@ -120,8 +120,8 @@ def note_of(output: Path) -> Path:
 def note(output: Path, inputs: Iterable[str], digests: Digests) -> None:
     """Write the note of the compiled file `output`.
 
-    `inputs`: the paths of the files from which it was compiled. `digests`: should have read these files before the
-    compiler did. If a file changes during the compilation, the next build then compiles again.
+    `inputs`: the paths of the files from which it was compiled. `digests`: the digests of these files, which should be
+    computed before the compiler runs. If a file changes during the compilation, the next build then compiles again.
     """
     paths = [os.path.abspath(name) for name in inputs]
     found = {os.fsencode(path).decode("utf-8", "surrogateescape"): digests.of(path) for path in paths}

@@ -24,8 +24,8 @@ class FindingsError(AssertionError):
 class Place:
     """One memory access or call that is part of a fault.
 
-    `role`: what it is, such as "store of 4 bytes" or "waits at a barrier". `location`: its source line, if known.
-    `block`: the index (x, y, z) of its thread block, if known. `threads`: which threads made it, as text.
+    `role`: what the access or call is, such as "store of 4 bytes" or "waits at a barrier". `location`: its source line,
+    if known. `block`: the index (x, y, z) of its thread block, if known. `threads`: which threads made it, as text.
     """
 
     role: str
@@ -46,8 +46,9 @@ class Finding:
 
     `kind`: the type of the fault, such as "race". `what`: a description of the fault. `expected`: what the
     kernel should have done. `places`: the memory accesses or calls that are part of the fault. `kernel`: the kernel's
-    name. `buffer`: the name of the buffer in which the fault happened, or None. `offset`: the byte in this buffer, or
-    None. `count`: how often the fault was detected. `stopped`: whether the fault stopped the launch.
+    name. `buffer`: the name of the buffer in which the fault happened, or None if the fault is not in a buffer.
+    `offset`: the position in this buffer, in bytes, or None. `count`: how often the fault was detected. `stopped`:
+    whether the fault stopped the launch.
     """
 
     kind: str
@@ -192,7 +193,8 @@ class Totals:
 class Report:
     """The faults (`findings`) and the counters of a session. `str()` of a report returns all of them as text.
 
-    `warp_size`, `checked`: the warp size and the type of the build. `buffers`: the counters of each buffer, by name.
+    `warp_size`: the warp size of the build. `checked`: whether the build is a checked build. `buffers`: the counters of
+    each buffer, by name.
     """
 
     warp_size: int
@@ -241,7 +243,9 @@ def _totals(raw: dict[str, int]) -> Totals:
 
 
 def _tell_apart(raw: dict[str, Any]) -> None:
-    """If several variables have the same name, put the name of its function before each, as in `reduce::sums`.
+    """Rename buffers that have the same name: put the name of the function that declares a buffer before its name.
+
+    The result is a name such as `reduce::sums`. A buffer that no function declares keeps its name.
 
     `raw`: the parsed JSON of a report, which is changed in place.
     """

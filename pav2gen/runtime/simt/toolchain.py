@@ -173,7 +173,7 @@ def kernel_flags(
 ) -> tuple[str, ...]:  # fmt: skip
     """All compiler flags for a CUDA source. The parameters are those of `build`.
 
-    `flags` come after all other flags, so that they override them.
+    `flags` come after all other flags, so that `flags` take precedence.
     """
     macros = {"PAV2_WARP_SIZE": warp_size, **(defines or {})}
     words = [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in macros.items()]

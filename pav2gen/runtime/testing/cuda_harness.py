@@ -81,7 +81,7 @@ class CudaKernel(Harness):
             here.copy_(there)
 
     def check_table(self, case: Case) -> None:
-        """Check that the generated operator runs this kernel after its library for the CPU was loaded.
+        """Check that the generated operator runs this kernel once the kernel's library for the CPU is loaded.
 
         On a GPU, this method checks nothing.
         """
@@ -149,7 +149,8 @@ class CheckedKernel(CudaKernel):
     ) -> None:
         """Run a call, and check how many bytes it loads of the cache and of the block tables.
 
-        Also check that accesses to shared memory have no bank conflicts, and that its size is ``shared_bytes``.
+        Also check that each thread block has ``shared_bytes`` of shared memory, and that its accesses to this memory
+        have no bank conflicts.
 
         seq_lens: sequence lengths in tokens, all multiples of the page size.
         page_bytes: the number of bytes of K and V together in a page, for one KV head.
@@ -215,7 +216,7 @@ class CheckedKernel(CudaKernel):
             assert stored == 4 * rows * -(-max_seq_len // self.partition_size), f"{name} is stored once"
 
     def _traffic(self, seq_lens: Sequence[int], max_seq_len: int) -> dict[str, tuple[Traffic, Traffic]]:
-        """Run a call with one KV head. Return the counters (loads, stores) of each buffer, by the buffer's name."""
+        """Run a call with one KV head. Return a dict from buffer names to the traffic of loads and of stores."""
         self.run(make(self.case(seq_lens, max_seq_len=max_seq_len, kv_heads=1)))
         return {name: (buffer.loads, buffer.stores) for name, buffer in self.report.buffers.items()}
 

@@ -62,7 +62,7 @@ def fp8_value(code: int, kv_cache_dtype: str) -> float:
 
 
 def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Encode ``values`` (float64) as elements of a compressed cache: each as the nearest finite one, ties to even.
+    """Encode float64 ``values`` as codes of a compressed cache: each as the nearest finite code, the even one in a tie.
 
     Returns uint8 for fp8, where NaN stays NaN. Returns int8 for an int8 cache, where NaN becomes 0. The nearest element
     is found by search in a table.
@@ -134,8 +134,8 @@ def reference(
 def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return K and V of sequence ``s`` in the order of the tokens: [kv heads, tokens, head size] float64 each.
 
-    Tokens in pages before position ``start`` are 0. By default, ``start`` is the first position that the last token
-    attends to.
+    K and V are 0 for the tokens of pages that end at or before position ``start``. By default, ``start`` is the first
+    position that the last token attends to.
     """
     _, kv_heads, _, page, _ = call.key_cache.shape
     head_size = call.query.shape[2]

@@ -31,12 +31,14 @@ class Write(NamedTuple):
     v_scale: float | torch.Tensor
 
     def chunks(self, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Split key, value and slot_mapping into runs of ``tokens`` tokens. The last run may be shorter."""
+        """Yield the chunks of the call: (key, value, slot_mapping) of ``tokens`` tokens each, or fewer in the last
+        chunk.
+        """
         return zip(*(tensor.split(tokens) for tensor in (self.key, self.value, self.slot_mapping)))
 
 
 class Targets(NamedTuple):
-    """For each token of a chunk, the token to read and the place in the caches to write it to: int64 [tokens] each.
+    """States for each token of a chunk which token to read, and where in the caches to write it: int64 [tokens] each.
 
     rows: the index, within the chunk, of the token to read. An index equal to the number of tokens stands for what
     block 0, slot 0 held before the write.
@@ -67,7 +69,9 @@ def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
 
 
 def scale_rows(write: Write, multiple: float = 1.0) -> torch.Tensor:
-    """Return the scales of K and V on the device, times ``multiple``: a float32 tensor [2, 1, kv heads, 1]."""
+    """Return the scales of K (index 0) and V (index 1), times ``multiple``: float32 [2, 1, kv heads, 1] on the call's
+    device.
+    """
     kv_heads, device = write.key.shape[1], write.key.device
     scales = torch.empty(2, kv_heads, dtype=torch.float32, device=device)
     for row, scale in zip(scales, (write.k_scale, write.v_scale)):

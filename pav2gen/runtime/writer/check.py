@@ -43,7 +43,8 @@ def check(write: Write, kv_cache_dtype: str) -> CacheKey:
 def check_rows(name: str, rows: torch.Tensor, key: torch.Tensor) -> None:
     """Raise ValueError unless ``rows`` has the shape and dtype of ``key``, and the heads of a token are contiguous.
 
-    The shape is [tokens, kv heads, head size]. The stride between tokens may have any value.
+    The shape is [tokens, kv heads, head size]. The stride between tokens may have any value. Messages call the tensor
+    ``name``.
     """
     if rows.dim() != 3 or rows.dtype not in DTYPES:
         _fail(f"{name} must be [tokens, kv heads, head size] in {', '.join(DTYPES.values())}, got {shape_of(rows)}")
@@ -56,7 +57,7 @@ def check_rows(name: str, rows: torch.Tensor, key: torch.Tensor) -> None:
 def check_caches(write: Write, kv_cache_dtype: str) -> None:
     """Raise ValueError unless both caches have vLLM's layout and fit the shape of ``key``.
 
-    Their pages must also start at multiples of 16 bytes.
+    The pages of both caches must also start at addresses that are multiples of 16 bytes.
     """
     key, key_cache, value_cache = write.key, write.key_cache, write.value_cache
     stored = storage_dtype(kv_cache_dtype, key.dtype)

@@ -109,8 +109,8 @@ class WriterHarness:
             assert same_bytes(done.key_cache, direct.key_cache) and same_bytes(done.value_cache, direct.value_cache)
 
     def check_round_trip(self, lengths: Sequence[int]) -> None:
-        """Check that the caches hold exactly the expected numbers, and that a decode kernel of the package is right on
-        them.
+        """Write whole sequences to caches. Check that the caches then hold exactly the expected numbers, and that a
+        decode kernel of the package computes the right attention from them.
 
         lengths: sequence lengths in tokens.
         """
@@ -160,7 +160,7 @@ class TorchWriter(WriterHarness):
     def count_calls(self, case: WriteCase) -> int:
         """Return the number of ATen calls that the writer makes for a case, not counting views.
 
-        Fails if the writer reads values from the device on the host.
+        The test fails if the writer copies values from the device to the host.
         """
         write = make(case)
         counts = probe.count_calls(lambda: self.module.reshape_and_cache(write))
@@ -169,14 +169,16 @@ class TorchWriter(WriterHarness):
         return sum(counts.values())
 
     def check_workspace(self, case: WriteCase) -> None:
-        """Check that a call on the CPU never holds more than ``CPU_BYTES`` bytes, the limit in the kernel's module."""
+        """Check that a call on the CPU never allocates more than ``CPU_BYTES`` bytes at once, the limit in the writer's
+        module.
+        """
         write = make(case)
         held = probe.peak_bytes(lambda: self.module.reshape_and_cache(write))
         assert held <= self.module.CPU_BYTES, f"the writer holds {held} bytes"
 
 
 class CudaWriter(WriterHarness):
-    """Runs a CUDA cache writer on one machine (a GPU, or the CPU with a warp size), and checks its results."""
+    """Runs a CUDA cache writer on a GPU, or on the CPU with a simulated warp size, and checks its results."""
 
     backend = "cuda"
     checked = False
@@ -210,7 +212,8 @@ class CudaWriter(WriterHarness):
             getattr(write, name).untyped_storage().copy_(cache.untyped_storage())
 
     def check_table(self, case: WriteCase) -> None:
-        """Check that the generated operator runs this writer after its library for the CPU was loaded.
+        """Load the CPU library with this writer into the package, and check the generated operator as ``WriterHarness``
+        does.
 
         On a GPU, this method checks nothing.
         """

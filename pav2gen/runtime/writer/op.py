@@ -54,7 +54,7 @@ class Arguments(NamedTuple):
 class Writer:
     """Registers the operator ``reshape_and_cache`` of one generated package, and runs its calls.
 
-    kernels: loads the package's kernels.
+    kernels: the object that loads the package's kernels.
     files: maps the name of each spec to the path of its file, for messages.
     """
 
@@ -76,7 +76,7 @@ class Writer:
             kernel(write)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool) -> Callable[[Write], None]:
-        """Return a function that runs the kernel of the dispatch row ``row`` on a call.
+        """Return a function that runs the kernel of the dispatch row ``row`` on a ``Write``.
 
         Raises LibraryError if a CUDA kernel is wanted and no library is loaded.
         """
