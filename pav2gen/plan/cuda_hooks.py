@@ -22,7 +22,7 @@ _INDEX = {"heads": "at.first_head + h", "kv_heads": "at.kv_head"}
 
 
 class Line(NamedTuple):
-    """One step of a hook.
+    """One step of a hook: what one modification does at the place in a kernel where scores, or masks, are computed.
 
     text: the CUDA expression that the step evaluates.
     about: the name of the modification that the step comes from.

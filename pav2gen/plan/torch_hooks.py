@@ -30,7 +30,7 @@ SLOT = "space.term{}"
 
 
 class Step(NamedTuple):
-    """One step of a hook.
+    """One step of a hook: what one modification does at the place in a kernel where scores, or masks, are computed.
 
     about: the name of the modification that the step comes from.
     text: the PyTorch statements of the step, and their costs.

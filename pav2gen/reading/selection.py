@@ -141,8 +141,9 @@ def read_operator(text: str) -> str:
 
 
 def _operators_with(filter_text: str) -> str:
-    """The line of a spec file without which the filter selects no kernel: for ``operator=extend``, it is ``operators:
-    [decode, extend]``.
+    """The line that a spec needs so that a filter on an operator selects a kernel.
+
+    For the filter ``operator=extend``, the line is ``operators: [decode, extend]``.
     """
     operators = ", ".join(dict.fromkeys(("decode", filter_text.partition("=")[2])))
     return f"operators: [{operators}]"

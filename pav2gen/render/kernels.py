@@ -167,8 +167,9 @@ class Heading:
         self.text = "\n".join(map(self._comment, lines))
 
     def of(self, v: Point) -> str:
-        """Return the comment for a file of the kernel ``v``. It has further lines with the kernel's axis values, in the
-        form that ``pav2gen explain`` takes.
+        """Return the comment at the top of a generated file of the kernel ``v``.
+
+        Its last lines are the kernel's axis values, in the form that ``pav2gen explain`` takes.
         """
         axes = [f"{axis}={spelled(value)}" for axis, value in v.axes.items()]
         starts = range(0, len(axes), AXES_OF_A_LINE)

@@ -105,8 +105,8 @@ def serve_v2(*, fallback: bool, **call: Any) -> bool:
 
     Returns True if the generated operator has run, and False if vLLM must run its own V2.
 
-    fallback: whether vLLM's own V2 works. If it works, vLLM's V2 serves the calls that no generated kernel takes, and
-    the calls for which the package's ``prefer_v2`` returns False.
+    fallback: whether vLLM's own V2 works. If it works, vLLM's V2 serves two kinds of calls: those that no generated
+    kernel takes, and those that are shorter than the package is meant for (its ``prefer_v2`` returns False).
 
     If vLLM's own V2 does not work, or would ignore a feature of the layer that makes the call, the generated operator
     always runs. It then raises an error for a call that it cannot serve.

@@ -98,7 +98,10 @@ class Fields:
         return value
 
     def text(self, *keys: str) -> str:
-        """The text that ``get(*keys)`` returns, or "". Raises UserError unless the value is a text."""
+        """The text that the config has at ``keys``, or "" if it has no value there.
+
+        Raises UserError if the value is not a text.
+        """
         value = self.get(*keys)
         if value is not None and not isinstance(value, str):
             raise self._wrong(keys, "a text", value)
