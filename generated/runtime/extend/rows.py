@@ -230,7 +230,11 @@ class QueryRows:
         return self._part(held, tile, positions, hidden, unread, pages)
 
     def _by_part(self, positions: torch.Tensor, tile: Tile) -> torch.Tensor:
-        """Reshape key positions from [1 or query tiles, tokens] so that they broadcast with ``Part.hidden``."""
+        """Reshape key positions so that they broadcast with ``Part.hidden``.
+
+        positions: [n, tokens], where n is the number of query tiles, or 1 if all query tiles have the same positions.
+        The result is [n, partitions, 1, 1, 1, tokens of a partition].
+        """
         return positions.view(positions.shape[0], tile.num_parts, 1, 1, 1, tile.pages * self.shape.page)
 
     def _by_row(self, held: Taken, tile: Tile) -> torch.Tensor:

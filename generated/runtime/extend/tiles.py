@@ -149,9 +149,10 @@ class ExtendBudget(NamedTuple):
         )
 
     def widest(self, shape: Shape, max_query_len: int) -> int:
-        """The largest number of rows with which one partition of a query tile fits the bounds ``segment`` and ``wide``.
+        """The largest number of rows that a query tile may have.
 
-        The result is at least 1. It is at most the field ``width``, and at most ``max_query_len``.
+        With this number, the buffers for one partition of the query tile stay within the bounds ``segment`` and
+        ``wide`` in bytes. The result is at least 1. It is at most the field ``width``, and at most ``max_query_len``.
         """
         pages, heads = shape.keys // shape.page, shape.kv_heads
         each = pages * self.row_page + heads * (pages * self.segment_page + self.segment_item + self.row)
@@ -200,8 +201,8 @@ def copies_of(tile: Tile) -> int:
 def by_chunk(items: torch.Tensor, tile: Tile, heads: int) -> Sequence[torch.Tensor]:
     """Split the tensor ``items`` into one part for each chunk of ``tile``.
 
-    items: [tile.items * heads, ...], or [tile.chunk * heads, ...] if all chunks use the same elements. A shorter last
-    chunk then uses the first of these elements.
+    items: [tile.items * heads, ...], where each chunk has elements of its own. Or [tile.chunk * heads, ...]: memory for
+    one chunk, which all chunks reuse in turn. A shorter last chunk then uses the first part of this memory.
     heads: the number of KV heads.
     """
     size, total = tile.chunk * heads, tile.items * heads

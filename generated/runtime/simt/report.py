@@ -143,7 +143,7 @@ class Buffer:
 
     @property
     def reread(self) -> float:
-        """How often a byte is read on average: the bytes that loads requested, divided by `bytes_read`."""
+        """How often a byte is read on average: the bytes of all loads, divided by the number of different bytes."""
         return self.loads.bytes / self.bytes_read if self.bytes_read else 0.0
 
 
