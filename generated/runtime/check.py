@@ -109,7 +109,7 @@ def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
             *[_optional(scale) if isinstance(scale, torch.Tensor) else True for scale in (call.k_scale, call.v_scale)],
             (call.key_cache.data_ptr() | call.value_cache.data_ptr()) % 16,
             *(call.max_seq_len < 0, call.sparse, call.softcap, call.sliding_window, call.modification, kv_cache_dtype),
-            -LARGEST_FLOAT32 <= call.scale <= LARGEST_FLOAT32,
+            is_float32(call.scale),
         )
     except AttributeError:
         return None
@@ -375,9 +375,14 @@ def check_limits(softcap: float | None, sliding_window: int | None, operator: st
         )
 
 
+def is_float32(number: float) -> bool:
+    """Whether ``number`` is finite in float32, in which kernels compute."""
+    return -LARGEST_FLOAT32 <= number <= LARGEST_FLOAT32
+
+
 def check_factor(scale: float, operator: str = DECODE) -> None:
     """Raise ValueError unless ``scale``, the factor of the attention scores, is finite in float32."""
-    if not -LARGEST_FLOAT32 <= scale <= LARGEST_FLOAT32:
+    if not is_float32(scale):
         fail(f"scale must be finite in float32, got {scale}", operator)
 
 

@@ -255,8 +255,13 @@ def _missing(served: Sequence[Point], others: Sequence[Point], specs: Sequence[S
 
 def _bar(spec: Spec, operator: str) -> str:
     """Return why ``spec`` cannot also build kernels of ``operator``, or an empty text if it can."""
+    return _violation(replace(spec, operators=(*spec.operators, operator)))
+
+
+def _violation(spec: Spec) -> str:
+    """Return the message of the first rule that ``spec`` breaks, or an empty text if it obeys every rule."""
     try:
-        check(replace(spec, operators=(*spec.operators, operator)))
+        check(spec)
     except UserError as error:
         return error.message
     return ""
@@ -414,9 +419,7 @@ def _would_serve(query: Mapping[str, object], operator: str, spec: Spec, edits: 
         axes.update(edit.values)
     operators = next((edit.operators for edit in edits if edit.operators), spec.operators)
     edited = replace(spec, axes=axes, operators=operators)
-    try:
-        check(edited)
-    except UserError:
+    if _violation(edited):
         return False
     return any(point.operator == operator and not differing_axes(query, point) for point in points(edited))
 

@@ -111,6 +111,11 @@ class AttentionVariant(Point):
     own: Modification | None = field(default=None, compare=False, repr=False)
 
     @property
+    def kv_token_bytes(self) -> int:
+        """The size in bytes of the key and the value of one token in the KV cache, for one KV head."""
+        return 2 * self.head_size * self.cache_item_bytes
+
+    @property
     def key(self) -> Key:
         """The axis values that a call must have to use this kernel."""
         return Key(*(getattr(self, axis) for axis in Key._fields))

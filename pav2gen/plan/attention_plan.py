@@ -55,7 +55,7 @@ class AttentionPlan:
     @property
     def kv_bytes_per_token(self) -> int:
         """The size in bytes of the keys and values of one token in one layer, for all KV heads of one rank."""
-        return 2 * self.variant.head_size * self.variant.cache_item_bytes * self.rank.num_kv_heads
+        return self.variant.kv_token_bytes * self.rank.num_kv_heads
 
     def base_row(self, partition_size: int) -> Row:
         """Return the kernel's row in the dispatch table. The fields that come from the plan of the CUDA version have

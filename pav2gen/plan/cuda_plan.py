@@ -228,8 +228,7 @@ class CudaPlan:
         """
         needed = self.occupancy.needed or ASSUMED_BYTES  # the bytes that arrive in the latency of a load
         idle_ns = self.target.block_start_ns + self.target.latency_ns
-        token_bytes = 2 * self.variant.head_size * self.variant.cache_item_bytes
-        return math.ceil(needed * idle_ns / self.target.latency_ns / token_bytes)
+        return math.ceil(needed * idle_ns / self.target.latency_ns / self.variant.kv_token_bytes)
 
     def figures(self) -> dict[str, int | float | str | None]:
         """Return the figures of the CUDA kernel for the table of ``pav2gen list``, as a dict by the names of the

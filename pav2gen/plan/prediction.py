@@ -30,19 +30,15 @@ class Predictor:
     rank: RankShape
     target: Target
 
-    @property
-    def token_bytes(self) -> int:
-        """The size in bytes of the key and the value of one token, for one KV head."""
-        variant = self.plans[0].variant
-        return 2 * variant.head_size * variant.cache_item_bytes
-
     def floor_ms(self, num_seqs: int, seq_len: int) -> float:
         """Return the lower bound of the time of a call, in ms: the time to read each byte of K and V once at full
         bandwidth.
 
         num_seqs, seq_len: the number of sequences, and the number of tokens of each.
         """
-        return num_seqs * seq_len * self.rank.num_kv_heads * self.token_bytes / (self._bandwidth * 1e6)
+        return (
+            num_seqs * seq_len * self.rank.num_kv_heads * self.plans[0].variant.kv_token_bytes / (self._bandwidth * 1e6)
+        )
 
     def ms(self, num_seqs: int, seq_len: int, captured: int | None = None) -> float:
         """Return the predicted time of a call in ms: the time to launch two kernels (for the partitions, and for the
@@ -60,7 +56,8 @@ class Predictor:
         row = cheapest(rows, num_seqs, longest, heads, "cuda", captured is not None)
         share = self._bandwidth * 1e6 / self._multiprocessors  # bytes a millisecond for each multiprocessor
         launches = 2 * (self.target.launch_us or 0.0) / 1e3
-        return launches + cost(row, num_seqs, longest, heads, seq_len=seq_len) * self.token_bytes / share
+        tokens = cost(row, num_seqs, longest, heads, seq_len=seq_len)
+        return launches + tokens * self.plans[0].variant.kv_token_bytes / share
 
     @property
     def _bandwidth(self) -> float:

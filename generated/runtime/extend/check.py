@@ -105,7 +105,7 @@ def layout_of(call: ExtendCall, kv_cache_dtype: str) -> Hashable | None:
             *((t.shape, t.stride(), t.dtype, t.device) if isinstance(t, torch.Tensor) else None for t in optional),
             (call.key_cache.data_ptr() | call.value_cache.data_ptr()) % 16,
             *(call.max_query_len < 0, call.max_seq_len < 0, call.softcap, call.sliding_window, call.modification),
-            *(-checks.LARGEST_FLOAT32 <= call.scale <= checks.LARGEST_FLOAT32, kv_cache_dtype),
+            *(checks.is_float32(call.scale), kv_cache_dtype),
         )
     except AttributeError:
         return None
