@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pav2gen.commands.explain import AxisEdit, Explanation, differing_axes, explain, read_query, read_value
+from pav2gen.commands.explain import explain, read_query, read_value
+from pav2gen.commands.explanation import AxisEdit, Explanation, differing_axes
 from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES, DTYPE_TAGS, KV_TAGS
 from pav2gen.family.variant import OPERATORS
