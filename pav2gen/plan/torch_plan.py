@@ -10,6 +10,7 @@ from functools import cached_property
 from pav2gen.family.variant import AttentionVariant, Variant
 from pav2gen.plan.torch_hooks import TorchHooks
 from pav2gen.runtime.dispatch_row import MIB
+from pav2gen.runtime.sharing import AHEAD, Shares
 from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_reached
 
 #: How the workspace of a PyTorch decode kernel is divided into two parts. ``runtime.tiling`` defines chunks and tiles.
@@ -21,6 +22,10 @@ from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_rea
 #: launches, which take 20 to 30 us each on a BI-V100.
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 8 * MIB
 GPU_CHUNK_SHARE = 5 / 8
+
+#: The same two parts of the workspace of each worker thread, if workers share a call on a CPU. ``runtime.sharing``
+#: decides when they do.
+WORKER_CHUNK_BYTES, WORKER_SEGMENT_BYTES = 4 * MIB, 4 * MIB
 
 #: The number of bytes of padding that take as long to process as one more tile. Padding is the part of a tile that no
 #: result needs. One more tile costs 40 to 50 more ATen calls. These calls take about 150 us on a CPU
@@ -197,6 +202,20 @@ class TorchPlan(TorchFigures):
         return self._budget(chunk, min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk), CPU_PADDING_BYTES)
 
     @cached_property
+    def worker(self) -> Budget:
+        """The bounds of the workspace of each worker thread, if workers share a call on a CPU.
+
+        The states of up to ``workers.AHEAD`` tiles per worker wait until they are merged, so a row needs more memory.
+        """
+        budget = self._budget(WORKER_CHUNK_BYTES, WORKER_SEGMENT_BYTES, CPU_PADDING_BYTES)
+        return budget._replace(row=budget.row + AHEAD * (self.group_bytes + 2 * self.variant.gqa_ratio * 4))
+
+    @cached_property
+    def shares(self) -> Shares:
+        """The bounds of the workspace if worker threads share a call on a CPU."""
+        return Shares(self.worker, self.workspace_bytes)
+
+    @cached_property
     def gpu(self) -> Budget:
         """The bounds of the workspace on a GPU. The bounds of its two parts add up to the spec's workspace limit."""
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
@@ -234,32 +253,32 @@ class TorchPlan(TorchFigures):
         The kernel writes the first ``tiling.covered`` partitions of the scratch tensors. If these tensors have more
         partitions, two further ATen calls clear the rest; the number returned does not include these two.
 
+        If workers share the call, the number is the sum over all workers, and each worker makes its own workspace.
+
         The numbers here must match the code in templates/torch/kernel.py.j2 and
         runtime/{call,rows,scratch,sparse,state,window}.py. Generated tests compare them with the real number of calls.
         """
         window, ordered = bool(self.variant.sliding_window), tiling.ordered
         clamped = ordered or window or self.reads_positions or any(tile.masked for tile in tiling.tiles())
         return (
-            1  # workspace
+            tiling.workers  # workspaces
             + clamped
             + ordered  # sort
             + 6 * window  # first partitions, scratch cleared
-            + sum(self._row_tile_calls(row_tile, ordered) for row_tile in tiling.row_tiles)
+            + sum(self._row_tile_calls(row_tile, tiling) for row_tile in tiling.row_tiles)
         )
 
-    def _row_tile_calls(self, row_tile: RowTile, ordered: bool) -> int:
-        """Return the number of ATen calls for ``row_tile``: the tiles that process the same sequences.
-
-        ordered: whether the kernel processes the sequences sorted by length (see ``runtime.tiling``).
-        """
-        tiles, rounds = row_tile.tiles, self._rounds(ordered)
+    def _row_tile_calls(self, row_tile: RowTile, tiling: Tiling) -> int:
+        """Return the number of ATen calls for ``row_tile`` of ``tiling``: the tiles that process the same sequences."""
+        tiles, ordered, rounds = row_tile.tiles, tiling.ordered, self._rounds(tiling.ordered)
         lone = self.lone_output and len(tiles) == tiles[0].num_parts == 1 and not ordered
         if lone:
             output = 3 + (tiles[0].masked or not self.always_attends)  # the sum clamped; o / z; out and tmp_out
         else:
             output = 2 + ordered + rounds + 9 * self.variant.sinks
-        merges = 3 + (len(tiles) - 1) * 11 if len(tiles) > 1 else 0
-        return ordered + sum(self._tile_calls(tile, ordered, lone) for tile in tiles) + merges + output
+        copies = 3 * (len(tiles) if tiling.workers > 1 else 1)  # of the first state, or of each worker's states
+        merges = copies + (len(tiles) - 1) * 11 if len(tiles) > 1 else 0
+        return sum(self._tile_calls(tile, ordered, lone) for tile in tiles) + merges + output
 
     def _tile_calls(self, tile: Tile, ordered: bool, lone: bool) -> int:
         """Return the number of ATen calls for one tile.
@@ -273,6 +292,7 @@ class TorchPlan(TorchFigures):
             + (0 if window else tile.padded)
             + 5 * tile.masked  # the mask, and what it is applied to
             + (ordered or (tile.rows > 1 and not tile.masked))  # block numbers copied
+            + ordered  # query copied
         )
         softmax = 5 + (tile.masked or not self.always_attends) + paged
         scratch = 3 * ordered + self._rounds(ordered) + (not lone)
