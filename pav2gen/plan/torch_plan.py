@@ -10,8 +10,8 @@ from functools import cached_property
 from pav2gen.family.variant import AttentionVariant, Variant
 from pav2gen.plan.torch_hooks import TorchHooks
 from pav2gen.runtime.dispatch_row import MIB
-from pav2gen.runtime.sharing import AHEAD, Shares
 from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_reached
+from pav2gen.runtime.workers.shares import AHEAD, Shares
 
 #: How the workspace of a PyTorch decode kernel is divided into two parts. ``runtime.tiling`` defines chunks and tiles.
 #: The chunk part holds the keys of one chunk, and later its values. The segment part holds the scores of one tile.
@@ -23,8 +23,8 @@ from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_rea
 CPU_CHUNK_BYTES, CPU_SEGMENT_BYTES = 8 * MIB, 8 * MIB
 GPU_CHUNK_SHARE = 5 / 8
 
-#: The same two parts of the workspace of each worker thread, if workers share a call on a CPU. ``runtime.sharing``
-#: decides when they do.
+#: The same two parts of the workspace of each worker thread, if workers share a call on a CPU
+#: (``runtime.workers.shares`` decides when they do).
 WORKER_CHUNK_BYTES, WORKER_SEGMENT_BYTES = 4 * MIB, 4 * MIB
 
 #: The number of bytes of padding that take as long to process as one more tile. Padding is the part of a tile that no
@@ -205,7 +205,7 @@ class TorchPlan(TorchFigures):
     def worker(self) -> Budget:
         """The bounds of the workspace of each worker thread, if workers share a call on a CPU.
 
-        The states of up to ``workers.AHEAD`` tiles per worker wait until they are merged, so a row needs more memory.
+        A row takes more memory than elsewhere, because states of up to AHEAD tiles per worker wait to be merged.
         """
         budget = self._budget(WORKER_CHUNK_BYTES, WORKER_SEGMENT_BYTES, CPU_PADDING_BYTES)
         return budget._replace(row=budget.row + AHEAD * (self.group_bytes + 2 * self.variant.gqa_ratio * 4))

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import torch
 
-from . import workers
 from .call import Call, longest_length
 from .dispatch_row import HOST_LENGTHS
-from .sharing import Shares
 from .tiling import Budget, Tiling
+from .workers import pool
+from .workers.shares import Shares
 
 
 class _Reading(NamedTuple):
@@ -102,4 +102,4 @@ def fitted(
     kv_heads = call.key_cache.shape[1]
     if call.query.device.type != "cpu":
         return budget.fit(lengths, kv_heads, partition, page, known=known)
-    return shares.fit(budget, lengths, kv_heads, partition, page, known=known, available=workers.available)
+    return shares.fit(budget, lengths, kv_heads, partition, page, known=known, available=pool.available)

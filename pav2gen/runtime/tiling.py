@@ -121,7 +121,7 @@ class Tiling(NamedTuple):
     covered: the number of partitions, from the first on, that are processed for all sequences, even the shortest.
     Longer sequences may have further partitions.
     shapes: one tile of each distinct ``Tile.shape``.
-    workers: the number of worker threads that compute the tiles (see ``workers``), or 1 if the calling thread does.
+    workers: the number of worker threads that compute the tiles, or 1 if the calling thread computes them.
     """
 
     row_tiles: tuple[RowTile, ...]
@@ -390,8 +390,7 @@ class _SharedCut(_Cut):
         tile has as many sequences as fit in one tile, with all of their partitions.
         """
         for group in self._groups():
-            ends = [self._end(row) for row in range(group.start, group.stop)]
-            for parts, run in itertools.groupby(range(group.start, group.stop), lambda row: ends[row - group.start]):
+            for parts, run in itertools.groupby(range(group.start, group.stop), self._end):
                 same = list(run)
                 rows = self.budget.rows(min(self.whole, self.extents[same[0]]), self.kv_heads, parts)
                 for span in _even(len(same), rows):

@@ -13,8 +13,8 @@ import torch
 from .call import Call, Segment, clamped_seq_lens, longest_length
 from .lengths import fitted
 from .rows import Rows
-from .sharing import Shares
 from .tiling import Budget, Tile, Tiling, partitions_reached
+from .workers.shares import Shares
 
 
 class WindowRows(Rows):
@@ -36,7 +36,8 @@ def window_rows(
 ) -> tuple[Tiling, WindowRows]:
     """Return the tiling of a call that has a sliding window, and the call's sequences with the places of their windows.
 
-    budget, shares: see ``lengths.cut``. partition, page, window: the number of tokens in a partition, in a page and in the window.
+    budget, shares: see ``lengths.cut``.
+    partition, page, window: the number of tokens in a partition, in a page and in the window.
     """
     longest = longest_length(call, page)
     reached = partitions_reached(longest, partition, window)

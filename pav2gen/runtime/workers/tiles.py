@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import workers
-from .call import Call
-from .rows import Rows
-from .sharing import AHEAD
-from .state import State, merge, write_output
-from .tiling import RowTile, Tile, Tiling
-from .workspace import Workspace, workspace
+from ..call import Call
+from ..rows import Rows
+from ..state import State, merge, write_output
+from ..tiling import RowTile, Tile, Tiling
+from ..workspace import Workspace, workspace
+from . import pool
+from .shares import AHEAD
 
 #: Computes a tile of a row tile in a workspace. Returns the state of its sequences, or None if their output is written.
 Attend = Callable[[RowTile, Tile, Workspace], State | None]
@@ -63,4 +63,4 @@ def _run_on_workers(call: Call, rows: Rows, tiling: Tiling, num_bytes: int, atte
             state = None
 
     tasks = [(row_tile, tile) for row_tile in tiling.row_tiles for tile in row_tile.tiles]
-    workers.run(tiling.workers, tasks, compute, combine, AHEAD)
+    pool.run(tiling.workers, tasks, compute, combine, AHEAD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .tiling import Budget, Tiling
+from ..tiling import Budget, Tiling
 
 #: A call is shared if each worker moves at least this number of bytes through the buffers of chunks: the keys or the
 #: values of a call as they lie in the cache, in order, and in float32. In a shorter call, the start of the workers and

@@ -44,12 +44,10 @@ def available() -> int:
 
 
 def _observed() -> bool:
-    return torch._C._len_torch_dispatch_stack() > 0 or torch.autograd._profiler_enabled()
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._autograd._profiler_enabled()
 
 
-def run(
-    count: int, tasks: Sequence[T], compute: Callable[[T], R], combine: Callable[[T, R], None], ahead: int
-) -> None:
+def run(count: int, tasks: Sequence[T], compute: Callable[[T], R], combine: Callable[[T, R], None], ahead: int) -> None:
     """Call ``compute`` for each task, in ``count`` workers, and ``combine`` for each task and its result.
 
     ahead: how many tasks per worker may be started before the result of the oldest one is combined.

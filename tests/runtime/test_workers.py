@@ -1,0 +1,440 @@
+"""Worker threads: the pool by itself, then kernels that use it."""
+
+import functools
+import importlib
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+
+import pytest
+import torch
+
+from pav2gen.plan import kernel as plan
+from pav2gen.reading import spec_file as spec
+from pav2gen.runtime.key import Key
+from pav2gen.runtime.testing.cases import Case, copy_outputs, make
+from pav2gen.runtime.workers import pool
+from pav2gen.runtime.workers.shares import AHEAD, LONG_BYTES
+
+MIB = 1 << 20
+QWEN = spec.load("specs/qwen36.yaml")
+(PLAN,) = (plan.plan(v, QWEN) for v in spec.variants(QWEN) if (*v.key[:4], v.partition_size) == (256, 6, 16, "bfloat16", 512))
+
+
+def run(count, tasks, compute, combine=lambda task, result: None, ahead=AHEAD):
+    pool.run(count, tasks, compute, combine, ahead)
+
+
+# The pool
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_results_are_combined_in_order_one_at_a_time(count):
+    combined, running = [], []
+
+    def compute(task):
+        time.sleep(0.001 * (task * 7 % 5))
+        return task * task
+
+    def combine(task, result):
+        running.append(task)
+        time.sleep(0.0005)
+        combined.append((task, result))
+        running.remove(task)
+        assert not running
+
+    run(count, range(40), compute, combine)
+    assert combined == [(task, task * task) for task in range(40)]
+
+
+def test_workers_work_at_the_same_time():
+    met = threading.Barrier(3, timeout=20)
+    run(3, range(3), lambda task: met.wait())
+
+
+def test_few_results_wait():
+    started, most = [], []
+
+    def compute(task):
+        started.append(task)
+        if task == 0:
+            time.sleep(0.1)
+            most.append(len(started))
+
+    run(2, range(20), compute, ahead=2)
+    assert most == [4] and len(started) == 20
+
+
+def test_a_worker_computes_alone_and_nobody_else_does():
+    script = (
+        "import torch, threading\n"
+        "from pav2gen.runtime.workers import pool\n"
+        "{first}\n"
+        "def number(*_): return torch.get_num_threads()\n"
+        "def new():\n"
+        "    found = []\n"
+        "    thread = threading.Thread(target=lambda: found.append(number())); thread.start(); thread.join()\n"
+        "    return found[0]\n"
+        "before, seen = (number(), new()), []\n"
+        "pool.run(3, range(9), number, lambda task, result: seen.append(result), 3)\n"
+        "assert (number(), new()) == before, (number(), new(), before)\n"
+        "assert seen == [1] * 9, seen\n"
+        "print(*before)\n"
+    )
+    assert in_process(script.format(first="torch.set_num_threads(5)")) == "5 5"
+    later = "other = threading.Thread(target=torch.set_num_threads, args=(7,)); other.start(); other.join()"
+    assert in_process(script.format(first=f"torch.get_num_threads(); torch.set_num_threads(5); {later}")) == "5 7"
+    in_process(script.format(first=""))
+
+
+def in_process(script):
+    """The output of a script in a process of its own, which must end well, in time, and without a message."""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+def test_the_first_error_is_raised_when_all_tasks_have_ended():
+    started, ended = [], []
+
+    def compute_or_fail(task):
+        started.append(task)
+        if task == 1:
+            raise KeyError("first")
+        time.sleep(0.1)
+        ended.append(task)
+
+    with pytest.raises(KeyError, match="first") as caught:
+        run(2, range(50), compute_or_fail)
+    assert started in ([0, 1], [1, 0]) and ended == [0]
+    assert "compute_or_fail" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    test_results_are_combined_in_order_one_at_a_time(2)
+
+
+def test_an_error_of_the_combination_is_raised():
+    combined = []
+
+    def combine(task, result):
+        combined.append(task)
+        if task == 3:
+            raise ValueError("sum")
+
+    with pytest.raises(ValueError, match="sum"):
+        run(3, range(50), lambda task: task, combine)
+    assert combined == [0, 1, 2, 3]
+
+
+def test_an_interrupted_caller_waits_for_its_tasks(monkeypatch):
+    waits, ended = [], []
+
+    def wait(futures):
+        waits.append(len(futures))
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        return finish(futures)
+
+    def compute(task):
+        time.sleep(0.05)
+        ended.append(task)
+
+    finish = pool.wait
+    monkeypatch.setattr(pool, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        run(2, range(50), compute)
+    number = len(ended)
+    time.sleep(0.12)
+    assert len(ended) == number <= 2 and waits == [2, 2]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("inference", [True, False])
+def test_workers_have_the_modes_of_the_caller(grad, inference):
+    seen = set()
+
+    def modes(*_):
+        return torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+        run(2, range(8), lambda task: (modes(), time.sleep(0.001))[0], lambda task, found: seen.update({found, modes()}))
+        assert seen == {modes()}
+
+
+def test_eight_callers_at_once():
+    found = {}
+
+    def call(caller):
+        for _ in range(5):
+            combined = []
+            run(2 + caller % 3, range(20), lambda task: task * caller, lambda task, result: combined.append(result))
+            found.setdefault(caller, []).append(combined)
+
+    callers = [threading.Thread(target=call, args=(caller,)) for caller in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert found == {caller: [[task * caller for task in range(20)]] * 5 for caller in range(8)}
+    assert sum(thread.name.startswith("pav2-worker") for thread in threading.enumerate()) <= 5 + 4 + 3 + 2
+
+
+@pytest.mark.skipif(not hasattr(pool.os, "fork"), reason="no fork")
+def test_a_forked_process_has_workers_of_its_own():
+    in_process(
+        "import os, time\n"
+        "from pav2gen.runtime.workers import pool\n"
+        "def total():\n"
+        "    found = []\n"
+        "    pool.run(2, range(9), lambda task: os.getpid(), lambda task, pid: found.append(pid), 3)\n"
+        "    return found\n"
+        "assert total() == [os.getpid()] * 9\n"
+        "with pool._lock:  # as if another thread were about to use the pool\n"
+        "    child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(total() != [os.getpid()] * 9)\n"
+        "deadline, status = time.monotonic() + 30, None\n"
+        "while time.monotonic() < deadline and status is None:\n"
+        "    pid, code = os.waitpid(child, os.WNOHANG)\n"
+        "    status = code if pid else time.sleep(0.02)\n"
+        "if status is None:\n"
+        "    os.kill(child, 9)\n"
+        "assert status == 0, status\n"
+        "assert total() == [os.getpid()] * 9\n"
+    )
+
+
+def test_the_interpreter_exits_beside_calls():
+    script = (
+        "import threading, time\n"
+        "from pav2gen.runtime.workers import pool\n"
+        "def call():\n"
+        "    while True:\n"
+        "        pool.run(2, range(20), lambda task: time.sleep(0.001), lambda task, result: None, 3)\n"
+        "threading.Thread(target=call, daemon=True).start()\n"
+        "time.sleep(0.1)\n"
+    )
+    assert in_process(script) == ""
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_call_while_the_interpreter_exits(started):
+    script = (
+        "import atexit\n"
+        "from pav2gen.runtime.workers import pool\n"
+        "def call():\n"
+        "    found = []\n"
+        "    pool.run(2, range(9), lambda task: task, lambda task, result: found.append(result), 3)\n"
+        "    return found\n"
+        "atexit.register(lambda: print(call()))\n"
+    )
+    assert in_process(script + ("call()\n" if started else "")) == str(list(range(9)))
+
+
+# Whether a call gets workers
+
+
+def test_the_variable_forbids_workers(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.delenv("PAV2_WORKERS", raising=False)
+    assert pool.available() == 4
+    for value, expected in (("auto", 4), ("", 4), ("never", 1)):
+        monkeypatch.setenv("PAV2_WORKERS", value)
+        assert pool.available() == expected
+    monkeypatch.setenv("PAV2_WORKERS", "2")
+    with pytest.raises(ValueError, match="PAV2_WORKERS is '2'; it must be auto or never"):
+        pool.available()
+
+
+def test_a_caller_with_one_thread_gets_none():
+    in_process(
+        "import torch\n"
+        "from pav2gen.runtime.workers import pool\n"
+        "torch.set_num_threads(1)\n"
+        "assert pool.available() == 1\n"
+        "torch.set_num_threads(3)\n"
+        "assert pool.available() == 3\n"
+    )
+
+
+def test_a_worker_gets_none():
+    found = []
+    run(2, range(4), lambda task: pool.available(), lambda task, result: found.append(result))
+    assert found == [1] * 4
+
+
+def test_a_thread_that_is_observed_gets_none(package, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.delenv("PAV2_WORKERS", raising=False)
+    probe = importlib.import_module(f"{package.__name__}.runtime.testing.probe")
+    with probe.CallCounter():
+        assert pool.available() == 1
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert pool.available() == 1
+    assert pool.available() == 4
+
+
+def workers_of(lengths, threads, kv_heads=4, workspace=64 * MIB):
+    shares = PLAN.torch.shares._replace(workspace=workspace)
+    return shares.workers(lengths, kv_heads, 512, 16, lambda: threads)
+
+
+def test_long_calls_get_a_worker_for_each_thread():
+    long = 2 * LONG_BYTES // MIB * 128  # tokens of two long shares: a token takes 8 KiB in the buffers of a chunk
+    assert workers_of([long], 2) == 2 and workers_of([long - 16], 2) == 1
+    assert workers_of([long // 2] * 2, 2) == 2
+    assert workers_of([long], 3) == 1 and workers_of([2 * long], 3) == 3
+    assert workers_of([long], 1) == 1
+
+
+def test_no_more_workers_than_their_memory_allows():
+    each = PLAN.torch.worker.most_bytes(32, 4)
+    assert workers_of([1 << 20], 3, workspace=3 * each) == 3
+    assert workers_of([1 << 20], 3, workspace=3 * each - 1) == 1
+
+
+# Kernels
+
+
+@functools.cache
+def call_of(*lengths, requires_grad=False):
+    case = Case(Key(*PLAN.variant.key), 512, lengths, kv_heads=4, shared_blocks=512)
+    return make(case)._replace(lse=None)
+
+
+@pytest.fixture
+def kernel(package, monkeypatch):
+    """The kernel of ``PLAN``. Calls of it get two workers, if they are long, unless ``workers`` sets another number."""
+    name = PLAN.variant.torch_path.removesuffix(".py").replace("/", ".")
+    module = importlib.import_module(f"{package.__name__}.{name}")
+    module.pool = importlib.import_module(f"{package.__name__}.runtime.workers.pool")
+    monkeypatch.setattr(module.pool, "available", lambda: 2)
+    return module
+
+
+def outputs(module, call):
+    call = copy_outputs(call)
+    module.paged_attention(call)
+    return call
+
+
+def same(one, two):
+    tensors = [(one.out, two.out), *zip(one.scratch, two.scratch)]
+    return all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in tensors)
+
+
+#: One long sequence; two; a long one among short ones, which are ordered; sequences with a few partitions each.
+BATCHES = [(40_000,), (33_000, 20_000), (40, 36_000, 700, *[40] * 13), (1500,) * 24]
+
+
+@pytest.mark.parametrize("lengths", BATCHES)
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_result_is_that_of_one_thread(kernel, monkeypatch, lengths, count):
+    call = call_of(*lengths)
+    monkeypatch.setattr(kernel.pool, "available", lambda: 1)
+    alone = outputs(kernel, call)
+    used = []
+    monkeypatch.setattr(kernel.pool, "available", lambda: count)
+    monkeypatch.setattr(kernel, "SHARES", kernel.SHARES._replace(worker=kernel.SHARES.worker._replace(padding=0)))
+    monkeypatch.setattr(kernel.pool, "run", lambda count, *rest, run=kernel.pool.run: (used.append(count), run(count, *rest)))
+    shares = importlib.import_module(kernel.Shares.__module__)
+    monkeypatch.setattr(shares, "LONG_BYTES", 16 * MIB)
+    shared = outputs(kernel, call)
+    assert used == [count]
+    for ours, theirs in [(shared.out, alone.out), *zip(shared.scratch, alone.scratch)]:
+        torch.testing.assert_close(ours, theirs, rtol=1e-5 if ours.dtype == torch.float32 else 8e-3, atol=1e-5, equal_nan=True)
+    for _ in range(3):
+        assert same(outputs(kernel, call), shared)
+
+
+def test_the_result_does_not_depend_on_who_computes_what(kernel, monkeypatch):
+    call, shared = call_of(*BATCHES[1]), outputs(kernel, call_of(*BATCHES[1]))
+
+    def slow(task, compute):
+        time.sleep(0.02 * (threading.get_ident() % 3))
+        return compute(task)
+
+    def run(count, tasks, compute, *rest, run=kernel.pool.run):
+        run(count, tasks, functools.partial(slow, compute=compute), *rest)
+
+    monkeypatch.setattr(kernel.pool, "run", run)
+    assert same(outputs(kernel, call), shared)
+
+
+def test_calls_are_as_planned(package, kernel, monkeypatch):
+    probe = importlib.import_module(f"{package.__name__}.runtime.testing.probe")
+    counts = Counter()
+
+    def counted(function, *arguments):
+        counter = probe.CallCounter()
+        with counter:
+            result = function(*arguments)
+        counts.update(counter.counts)
+        return result
+
+    def run(count, tasks, compute, combine, ahead, run=kernel.pool.run):
+        run(count, tasks, lambda task: counted(compute, task), lambda *found: counted(combine, *found), ahead)
+
+    monkeypatch.setattr(kernel.pool, "run", run)
+    for lengths in BATCHES[:3]:
+        tiling = PLAN.torch.worker.fit(lengths, 4, 512, 16, known=True, workers=2)
+        counts.clear()
+        counts.update(probe.count_calls(lambda lengths=lengths: kernel.paged_attention(call_of(*lengths))))
+        made = counts.pop("empty", 0)  # the workspaces of workers that have none yet
+        assert made <= 2
+        clears = 2 * (tiling.covered * 512 < max(lengths))
+        assert sum(counts.values()) == PLAN.torch.calls(tiling) - 2 + clears, lengths
+
+
+@pytest.mark.parametrize("lengths", BATCHES)
+def test_workspaces_together_are_within_the_limit(kernel, monkeypatch, lengths):
+    sizes = []
+
+    def run(count, tasks, compute, combine, ahead, run=kernel.pool.run):
+        state_bytes = 24 * (256 + 2) * 4
+        waiting = ahead * count * state_bytes * max(tile.rows for _, tile in tasks)
+        memory = importlib.import_module(kernel.Workspace.__module__)
+        memory_of = lambda task: (compute(task), memory._kept.workspace.num_bytes)  # noqa: E731
+        run(count, tasks, memory_of, lambda task, found: (sizes.append(found[1]), combine(task, found[0])), ahead)
+        assert count * max(sizes) + waiting <= count * PLAN.torch.worker.most_bytes(32, 4) <= 64 * MIB
+
+    for module in {name: held for name, held in sys.modules.items() if name.startswith("pav2_of")}.values():
+        if module.__name__.endswith(".workspace"):
+            module.forget()
+    kernel.pool._forget()  # new workers have no workspace of an earlier test
+    monkeypatch.setattr(kernel.pool, "run", run)
+    outputs(kernel, call_of(*lengths))
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_tensors_of_inference_mode_and_queries_with_a_gradient(package, kernel, monkeypatch, inference):
+    call = call_of(40_000)
+    expected = outputs(kernel, call)
+    call = call._replace(query=call.query.clone().requires_grad_(not inference))
+    used = []
+    monkeypatch.setattr(kernel.pool, "run", lambda *given, run=kernel.pool.run: (used.append(1), run(*given)))
+    with torch.inference_mode(inference):
+        call = copy_outputs(call._replace(query=call.query.clone()))
+        assert call.query.requires_grad != inference and call.out.is_inference() == inference
+        scratch = call.scratch
+        package.paged_attention_v2(
+            call.out, *scratch, call.query, call.key_cache, call.value_cache, 4, call.scale, call.block_tables,
+            call.seq_lens, 16, call.max_seq_len, None, "auto", 1.0, 1.0, partition_size=512,
+        )  # fmt: skip
+        assert used == [1] and same(call, expected) and not call.out.requires_grad
+
+
+def test_eight_calls_at_once(kernel):
+    calls = [call_of(*lengths) for lengths in BATCHES[:2]] * 4
+    expected, found = [outputs(kernel, call) for call in calls[:2]] * 4, {}
+    threads = [
+        threading.Thread(target=lambda number=number, call=call: found.update({number: outputs(kernel, call)}))
+        for number, call in enumerate(calls)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(same(found[number], call) for number, call in enumerate(expected))
