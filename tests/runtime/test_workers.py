@@ -21,7 +21,9 @@ from pav2gen.runtime.workers.shares import AHEAD, LONG_BYTES
 
 MIB = 1 << 20
 QWEN = spec.load("specs/qwen36.yaml")
-(PLAN,) = (plan.plan(v, QWEN) for v in spec.variants(QWEN) if (*v.key[:4], v.partition_size) == (256, 6, 16, "bfloat16", 512))
+(PLAN,) = (
+    plan.plan(v, QWEN) for v in spec.variants(QWEN) if (*v.key[:4], v.partition_size) == (256, 6, 16, "bfloat16", 512)
+)
 
 
 def run(count, tasks, compute, combine=lambda task, result: None, ahead=AHEAD):
@@ -159,7 +161,9 @@ def test_workers_have_the_modes_of_the_caller(grad, inference):
         return torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-        run(2, range(8), lambda task: (modes(), time.sleep(0.001))[0], lambda task, found: seen.update({found, modes()}))
+        run(
+            2, range(8), lambda task: (modes(), time.sleep(0.001))[0], lambda task, found: seen.update({found, modes()})
+        )
         assert seen == {modes()}
 
 
@@ -169,7 +173,7 @@ def test_eight_callers_at_once():
     def call(caller):
         for _ in range(5):
             combined = []
-            run(2 + caller % 3, range(20), lambda task: task * caller, lambda task, result: combined.append(result))
+            run(2 + caller % 3, range(20), lambda task: task * caller, lambda _, result, to=combined: to.append(result))
             found.setdefault(caller, []).append(combined)
 
     callers = [threading.Thread(target=call, args=(caller,)) for caller in range(8)]
@@ -338,13 +342,14 @@ def test_the_result_is_that_of_one_thread(kernel, monkeypatch, lengths, count):
     used = []
     monkeypatch.setattr(kernel.pool, "available", lambda: count)
     monkeypatch.setattr(kernel, "SHARES", kernel.SHARES._replace(worker=kernel.SHARES.worker._replace(padding=0)))
-    monkeypatch.setattr(kernel.pool, "run", lambda count, *rest, run=kernel.pool.run: (used.append(count), run(count, *rest)))
+    monkeypatch.setattr(kernel.pool, "run", lambda *given, run=kernel.pool.run: (used.append(given[0]), run(*given)))
     shares = importlib.import_module(kernel.Shares.__module__)
     monkeypatch.setattr(shares, "LONG_BYTES", 16 * MIB)
     shared = outputs(kernel, call)
     assert used == [count]
     for ours, theirs in [(shared.out, alone.out), *zip(shared.scratch, alone.scratch)]:
-        torch.testing.assert_close(ours, theirs, rtol=1e-5 if ours.dtype == torch.float32 else 8e-3, atol=1e-5, equal_nan=True)
+        rounding = 1e-5 if ours.dtype == torch.float32 else 8e-3
+        torch.testing.assert_close(ours, theirs, rtol=rounding, atol=1e-5, equal_nan=True)
     for _ in range(3):
         assert same(outputs(kernel, call), shared)
 
