@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ import torch
 from .call import Call, longest_length
 from .dispatch_row import HOST_LENGTHS
 from .tiling import Budget, Tiling
+from .workers import pool
+from .workers.shares import Shares
 
 
 class _Reading(NamedTuple):
@@ -74,11 +77,12 @@ def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens
     return last.lengths
 
 
-def cut(call: Call, budget: Budget, partition: int, page: int) -> Tiling:
+def cut(call: Call, budget: Budget, shares: Shares, partition: int, page: int) -> Tiling:
     """Return the tiling of a call, computed from the sequence lengths if the host reads them, else from
     ``max_seq_len``.
 
     The module ``tiling`` explains tilings. budget: the bounds of the workspace, the memory for intermediate results.
+    shares: its bounds if worker threads share the call, which they do only on a CPU.
     partition, page: the number of tokens in a partition and in a page.
     """
     longest, kv_heads, seqs = longest_length(call, page), call.key_cache.shape[1], call.query.shape[0]
@@ -87,5 +91,15 @@ def cut(call: Call, budget: Budget, partition: int, page: int) -> Tiling:
         found = host_lengths(call.seq_lens, padding > budget.spare_pages(kv_heads))
         if found is not None:
             lengths = [min(max(length, 0), longest) for length in found]
-            return budget.fit(lengths, kv_heads, partition, page, known=True)
-    return budget.fit((longest,) * seqs, kv_heads, partition, page, known=False)
+            return fitted(call, budget, shares, lengths, partition, page, known=True)
+    return fitted(call, budget, shares, (longest,) * seqs, partition, page, known=False)
+
+
+def fitted(
+    call: Call, budget: Budget, shares: Shares, lengths: Sequence[int], partition: int, page: int, *, known: bool
+) -> Tiling:
+    """Return the tiling of a call with sequences of these lengths. ``cut`` and ``Budget.fit`` explain the arguments."""
+    kv_heads = call.key_cache.shape[1]
+    if call.query.device.type != "cpu":
+        return budget.fit(lengths, kv_heads, partition, page, known=known)
+    return shares.fit(budget, lengths, kv_heads, partition, page, known=known, available=pool.available)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 
@@ -16,6 +18,7 @@ class Rows:
         self.ordered, self._longest = ordered, longest
         self._seq_lens, self._clamped = seq_lens, longest is None
         self._index: torch.Tensor | None = None
+        self._lock = threading.Lock()
         if ordered:
             self._seq_lens, self._index = torch.sort(self.seq_lens, stable=True, descending=True)
 
@@ -23,7 +26,10 @@ class Rows:
     def seq_lens(self) -> torch.Tensor:
         """The sequence lengths in the order of the rows, [seqs] int32. The first access clamps the lengths."""
         if not self._clamped:
-            self._seq_lens, self._clamped = self._seq_lens.clamp(0, self._longest), True
+            with self._lock:  # workers may share the rows
+                if not self._clamped:
+                    self._seq_lens = self._seq_lens.clamp(0, self._longest)
+                    self._clamped = True
         return self._seq_lens
 
     def take(self, tensor: torch.Tensor, rows: slice) -> torch.Tensor:

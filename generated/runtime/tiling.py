@@ -17,6 +17,8 @@ cases:
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,6 +27,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+
+
+#: A sequence is divided further than its memory needs, so that workers finish together, only into tiles that move at
+#: least this number of bytes through the buffers of chunks. A tile costs 40 to 50 ATen calls, and these take about as
+#: long as 1 MiB.
+LEAST_TILE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -113,12 +121,14 @@ class Tiling(NamedTuple):
     covered: the number of partitions, from the first on, that are processed for all sequences, even the shortest.
     Longer sequences may have further partitions.
     shapes: one tile of each distinct ``Tile.shape``.
+    workers: the number of worker threads that compute the tiles, or 1 if the calling thread computes them.
     """
 
     row_tiles: tuple[RowTile, ...]
     ordered: bool
     covered: int
     shapes: tuple[Tile, ...]
+    workers: int = 1
 
     def tiles(self) -> Iterator[Tile]:
         """All tiles of all row tiles."""
@@ -171,6 +181,7 @@ class Budget(NamedTuple):
         *,
         known: bool,
         attended: Sequence[int] | None = None,
+        workers: int = 1,
     ) -> Tiling:
         """Return the tiling of a call that has one sequence for each length in ``lengths``, in tokens.
 
@@ -181,20 +192,21 @@ class Budget(NamedTuple):
         must be positive.
         attended: for each sequence, the number of tokens at its start that need no mask. If ``attended`` is None, no
         token of a sequence needs a mask. If ``attended`` is given, the sequences must be sorted, longest first.
+        workers: the number of worker threads that compute the tiles. The bounds hold for the workspace of each worker.
         """
         exempt = None if attended is None else tuple(attended)
-        return _fit(self, tuple(lengths), exempt, kv_heads, partition_size, page, known)
+        return _fit(self, tuple(lengths), exempt, kv_heads, partition_size, page, known, workers)
 
     def item(self, pages: int, kv_heads: int) -> int:
         """The number of bytes that an item with ``pages`` pages takes in a tile's buffers."""
         return kv_heads * (self.segment_item + pages * self.segment_page) + pages * self.page
 
-    def rows(self, pages: int, kv_heads: int) -> int:
-        """The largest number of sequences that a tile may have, if it has one partition of each sequence.
+    def rows(self, pages: int, kv_heads: int, parts: int = 1) -> int:
+        """The largest number of sequences that a tile may have, if it has ``parts`` partitions of each sequence.
 
-        pages: the number of pages in the partition.
+        pages: the number of pages in a partition.
         """
-        return max(1, self.segment // (self.item(pages, kv_heads) + kv_heads * self.row))
+        return max(1, self.segment // (parts * self.item(pages, kv_heads) + kv_heads * self.row))
 
     def parts(self, rows: int, pages: int, kv_heads: int) -> int:
         """The largest number of partitions, of ``pages`` pages each, in a tile that has ``rows`` sequences."""
@@ -203,6 +215,11 @@ class Budget(NamedTuple):
     def items(self, pages: int, kv_heads: int) -> int:
         """The largest number of items, of ``pages`` pages each, in a chunk."""
         return max(1, self.chunk // (kv_heads * pages * self.chunk_page))
+
+    def most_bytes(self, pages: int, kv_heads: int) -> int:
+        """The largest workspace, in bytes, that tiles within these bounds take. pages: the pages of a partition."""
+        chunk = max(self.chunk, kv_heads * pages * self.chunk_page)
+        return chunk + max(self.segment, self.item(pages, kv_heads) + kv_heads * self.row)
 
     def spare_pages(self, kv_heads: int) -> int:
         """The number of padding pages that take as long to process as one more tile."""
@@ -218,6 +235,7 @@ def _fit(
     partition_size: int,
     page: int,
     known: bool,
+    workers: int,
 ) -> Tiling:
     extents = [max(1, _ceil(length, page)) for length in lengths]
     longest = max(extents)
@@ -228,10 +246,11 @@ def _fit(
     else:
         extents = [longest] * len(extents)
     exempt = lengths if attended is None else attended
-    cut = _Cut(budget, exempt, extents, kv_heads, partition_size // page, page, known, known and attended is None)
+    kind = _Cut if workers == 1 else functools.partial(_SharedCut, workers)
+    cut = kind(budget, exempt, extents, kv_heads, partition_size // page, page, known, known and attended is None)
     row_tiles = tuple(RowTile(rows, tuple(cut.tiles(rows))) for rows in cut.row_tiles())
     shapes = {tile.shape: tile for row_tile in row_tiles for tile in row_tile.tiles}
-    return Tiling(row_tiles, ordered, _covered(row_tiles[-1]), tuple(shapes.values()))
+    return Tiling(row_tiles, ordered, _covered(row_tiles[-1]), tuple(shapes.values()), workers)
 
 
 def _covered(shortest: RowTile) -> int:
@@ -332,10 +351,14 @@ class _Cut:
         last = min(self.whole, self.extents[first] - (stop - 1) * self.whole)  # pages
         trimmed = last < self.whole and (stop - start == 1 or rows * (self.whole - last) > self.spare)
         end = stop - trimmed
-        for span in _even(end - start, self.budget.parts(rows, self.whole, self.kv_heads)):
+        for span in self._spans(rows, end - start):
             yield self._tile(first, rows, slice(start + span.start, start + span.stop), self.whole)
         if trimmed:
             yield self._tile(first, rows, slice(end, stop), last)
+
+    def _spans(self, rows: int, parts: int) -> Iterator[slice]:
+        """Split ``parts`` whole partitions of ``rows`` sequences into slices of about equal size, one for each tile."""
+        return _even(parts, self.budget.parts(rows, self.whole, self.kv_heads))
 
     def _tile(self, first: int, rows: int, parts: slice, pages: int) -> Tile:
         end = (parts.stop - 1) * self.whole + pages
@@ -351,6 +374,36 @@ class _Cut:
             padded=past >= self.page if alone else end > self.extents[0],
             tail=past if alone else 0,
         )
+
+
+class _SharedCut(_Cut):
+    """Makes the tiles of a call that several worker threads share: tiles of whole sequences, if the bounds allow, and
+    for a longer sequence a multiple of the number of workers, so that the workers finish together.
+    """
+
+    def __init__(self, workers: int, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.workers = workers
+
+    def row_tiles(self) -> Iterator[slice]:
+        """Yield the sequences of each row tile. The sequences of a row tile have the same number of partitions. A row
+        tile has as many sequences as fit in one tile, with all of their partitions.
+        """
+        for group in self._groups():
+            for parts, run in itertools.groupby(range(group.start, group.stop), self._end):
+                same = list(run)
+                rows = self.budget.rows(min(self.whole, self.extents[same[0]]), self.kv_heads, parts)
+                for span in _even(len(same), rows):
+                    yield slice(same[0] + span.start, same[0] + span.stop)
+
+    def _spans(self, rows: int, parts: int) -> Iterator[slice]:
+        if rows > 1 or not parts:
+            return super()._spans(rows, parts)
+        count = _ceil(parts, self.budget.parts(rows, self.whole, self.kv_heads))
+        multiple = _ceil(count, self.workers) * self.workers
+        if parts // multiple * self.kv_heads * self.whole * self.budget.chunk_page >= LEAST_TILE_BYTES:
+            count = multiple
+        return (slice(number * parts // count, (number + 1) * parts // count) for number in range(count))
 
 
 def partitions_reached(longest: int, partition: int, window: int | None) -> int:

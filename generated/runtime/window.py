@@ -11,8 +11,10 @@ from __future__ import annotations
 import torch
 
 from .call import Call, Segment, clamped_seq_lens, longest_length
+from .lengths import fitted
 from .rows import Rows
 from .tiling import Budget, Tile, Tiling, partitions_reached
+from .workers.shares import Shares
 
 
 class WindowRows(Rows):
@@ -29,15 +31,18 @@ class WindowRows(Rows):
         self.firsts = torch.div(self.starts, partition, rounding_mode="floor").clamp_max_(latest)
 
 
-def window_rows(call: Call, budget: Budget, partition: int, page: int, window: int) -> tuple[Tiling, WindowRows]:
+def window_rows(
+    call: Call, budget: Budget, shares: Shares, partition: int, page: int, window: int
+) -> tuple[Tiling, WindowRows]:
     """Return the tiling of a call that has a sliding window, and the call's sequences with the places of their windows.
 
+    budget, shares: see ``lengths.cut``.
     partition, page, window: the number of tokens in a partition, in a page and in the window.
     """
     longest = longest_length(call, page)
     reached = partitions_reached(longest, partition, window)
     lengths = (min(longest, reached * partition),) * call.query.shape[0]
-    tiling = budget.fit(lengths, call.key_cache.shape[1], partition, page, known=False)
+    tiling = fitted(call, budget, shares, lengths, partition, page, known=False)
     latest = -(-longest // partition) - reached
     return tiling, WindowRows(clamped_seq_lens(call, page), window, partition, latest)
 

@@ -16,6 +16,8 @@ from ..call import BlockSparse, Call
 from ..dispatch_row import Row
 from ..key import Key
 from ..tiling import Budget
+from ..workers import pool, shares
+from ..workers.shares import Shares
 from . import probe
 from .cases import Case, copy_outputs, make
 from .oracle import NOISE, Partition, Reference, decode, excess, excesses, reference
@@ -214,6 +216,17 @@ class TorchKernel(Harness):
         segment: the new bound in bytes for the scores of a tile.
         """
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(chunk=chunk, segment=segment, padding=0))
+
+    def with_workers(self, monkeypatch: Any, count: int, chunk: int, segment: int) -> None:
+        """Let ``count`` worker threads share every call of the kernel on the CPU, until the end of the test.
+
+        chunk, segment: the bounds of each worker's workspace, as in ``with_budget``.
+        """
+        held: Shares = self.module.SHARES
+        worker = held.worker._replace(chunk=chunk, segment=segment, padding=0)
+        monkeypatch.setattr(self.module, "SHARES", held._replace(worker=worker))
+        monkeypatch.setattr(shares, "LONG_BYTES", 0)
+        monkeypatch.setattr(pool, "available", lambda: count)
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Decides whether worker threads share a call of a PyTorch kernel on a CPU, and how much memory each of them may use."""
+"""Decides whether worker threads share a call of a PyTorch kernel on a CPU, and how much memory each may use."""
 
 from __future__ import annotations
 
