@@ -2,6 +2,7 @@
 
     python benches/busy.py
     OMP_WAIT_POLICY=passive python benches/busy.py
+    PAV2_WORKERS=never python benches/busy.py --only 1x8192 8x8192 --without sdpa
 
 Each figure comes from a process that runs one contestant only, because the threads of one contestant disturb another.
 All figures are medians in milliseconds. Exits with 1 where a ratio is missed.
@@ -101,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--loops", type=int, default=2, help="processes that use the processor")
     parser.add_argument("--one", nargs=3, metavar=("CONTESTANT", "SEQS", "TOKENS"), help="print one figure alone")
+    parser.add_argument("--only", nargs="+", choices=[f"{n}x{length}" for n, length, _ in PROBLEMS], help="problems")
+    parser.add_argument("--without", choices=CONTESTANTS, help="a contestant to leave out")
     options = parser.parse_args(arguments)
     if options.one:
         print(measured(options.one[0], int(options.one[1]), int(options.one[2])))
@@ -108,7 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = True
     print(f"sequences x tokens  contestant  alone, ms  beside {options.loops} loops, ms  ratio")
     for num_seqs, seq_len, most in PROBLEMS:
+        if options.only and f"{num_seqs}x{seq_len}" not in options.only:
+            continue
         for contestant in CONTESTANTS:
+            if contestant == options.without:
+                continue
             alone = in_process(contestant, num_seqs, seq_len)
             with busy(options.loops):
                 beside = in_process(contestant, num_seqs, seq_len)

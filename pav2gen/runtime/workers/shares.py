@@ -10,7 +10,7 @@ from ..tiling import Budget, Tiling
 #: A call is shared if each worker moves at least this number of bytes through the buffers of chunks: the keys or the
 #: values of a call as they lie in the cache, in order, and in float32. In a shorter call, the start of the workers and
 #: the wait for the last one take more time than OpenMP's waits on a quiet machine (docs/performance.md).
-LONG_BYTES = 128 << 20
+LONG_BYTES = 32 << 20
 
 #: How many tiles per worker may be started before the state of the oldest one is merged. This bounds the memory for
 #: states that wait to be merged. It is more than 1, so that a worker that is interrupted does not stop the others.
