@@ -17,7 +17,7 @@ from pav2gen.reading import spec_file as spec
 from pav2gen.runtime.key import Key
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make
 from pav2gen.runtime.workers import pool
-from pav2gen.runtime.workers.shares import AHEAD, LONG_BYTES
+from pav2gen.runtime.workers.shares import AHEAD, LONG_BYTES, MEDIUM_BYTES
 
 MIB = 1 << 20
 QWEN = spec.load("specs/qwen36.yaml")
@@ -109,6 +109,7 @@ def test_the_first_error_is_raised_when_all_tasks_have_ended():
             raise KeyError("first")
         time.sleep(0.1)
         ended.append(task)
+        raise ValueError("second")
 
     with pytest.raises(KeyError, match="first") as caught:
         run(2, range(50), compute_or_fail)
@@ -195,10 +196,11 @@ def test_a_forked_process_has_workers_of_its_own():
         "    pool.run(2, range(9), lambda task: os.getpid(), lambda task, pid: found.append(pid), 3)\n"
         "    return found\n"
         "assert total() == [os.getpid()] * 9\n"
-        "with pool._lock:  # as if another thread were about to use the pool\n"
-        "    child = os.fork()\n"
+        "pool._lock.acquire()  # as if another thread were about to use the pool\n"
+        "child = os.fork()\n"
         "if not child:\n"
         "    os._exit(total() != [os.getpid()] * 9)\n"
+        "pool._lock.release()\n"
         "deadline, status = time.monotonic() + 30, None\n"
         "while time.monotonic() < deadline and status is None:\n"
         "    pid, code = os.waitpid(child, os.WNOHANG)\n"
@@ -243,12 +245,12 @@ def test_a_call_while_the_interpreter_exits(started):
 def test_the_variable_forbids_workers(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.delenv("PAV2_WORKERS", raising=False)
-    assert pool.available() == 4
-    for value, expected in (("auto", 4), ("", 4), ("never", 1)):
+    assert pool.available() == (4, False)
+    for value, expected in (("auto", (4, False)), ("", (4, False)), ("always", (4, True)), ("never", (1, False))):
         monkeypatch.setenv("PAV2_WORKERS", value)
         assert pool.available() == expected
     monkeypatch.setenv("PAV2_WORKERS", "2")
-    with pytest.raises(ValueError, match="PAV2_WORKERS is '2'; it must be auto or never"):
+    with pytest.raises(ValueError, match="PAV2_WORKERS is '2'; it must be auto, always or never"):
         pool.available()
 
 
@@ -257,15 +259,15 @@ def test_a_caller_with_one_thread_gets_none():
         "import torch\n"
         "from pav2gen.runtime.workers import pool\n"
         "torch.set_num_threads(1)\n"
-        "assert pool.available() == 1\n"
+        "assert pool.available().workers == 1\n"
         "torch.set_num_threads(3)\n"
-        "assert pool.available() == 3\n"
+        "assert pool.available().workers == 3\n"
     )
 
 
 def test_a_worker_gets_none():
     found = []
-    run(2, range(4), lambda task: pool.available(), lambda task, result: found.append(result))
+    run(2, range(4), lambda task: pool.available().workers, lambda task, result: found.append(result))
     assert found == [1] * 4
 
 
@@ -274,23 +276,24 @@ def test_a_thread_that_is_observed_gets_none(package, monkeypatch):
     monkeypatch.delenv("PAV2_WORKERS", raising=False)
     probe = importlib.import_module(f"{package.__name__}.runtime.testing.probe")
     with probe.CallCounter():
-        assert pool.available() == 1
+        assert pool.available().workers == 1
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        assert pool.available() == 1
-    assert pool.available() == 4
+        assert pool.available().workers == 1
+    assert pool.available().workers == 4
 
 
-def workers_of(lengths, threads, kv_heads=4, workspace=64 * MIB):
+def workers_of(lengths, threads, medium=False, workspace=64 * MIB):
     shares = PLAN.torch.shares._replace(workspace=workspace)
-    return shares.workers(lengths, kv_heads, 512, 16, lambda: threads)
+    return shares.workers(lengths, 4, 512, 16, lambda: pool.Offer(threads, medium))
 
 
-def test_long_calls_get_a_worker_for_each_thread():
-    long = 2 * LONG_BYTES // MIB * 128  # tokens of two long shares: a token takes 8 KiB in the buffers of a chunk
-    assert workers_of([long], 2) == 2 and workers_of([long - 16], 2) == 1
-    assert workers_of([long // 2] * 2, 2) == 2
-    assert workers_of([long], 3) == 1 and workers_of([2 * long], 3) == 3
-    assert workers_of([long], 1) == 1
+@pytest.mark.parametrize("medium, least", [(False, LONG_BYTES), (True, MEDIUM_BYTES)])
+def test_calls_get_a_worker_for_each_thread(medium, least):
+    long = 2 * least // MIB * 128  # tokens of two shares: a token takes 8 KiB in the buffers of a chunk
+    assert workers_of([long], 2, medium) == 2 and workers_of([long - 16], 2, medium) == 1
+    assert workers_of([long // 2] * 2, 2, medium) == 2
+    assert workers_of([long], 3, medium) == 1 and workers_of([2 * long], 3, medium) == 3
+    assert workers_of([long], 1, medium) == 1
 
 
 def test_no_more_workers_than_their_memory_allows():
@@ -314,7 +317,7 @@ def kernel(package, monkeypatch):
     name = PLAN.variant.torch_path.removesuffix(".py").replace("/", ".")
     module = importlib.import_module(f"{package.__name__}.{name}")
     module.pool = importlib.import_module(f"{package.__name__}.runtime.workers.pool")
-    monkeypatch.setattr(module.pool, "available", lambda: 2)
+    monkeypatch.setattr(module.pool, "available", lambda: pool.Offer(2, medium=True))
     return module
 
 
@@ -337,14 +340,14 @@ BATCHES = [(40_000,), (33_000, 20_000), (40, 36_000, 700, *[40] * 13), (1500,) *
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_result_is_that_of_one_thread(kernel, monkeypatch, lengths, count):
     call = call_of(*lengths)
-    monkeypatch.setattr(kernel.pool, "available", lambda: 1)
+    monkeypatch.setattr(kernel.pool, "available", lambda: pool.Offer(1, medium=True))
     alone = outputs(kernel, call)
     used = []
-    monkeypatch.setattr(kernel.pool, "available", lambda: count)
+    monkeypatch.setattr(kernel.pool, "available", lambda: pool.Offer(count, medium=True))
     monkeypatch.setattr(kernel, "SHARES", kernel.SHARES._replace(worker=kernel.SHARES.worker._replace(padding=0)))
     monkeypatch.setattr(kernel.pool, "run", lambda *given, run=kernel.pool.run: (used.append(given[0]), run(*given)))
     shares = importlib.import_module(kernel.Shares.__module__)
-    monkeypatch.setattr(shares, "LONG_BYTES", 16 * MIB)
+    monkeypatch.setattr(shares, "MEDIUM_BYTES", 16 * MIB)
     shared = outputs(kernel, call)
     assert used == [count]
     for ours, theirs in [(shared.out, alone.out), *zip(shared.scratch, alone.scratch)]:
@@ -413,22 +416,22 @@ def test_workspaces_together_are_within_the_limit(kernel, monkeypatch, lengths):
     outputs(kernel, call_of(*lengths))
 
 
-@pytest.mark.parametrize("inference", [True, False])
-def test_tensors_of_inference_mode_and_queries_with_a_gradient(package, kernel, monkeypatch, inference):
-    call = call_of(40_000)
-    expected = outputs(kernel, call)
-    call = call._replace(query=call.query.clone().requires_grad_(not inference))
-    used = []
+def test_tensors_of_inference_mode_and_queries_with_a_gradient(package, kernel, monkeypatch):
+    first = call_of(40_000)
+    expected, used = outputs(kernel, first), []
+    kernel.pool._forget()  # new workers, with no views of an earlier call
     monkeypatch.setattr(kernel.pool, "run", lambda *given, run=kernel.pool.run: (used.append(1), run(*given)))
-    with torch.inference_mode(inference):
-        call = copy_outputs(call._replace(query=call.query.clone()))
-        assert call.query.requires_grad != inference and call.out.is_inference() == inference
-        scratch = call.scratch
-        package.paged_attention_v2(
-            call.out, *scratch, call.query, call.key_cache, call.value_cache, 4, call.scale, call.block_tables,
-            call.seq_lens, 16, call.max_seq_len, None, "auto", 1.0, 1.0, partition_size=512,
-        )  # fmt: skip
-        assert used == [1] and same(call, expected) and not call.out.requires_grad
+    for inference in (True, False, True):
+        call = first._replace(query=first.query.clone().requires_grad_(not inference))
+        with torch.inference_mode(inference):
+            call = copy_outputs(call._replace(query=call.query.clone()))
+            assert call.query.requires_grad != inference and call.out.is_inference() == inference
+            package.paged_attention_v2(
+                call.out, *call.scratch, call.query, call.key_cache, call.value_cache, 4, call.scale,
+                call.block_tables, call.seq_lens, 16, call.max_seq_len, None, "auto", 1.0, 1.0, partition_size=512,
+            )  # fmt: skip
+            assert same(call, expected) and not call.out.requires_grad
+    assert len(used) == 3
 
 
 def test_eight_calls_at_once(kernel):

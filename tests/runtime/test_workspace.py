@@ -73,6 +73,16 @@ def test_memory_serves_in_inference_mode_and_outside(first, second):
             assert float(buffer.fill_(2.0).mul_(3.0).sum()) == 96.0
 
 
+def test_views_made_in_inference_mode_are_no_inference_tensors():
+    def halves(space, count):
+        return (space.view(torch.float32, count).view(torch.float16),)
+
+    with torch.inference_mode():
+        buffer = lease().space(lambda all: all, {"all": 64})
+        assert not buffer.view(torch.float32, 2).is_inference()
+        assert not buffer.once(halves, buffer, 4)[0].is_inference()
+
+
 def test_buffers_do_not_overlap():
     sizes = {"a": 300, "b": 1, "c": 256}
     assert total(sizes) == 512 + 256 + 256
