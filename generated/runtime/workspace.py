@@ -49,8 +49,9 @@ class Buffer:
         """
         found = self._views.get((dtype, shape, order))
         if found is None:
-            found = self._data.view(dtype).narrow(0, 0, math.prod(shape)).view(shape)
-            self._views[dtype, shape, order] = found = found if order is None else found.permute(order)
+            with torch.inference_mode(False):  # a cached view must serve outside of that mode too
+                found = self._data.view(dtype).narrow(0, 0, math.prod(shape)).view(shape)
+                self._views[dtype, shape, order] = found = found if order is None else found.permute(order)
         return cast(torch.Tensor, found)
 
     def once(self, make: Callable[..., S], space: object, *sizes: Hashable) -> S:
@@ -60,7 +61,8 @@ class Buffer:
         """
         found = self._views.get((make, sizes))
         if found is None:
-            found = self._views[make, sizes] = make(space, *sizes)
+            with torch.inference_mode(False):
+                found = self._views[make, sizes] = make(space, *sizes)
         return cast(S, found)
 
 

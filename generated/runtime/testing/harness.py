@@ -225,8 +225,8 @@ class TorchKernel(Harness):
         held: Shares = self.module.SHARES
         worker = held.worker._replace(chunk=chunk, segment=segment, padding=0)
         monkeypatch.setattr(self.module, "SHARES", held._replace(worker=worker))
-        monkeypatch.setattr(shares, "LONG_BYTES", 0)
-        monkeypatch.setattr(pool, "available", lambda: count)
+        monkeypatch.setattr(shares, "MEDIUM_BYTES", 0)
+        monkeypatch.setattr(pool, "available", lambda: pool.Offer(count, medium=True))
 
 
 @functools.lru_cache(maxsize=8)

@@ -17,30 +17,38 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
 #: The values of the environment variable PAV2_WORKERS.
-POLICIES = ("auto", "never")
+POLICIES = ("auto", "always", "never")
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def available() -> int:
-    """The number of workers that may share a call of this thread: its number of torch threads, or 1 for no workers.
+class Offer(NamedTuple):
+    """The number of workers that may share a call (1 for none), and whether they may share calls of medium length."""
 
-    The result is 1 if torch does not use OpenMP, if a torch dispatch mode or the profiler observes this thread, or if
-    the environment variable PAV2_WORKERS is ``never``. It is also 1 in a worker, which has a single thread. Raises
-    ValueError if PAV2_WORKERS is neither ``auto`` nor ``never``.
+    workers: int
+    medium: bool
+
+
+def available() -> Offer:
+    """The workers that may share a call of this thread. Their number is that of its torch threads, or 1 for no workers.
+
+    The environment variable PAV2_WORKERS says which calls they may share: ``auto`` long ones, ``always`` medium ones
+    too. The number is 1 if torch does not use OpenMP, if a torch dispatch mode or the profiler observes this thread, or
+    if the variable is ``never``. It is also 1 in a worker, which has a single thread. Raises ValueError if the variable
+    has another value.
     """
     policy = os.environ.get("PAV2_WORKERS") or "auto"
     if policy not in POLICIES:
-        raise ValueError(f"paged_attention_v2: PAV2_WORKERS is {policy!r}; it must be auto or never")
+        raise ValueError(f"paged_attention_v2: PAV2_WORKERS is {policy!r}; it must be auto, always or never")
     if policy == "never" or not torch.backends.openmp.is_available() or _observed():
-        return 1
-    return torch.get_num_threads()
+        return Offer(1, False)
+    return Offer(torch.get_num_threads(), policy == "always")
 
 
 def _observed() -> bool:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..tiling import Budget, Tiling
 
-#: A call is shared if each worker moves at least this number of bytes through the buffers of chunks: the keys or the
-#: values of a call as they lie in the cache, in order, and in float32. In a shorter call, the start of the workers and
-#: the wait for the last one take more time than OpenMP's waits on a quiet machine (docs/performance.md).
-LONG_BYTES = 128 << 20
+if TYPE_CHECKING:
+    from .pool import Offer
+
+#: A call is long, or of medium length, if each worker moves at least this number of bytes through the buffers of
+#: chunks. These hold the keys or the values of a call as they lie in the cache, in order, and in float32. After an
+#: OpenMP region of the caller, such as a matmul, OpenMP's threads spin for some milliseconds and take the cores from
+#: the workers. A long call is as fast as without workers all the same. A call of medium length is not, unless other
+#: processes use the cores. In a shorter call, the start of the workers takes more time than they save.
+LONG_BYTES, MEDIUM_BYTES = 384 << 20, 32 << 20
 
 #: How many tiles per worker may be started before the state of the oldest one is merged. This bounds the memory for
 #: states that wait to be merged. It is more than 1, so that a worker that is interrupted does not stop the others.
@@ -28,20 +33,20 @@ class Shares(NamedTuple):
     workspace: int
 
     def workers(
-        self, lengths: Sequence[int], kv_heads: int, partition: int, page: int, available: Callable[[], int]
+        self, lengths: Sequence[int], kv_heads: int, partition: int, page: int, available: Callable[[], Offer]
     ) -> int:
         """The number of workers for a call with sequences of these lengths, in tokens; 1 if the calling thread is to
         compute the call.
 
         partition, page: the number of tokens in a partition and in a page.
-        available: returns the number of threads of the caller. It is called only for calls that are long enough.
+        available: returns the workers that there are. It is called only for calls that are not short.
         """
         moved = sum(lengths) // page * kv_heads * self.worker.chunk_page
-        if moved < 2 * LONG_BYTES:
+        if moved < 2 * MEDIUM_BYTES:
             return 1
-        count = available()
+        count, medium = available()
         room = self.workspace // self.worker.most_bytes(partition // page, kv_heads)
-        return count if 1 < count <= room and moved >= count * LONG_BYTES else 1
+        return count if 1 < count <= room and moved >= count * (MEDIUM_BYTES if medium else LONG_BYTES) else 1
 
     def fit(
         self,
@@ -52,7 +57,7 @@ class Shares(NamedTuple):
         page: int,
         *,
         known: bool,
-        available: Callable[[], int],
+        available: Callable[[], Offer],
     ) -> Tiling:
         """The tiling of a call on a CPU (see ``Budget.fit``), within the bounds ``alone`` if no workers share it."""
         count = self.workers(lengths, kv_heads, partition, page, available)
