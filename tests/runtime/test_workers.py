@@ -15,6 +15,7 @@ import torch
 from pav2gen.plan import kernel as plan
 from pav2gen.reading import spec_file as spec
 from pav2gen.runtime.key import Key
+from pav2gen.runtime.rows import Rows
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make
 from pav2gen.runtime.workers import pool
 from pav2gen.runtime.workers.shares import AHEAD, LONG_BYTES, MEDIUM_BYTES
@@ -239,6 +240,13 @@ def test_a_call_while_the_interpreter_exits(started):
     assert in_process(script + ("call()\n" if started else "")) == str(list(range(9)))
 
 
+def test_fewer_workers_are_some_of_the_same():
+    run(3, range(3), lambda task: None)
+    kept = pool._executor
+    run(2, range(3), lambda task: None)
+    assert pool._executor is kept
+
+
 # Whether a call gets workers
 
 
@@ -300,6 +308,28 @@ def test_no_more_workers_than_their_memory_allows():
     each = PLAN.torch.worker.most_bytes(32, 4)
     assert workers_of([1 << 20], 3, workspace=3 * each) == 3
     assert workers_of([1 << 20], 3, workspace=3 * each - 1) == 1
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_workers_have_the_same_number_of_tiles_of_a_sequence(count):
+    tiling = PLAN.torch.worker.fit([196 * 512], 4, 512, 16, known=True, workers=count)
+    sizes = [tile.num_parts for tile in tiling.tiles()]
+    assert sum(sizes) == 196 and len(sizes) % count == 0 and max(sizes) - min(sizes) <= 1
+
+
+def test_workers_clamp_lengths_once():
+    class Lengths:
+        clamps = 0
+
+        def clamp(self, *_):
+            self.clamps += 1
+            time.sleep(0.05)
+            return self
+
+    lengths = Lengths()
+    rows, met = Rows(lengths, ordered=False, longest=5), threading.Barrier(3)
+    run(3, range(3), lambda task: (met.wait(), rows.seq_lens))
+    assert lengths.clamps == 1
 
 
 # Kernels
