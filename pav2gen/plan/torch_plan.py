@@ -187,6 +187,18 @@ class TorchPlan(TorchFigures):
         """
         return not (self.variant.sinks or self.variant.sliding_window)
 
+    @property
+    def whole_output(self) -> bool:
+        """Whether the kernel normalizes the softmax weights of a sequence with only one partition before it applies
+        them to the values, if no token slot of the tile is masked.
+        """
+        return self.lone_output and self.always_attends
+
+    @property
+    def whole_grains(self) -> bool:
+        """Whether a row of V in a page, which has an element of each token, consists of whole 16-byte groups."""
+        return self.variant.block_size * self.variant.cache_item_bytes % 16 == 0
+
     def lengths(self, num_seqs: int, longest: int) -> tuple[int, ...]:
         """Return, for each of ``num_seqs`` sequences of ``longest`` tokens, the number of tokens that the kernel
         processes. With a sliding window, this number can be smaller than ``longest``.
@@ -272,10 +284,8 @@ class TorchPlan(TorchFigures):
         """Return the number of ATen calls for ``row_tile`` of ``tiling``: the tiles that process the same sequences."""
         tiles, ordered, rounds = row_tile.tiles, tiling.ordered, self._rounds(tiling.ordered)
         lone = self.lone_output and len(tiles) == tiles[0].num_parts == 1 and not ordered
-        if lone:
-            output = 3 + (tiles[0].masked or not self.always_attends)  # the sum clamped; o / z; out and tmp_out
-        else:
-            output = 2 + ordered + rounds + 9 * self.variant.sinks
+        lone_output = 2 + 2 * (not self._whole(tiles[0], lone))  # out and tmp_out; the sum clamped, o / z
+        output = lone_output if lone else 2 + ordered + rounds + 9 * self.variant.sinks
         copies = 3 * (len(tiles) if tiling.workers > 1 else 1)  # of the first state, or of each worker's states
         merges = copies + (len(tiles) - 1) * 11 if len(tiles) > 1 else 0
         return sum(self._tile_calls(tile, ordered, lone) for tile in tiles) + merges + output
@@ -294,13 +304,14 @@ class TorchPlan(TorchFigures):
             + (ordered or (tile.rows > 1 and not tile.masked))  # block numbers copied
             + ordered  # query copied
         )
-        softmax = 5 + (tile.masked or not self.always_attends) + paged
+        whole = self._whole(tile, lone)
+        softmax = (4 if whole else 5 + (tile.masked or not self.always_attends)) + paged
         scratch = 3 * ordered + self._rounds(ordered) + (not lone)
         if window:  # and the pages found
             scratch = 17 + (v.dtype != "float32")
         each_chunk = 5 + paged + 2 * self.converts + 2 * self.fp8 + tile.masked
         return (
-            (2 + 2 * self.scaled)  # query copied and scaled; scales of the cache
+            (1 + (tile.items > 1) + 2 * self.scaled)  # query copied and scaled; scales of the cache
             + segment
             + bool(tile.tail)
             + sum(map(bool, divmod(tile.tail, v.block_size)))
@@ -311,6 +322,10 @@ class TorchPlan(TorchFigures):
             + 8 * (tile.num_parts > 1)  # partitions reduced
             + each_chunk * -(-tile.items // tile.chunk)
         )
+
+    def _whole(self, tile: Tile, lone: bool) -> bool:
+        """Whether the kernel normalizes the softmax weights of ``tile`` before it applies them to the values."""
+        return self.whole_output and lone and not tile.masked
 
     def _rounds(self, ordered: bool) -> bool:
         """Whether the kernel rounds its float32 results to the dtype of the output in a separate ATen call. It does so

@@ -82,7 +82,7 @@ def operate(package: ModuleType, call: Call, row: Row, backend: str) -> None:
         sliding_window=call.sliding_window,
         sinks=call.sinks,
         modification=call.modification,
-        modification_tensors=dict(zip(names, call.tensors)),
+        modification_tensors=dict(zip(names, call.tensors)) if names else None,
         backend=backend,
         partition_size=row.partition_size,
     )
