@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from .rows import Rows
+from .rows import Rows, part_of
 from .tiling import Tile
 
 
@@ -140,7 +140,8 @@ def segment(
     taken, whole = slice(first, first + tile.rows), partition // page
     start = tile.parts.start * whole
     stop = start + (tile.num_parts - 1) * whole + tile.pages
-    table = rows.take(call.block_tables[:, start : stop - tile.tail // page], taken)  # [rows, parts * pages]
+    read = part_of(call.block_tables, 1, slice(start, stop - tile.tail // page))
+    table = rows.take(read, taken)  # [rows, parts * pages]
     if tile.padded:
         table = torch.constant_pad_nd(table, (0, stop - start - table.shape[1]))
     seq_lens = places = hidden = None

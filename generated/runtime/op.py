@@ -132,15 +132,16 @@ class Operator:
         longest = call.block_tables.shape[1] * key.block_size
         if call.max_seq_len > longest:  # tested first, because _replace is slow
             call = call._replace(max_seq_len=longest)
-        on_gpu = call.query.is_cuda
+        on_gpu, device = call.query.is_cuda, call.query.device
         backend = self.kernels.backend(arguments.backend, self.table.serving(key), on_gpu)
         num_seqs, kv_heads = call.query.shape[0], call.key_cache.shape[1]
-        device = device_name(call.query.device)
         asked = arguments.partition_size
-        captured = is_captured(call.query.device)
-        row = self.table.choose(key, backend, num_seqs, call.max_seq_len, kv_heads, asked, device, captured)
+        captured = is_captured(device)
+        row = self.table.choose(
+            key, backend, num_seqs, call.max_seq_len, kv_heads, asked, device_name(device), captured
+        )
         check.check_tensors(call, row.modification)
-        if backend == "torch" and not may_read(call.query.device, row.host_lengths):  # CUDA kernels never read lengths
+        if backend == "torch" and not may_read(device, row.host_lengths):  # CUDA kernels never read lengths
             call = call._replace(read_lengths=False)
         launch(self.kernel(row, backend, on_gpu, layout), call, row.partition_size)
 

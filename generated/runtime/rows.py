@@ -7,6 +7,16 @@ import threading
 import torch
 
 
+def part_of(tensor: torch.Tensor, dim: int, part: slice) -> torch.Tensor:
+    """Return the entries ``part`` of dimension ``dim``: the tensor itself if these are all entries, else a view.
+
+    ``part`` may end past the dimension, as a slice may. It has no step.
+    """
+    size = tensor.shape[dim]
+    stop = min(part.stop, size)
+    return tensor if part.start == 0 and stop == size else tensor.narrow(dim, part.start, stop - part.start)
+
+
 class Rows:
     """The sequences of a call, in the order in which the kernel processes them. A "row" is a sequence in this order.
 
@@ -33,13 +43,13 @@ class Rows:
         return self._seq_lens
 
     def take(self, tensor: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Return the given rows of ``tensor`` [seqs, ...], as a copy if the rows are sorted, else a view."""
-        return tensor[rows] if self._index is None else torch.index_select(tensor, 0, self._index[rows])
+        """Return the given rows of ``tensor`` [seqs, ...], as a copy if the rows are sorted, else as ``part_of``."""
+        return part_of(tensor, 0, rows) if self._index is None else torch.index_select(tensor, 0, self._index[rows])
 
     def put(self, target: torch.Tensor, rows: slice, values: torch.Tensor) -> None:
         """Store ``values`` into the given rows of ``target`` [seqs, ...], converted to the dtype of ``target``."""
         if self._index is None:
-            target[rows].copy_(values)
+            part_of(target, 0, rows).copy_(values)
         else:
             target.index_copy_(0, self._index[rows], values.to(target.dtype))
 
@@ -49,6 +59,6 @@ class Rows:
         The shape of ``divisor`` is that of ``values`` without the last dimension.
         """
         if self._index is None:
-            torch.div(values, divisor.unsqueeze(-1), out=target[rows])
+            torch.div(values, divisor.unsqueeze(-1), out=part_of(target, 0, rows))
         else:
             self.put(target, rows, torch.div(values, divisor.unsqueeze(-1)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .call import Call, Segment
-from .rows import Rows
+from .rows import Rows, part_of
 
 
 def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -21,8 +21,11 @@ def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor
     """
     if call.scratch is None or rows.ordered:
         return None, None
-    place = part.rows, slice(None), part.tile.parts
-    return call.scratch.max_logits[place].transpose(1, 2), call.scratch.exp_sums[place].transpose(1, 2)
+    max_logits, exp_sums = (
+        part_of(part_of(tensor, 0, part.rows), 2, part.tile.parts).transpose(1, 2)
+        for tensor in (call.scratch.max_logits, call.scratch.exp_sums)
+    )
+    return max_logits, exp_sums
 
 
 def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
@@ -35,27 +38,27 @@ def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: tor
     """
     if call.scratch is None:
         return
-    exp_sums, max_logits, tmp_out = (tensor[:, :, part.tile.parts] for tensor in call.scratch)
+    exp_sums, max_logits, tmp_out = (part_of(tensor, 2, part.tile.parts) for tensor in call.scratch)
     if rows.ordered:
         rows.put(max_logits, part.rows, m.transpose(1, 2))
         rows.put(exp_sums, part.rows, z.transpose(1, 2))
     rows.put_quotient(tmp_out, part.rows, o.transpose(1, 2), z.transpose(1, 2))
 
 
-def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
-    """Write the attention outputs o / z of sequences that have a single partition.
+def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tensor, outputs: torch.Tensor) -> None:
+    """Write the attention outputs of sequences that have a single partition.
 
-    If the call has a scratch, o / z is also written to tmp_out. If the call has an lse tensor, log(z) + m is written to
-    lse. The module ``state`` defines m, z and o.
+    If the call has a scratch, the outputs are also written to tmp_out. If the call has an lse tensor, log(z) + m is
+    written to lse. The module ``state`` defines m and z.
 
-    m, z: [rows, 1, heads] float32, where z is not 0. o: [rows, 1, heads, head size] float32, overwritten with o / z.
+    m, z: [rows, 1, heads] float32, where z is not 0. outputs: [rows, 1, heads, head size] float32.
     """
-    own = o.div_(z.unsqueeze(-1))[:, 0]
-    call.out[part.rows].copy_(own)
+    own = outputs.squeeze(1)
+    part_of(call.out, 0, part.rows).copy_(own)
     if call.scratch is not None:
-        call.scratch.tmp_out[part.rows, :, part.tile.parts.start].copy_(own)
+        part_of(call.scratch.tmp_out, 0, part.rows).select(2, part.tile.parts.start).copy_(own)
     if call.lse is not None:
-        call.lse[part.rows].copy_(torch.log(z).add_(m)[:, 0])
+        part_of(call.lse, 0, part.rows).copy_(torch.log(z).add_(m).squeeze(1))
 
 
 def clear_slots(pages: torch.Tensor, tail: int) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -39,7 +38,7 @@ class Buffer:
 
     def __init__(self, data: torch.Tensor) -> None:
         """data: the memory as a one-dimensional uint8 tensor, aligned for every dtype."""
-        self._data = data
+        self._data, self.device = data, data.device
         self._views: dict[Hashable, Any] = {}
 
     def view(self, dtype: torch.dtype, *shape: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
@@ -109,22 +108,29 @@ class Workspace:
 _kept = threading.local()
 
 
-@contextmanager
-def workspace(num_bytes: int, device: torch.device) -> Iterator[Workspace]:
-    """A context manager that yields a workspace of at least ``num_bytes`` on ``device``, for one call.
+class workspace:
+    """A context manager that gives a workspace of at least ``num_bytes`` on ``device``, for one call.
 
     On a CPU, the thread's previous workspace is used again if it is large enough, and no outer call is using it.
     """
-    if device.type != "cpu":
-        yield Workspace(num_bytes, device)
-        return
-    found: Workspace | None = getattr(_kept, "workspace", None)
-    _kept.workspace = None
-    if found is None or found.num_bytes < num_bytes:
-        found = None  # frees the old workspace before a new one is allocated
-        found = Workspace(max(num_bytes, LEAST_BYTES), device)
-    yield found
-    _kept.workspace = found
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self._num_bytes, self._device = num_bytes, device
+
+    def __enter__(self) -> Workspace:
+        if self._device.type != "cpu":
+            return Workspace(self._num_bytes, self._device)
+        found: Workspace | None = getattr(_kept, "workspace", None)
+        _kept.workspace = None
+        if found is None or found.num_bytes < self._num_bytes:
+            found = None  # frees the old workspace before a new one is allocated
+            found = Workspace(max(self._num_bytes, LEAST_BYTES), self._device)
+        self._lent = found
+        return found
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None and self._device.type == "cpu":
+            _kept.workspace = self._lent
 
 
 def forget() -> None:
