@@ -11,7 +11,6 @@ import pytest
 
 from pav2gen.runtime import library
 from pav2gen.runtime.building import compiling, prefetch
-from pav2gen.runtime.testing.representatives import of_files
 
 from .conftest import GENERATED, settle
 
@@ -192,55 +191,3 @@ def load_conftest(path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-# ---- representatives
-
-
-class Item:
-    """A collected test, as the package's conftest sees it. kind: the fixture by which it gets its kernel."""
-
-    def __init__(self, row, kind, parameters):
-        self.module = Mock(SYMBOL=row.symbol)
-        self.path = GENERATED / row.spec / "tests" / "test_it.py"
-        self.fixturenames = [kind, *(["cuda_rows"] if kind != "kernel" else []), *parameters]
-        self.callspec = Mock(params=parameters)
-        self.row, self.kind, self.parameters = row, kind, parameters
-
-
-KINDS = [
-    ("kernel", {}),
-    *(("cuda", {"machine": machine}) for machine in ("warp64", "warp32")),
-    *(("checked", {"host": host}) for host in ("warp64", "warp32")),
-    ("long_cuda", {}),
-]
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_representatives_run_all_tests_and_the_others_those_of_the_card_s_warps(full):
-    conftest = load_conftest(GENERATED / "qwen36" / "tests" / "conftest.py")
-    rows = [row for row in conftest.load_package().kernels.rows if row.cuda and row.spec in ("qwen36", "phi2")]
-    chosen = of_files(
-        {row.symbol: GENERATED / row.cuda for row in sorted(rows, key=lambda row: (row.partition_size, row.symbol))}
-    )
-    items = [Item(row, *kind) for row in rows for kind in KINDS]
-    config = Mock(getoption=lambda name, default=None: full)
-    conftest.pytest_collection_modifyitems(config, items)
-    assert [item.kind != "kernel" for item in items] == sorted(item.kind != "kernel" for item in items)
-    for row in rows:
-        found = [(item.kind, item.parameters) for item in items if item.row is row]
-        assert found == (KINDS if full or row.symbol in chosen else KINDS[:2])
-    session = Mock(items=items)
-    kept = conftest.libraries(session)
-    machines = ["warp64", "warp32"]
-    assert list(kept) == [(machine, checked) for checked in (False, True) for machine in machines]
-    assert kept["warp64", False] == rows
-    assert {row.symbol for row in kept["warp64", True]} == (chosen if not full else {row.symbol for row in rows})
-
-
-def test_the_only_kernel_of_a_session_is_its_own_representative():
-    conftest = load_conftest(GENERATED / "qwen36" / "tests" / "conftest.py")
-    row = next(row for row in conftest.load_package().kernels.rows if row.cuda)
-    items = [Item(row, *kind) for kind in KINDS]
-    conftest.pytest_collection_modifyitems(Mock(getoption=lambda name, default=None: False), items)
-    assert len(items) == len(KINDS)

@@ -5,7 +5,16 @@ import random
 import pytest
 
 from pav2gen.runtime import library
-from pav2gen.runtime.testing.representatives import Source, cover, of_files, parse, representatives
+from pav2gen.runtime.testing.representatives import (
+    Source,
+    cover,
+    few,
+    of_files,
+    of_module,
+    one_of_each_body,
+    parse,
+    representatives,
+)
 
 from .conftest import GENERATED
 
@@ -92,3 +101,27 @@ def test_kernels_of_another_body_are_not_left_out():
     same = frozenset({("kHeadSize", "64")})
     assert representatives({"a": Source("x", same), "b": Source("y", same), "c": Source("x", same)}) == {"a", "b"}
     assert representatives({"a": Source("x", frozenset()), "b": Source("x", frozenset())}) == {"a"}
+
+
+def test_few_kernels_have_each_body_and_each_value_but_not_every_value_in_every_body():
+    sources = {
+        "a64": Source("x", frozenset({("kHeadSize", "64")})),
+        "a80": Source("x", frozenset({("kHeadSize", "80")})),
+        "b64": Source("y", frozenset({("kHeadSize", "64")})),
+        "b80": Source("y", frozenset({("kHeadSize", "80")})),
+    }
+    assert representatives(sources) == {*sources}
+    assert few(sources) in ({"a64", "b80"}, {"a80", "b64"})
+    assert one_of_each_body(sources) == {"a64", "b64"}
+
+
+def test_pytorch_kernels_of_the_same_body_differ_in_numbers():
+    rows = [row for row in library.package_rows(GENERATED) if row.torch]
+    found = {row.symbol: of_module(GENERATED, row) for row in rows}
+    small, large = (f"pav2_qwen25_05b_hd64_g7_b16_f16_p{size}" for size in (256, 1024))
+    other = "pav2_llama3_8b_hd128_g4_b16_f16_p256"
+    assert found[small].body == found[large].body == found[other].body
+    assert found[small].constants - found[large].constants == {("partition_size", "256")}
+    assert {("head_size", "64"), ("gqa_ratio", "7")} <= found[small].constants - found[other].constants
+    for name in (name for name in found if "sparse" in name or "sinks" in name or "cap50" in name or "e4m3" in name):
+        assert found[name].body != found[small].body

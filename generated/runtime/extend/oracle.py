@@ -14,7 +14,7 @@ import torch
 
 from ..call import Call
 from ..dispatch_row import Modification
-from ..testing.oracle import gather, score
+from ..testing.oracle import attention, gather, groups, score
 from .call import ExtendCall
 
 
@@ -81,15 +81,10 @@ def attend(
     keys, values = gather(decode, s, kv_cache_dtype, start)  # [kv heads, tokens, head size] float64
     for i, row in enumerate(rows):
         seen = max(0, context + i + 1)  # tokens up to and including the row
-        for h in range(call.query.shape[1]):
-            kv_head = h // (call.query.shape[1] // keys.shape[0])
-            scores = score(decode, row, h, keys[kv_head, :seen], modification, length)
-            sink = -math.inf if call.sinks is None else float(call.sinks[h])
-            logits = torch.cat([scores, torch.tensor([sink], dtype=torch.float64)])
-            if torch.any(logits > -math.inf):
-                result.lse[row, h] = torch.logsumexp(logits, 0)
-            if torch.any(scores > -math.inf):
-                result.out[row, h] = torch.softmax(logits, 0)[:-1] @ values[kv_head, :seen]
+        for kv_head, group in enumerate(groups(decode)):
+            scores = score(decode, row, group, keys[kv_head, :seen], modification, length)
+            out, lse = attention(decode, group, scores, values[kv_head, :seen])
+            result.out[row, group.start : group.stop], result.lse[row, group.start : group.stop] = out, lse
 
 
 def as_decode(call: ExtendCall) -> Call:

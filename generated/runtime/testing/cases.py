@@ -6,6 +6,7 @@ means to write NaN to all places that a kernel must not read.
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 from collections.abc import Sequence
@@ -105,7 +106,7 @@ def make(case: Case) -> Call:
     dtype = getattr(torch, key.dtype)
     longest = case.longest
     tables, blocks = block_tables(case, generator)
-    k, v = caches(case, blocks, generator)
+    k, v = caches(case, blocks)
     if case.poison and not case.shared_blocks:
         poison(case, k, v, tables)
     partitions = -(-longest // case.partition_size) + case.spare_partitions
@@ -171,7 +172,7 @@ def block_tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, 
     return tables, blocks
 
 
-def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def caches(case: Case, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Make the key cache and the value cache with random content.
 
     The key cache is [blocks, kv heads, head size / x, block size, x]. The value cache is [blocks, kv heads, head size,
@@ -180,18 +181,30 @@ def caches(case: Case, blocks: int, generator: torch.Generator) -> tuple[torch.T
     key = case.key
     size = case.kv_heads * key.head_size * key.block_size
     shape = (blocks, size + case.block_gap * key.head_size * key.block_size)
-    numbers = torch.randn(2, POOL, generator=generator)
-    if key.kv_cache_dtype == "auto":
-        pools = numbers.to(getattr(torch, key.dtype))
-    else:
-        largest = torch.tensor([torch.as_tensor(scale).max() for scale in (case.k_scale, case.v_scale)])
-        pools = nearest_codes((numbers / largest.view(2, 1)).double(), key.kv_cache_dtype)
-    k, v = (tiled(pool, shape)[:, :size] for pool in pools)
+    scales = largest(case.k_scale), largest(case.v_scale)
+    k, v = (tiled(pool, shape)[:, :size] for pool in pools(case.seed, key.dtype, key.kv_cache_dtype, scales))
     x = 16 // k.element_size()
     return (
         k.unflatten(1, (case.kv_heads, key.head_size // x, key.block_size, x)),
         v.unflatten(1, (case.kv_heads, key.head_size, key.block_size)),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def pools(seed: int, dtype: str, kv_cache_dtype: str, scales: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The numbers that the key cache and the value cache repeat: POOL elements each. Many cases have the same ones.
+
+    scales: by which the numbers in a compressed cache are divided: those of the keys, and those of the values.
+    """
+    numbers = torch.randn(2, POOL, generator=torch.Generator().manual_seed(seed + 2_000_003))
+    if kv_cache_dtype == "auto":
+        return tuple(numbers.to(getattr(torch, dtype)))
+    return tuple(nearest_codes((numbers / torch.tensor(scales).view(2, 1)).double(), kv_cache_dtype))
+
+
+def largest(scale: Scale) -> float:
+    """The largest of the scales of the KV heads."""
+    return scale if isinstance(scale, float) else max(scale)
 
 
 def tiled(pool: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

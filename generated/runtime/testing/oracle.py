@@ -1,4 +1,4 @@
-"""The float64 reference of attention, in plain loops over sequences and heads, and the allowed error of kernels.
+"""The float64 reference of attention, in plain loops over sequences and KV heads, and the allowed error of kernels.
 
 Everything in this module runs on the CPU, because some cards, such as the BI-V100, compute float64 wrongly.
 """
@@ -109,26 +109,46 @@ def reference(
 
     modification: the definition of ``call.modification``.
     """
-    seqs, heads, head_size = call.query.shape
-    out = torch.zeros(seqs, heads, head_size, dtype=torch.float64)
-    lse = torch.full((seqs, heads), -math.inf, dtype=torch.float64)
+    seqs, num_heads, head_size = call.query.shape
+    out = torch.zeros(seqs, num_heads, head_size, dtype=torch.float64)
+    lse = torch.full((seqs, num_heads), -math.inf, dtype=torch.float64)
     partitions: list[list[list[Partition]]] = []
     for s in range(seqs):
         keys, values = gather(call, s, kv_cache_dtype)  # [kv heads, tokens, head size] float64
         partitions.append([])
-        for h in range(heads):
-            kv_head = h // (heads // keys.shape[0])
-            scores = score(call, s, h, keys[kv_head], modification)
-            parts = [part(scores[i : i + partition_size], values[kv_head, i : i + partition_size])
-                     for i in range(0, len(scores), partition_size)]  # fmt: skip
-            partitions[s].append(parts)
-            sink = -math.inf if call.sinks is None else float(call.sinks[h])
-            logits = torch.cat([scores, torch.tensor([sink], dtype=torch.float64)])
-            if torch.any(logits > -math.inf):
-                lse[s, h] = torch.logsumexp(logits, 0)
-            if torch.any(scores > -math.inf):
-                out[s, h] = torch.softmax(logits, 0)[:-1] @ values[kv_head]
+        for kv_head, group in enumerate(groups(call)):
+            scores = score(call, s, group, keys[kv_head], modification)
+            heads = slice(group.start, group.stop)
+            out[s, heads], lse[s, heads] = attention(call, group, scores, values[kv_head])
+            parts = [part(scores[:, i : i + partition_size], values[kv_head, i : i + partition_size])
+                     for i in range(0, scores.shape[1], partition_size)]  # fmt: skip
+            partitions[s] += [[of_heads[place] for of_heads in parts] for place in range(len(group))]
     return Reference(out, lse, partitions)
+
+
+def groups(call: Call) -> list[range]:
+    """Return the query heads of each KV head."""
+    heads, kv_heads = call.query.shape[1], call.key_cache.shape[1]
+    return [range(first, first + heads // kv_heads) for first in range(0, heads, heads // kv_heads)]
+
+
+def attention(
+    call: Call, group: range, scores: torch.Tensor, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute out [heads, head size] and lse [heads] of the query heads ``group``, which share a KV head.
+
+    A head that attends to no token has the output 0.
+    scores: [heads, tokens] float64, -inf for masked tokens.
+    values: [tokens, head size] float64.
+    """
+    if call.sinks is None:
+        sinks = torch.full((len(group), 1), -math.inf, dtype=torch.float64)
+    else:
+        sinks = call.sinks[group.start : group.stop].double().unsqueeze(1)
+    logits = torch.cat([scores, sinks], 1)
+    attended = (scores > -math.inf).any(1, keepdim=True)
+    out = torch.softmax(logits, 1)[:, :-1] @ values
+    return torch.where(attended, out, torch.zeros_like(out)), torch.logsumexp(logits, 1)
 
 
 def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,31 +187,36 @@ def window_start(call: Call, tokens: int) -> int:
 def score(
     call: Call,
     s: int,
-    h: int,
+    group: range,
     keys: torch.Tensor,
     modification: Modification | None = None,
     length: int | None = None,
 ) -> torch.Tensor:
-    """Return the scores of query head ``h`` in sequence ``s``, [tokens] float64. The score of a masked token is -inf.
+    """Return the scores of the query heads ``group`` in sequence ``s``: [heads, tokens] float64, -inf if masked.
 
     The query belongs to the last token of ``keys``. The operations come in the order of vLLM and ONNX: scale, softcap,
     ALiBi, the modification's score, then all masks.
-    keys: [tokens, head size] float64.
+    group: query heads that share a KV head.
+    keys: the keys of this KV head, [tokens, head size] float64.
     length: the length of the whole sequence, if it has tokens after the query's token.
     """
     tokens = keys.shape[0]
-    scores = keys @ call.query[s, h].double() * call.scale
+    scores = call.query[s, group.start : group.stop].double() @ keys.T * call.scale
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.alibi_slopes is not None:
-        scores += float(call.alibi_slopes[h]) * torch.arange(1 - tokens, 1, dtype=torch.float64)
+        slopes = call.alibi_slopes[group.start : group.stop].double().unsqueeze(1)
+        scores += slopes * torch.arange(1 - tokens, 1, dtype=torch.float64)
     if modification is not None:
-        scores = modified(call, h, scores, modification, length=length, position=tokens - 1)
-    scores[: window_start(call, tokens)] = -math.inf
+        rows = [modified(call, h, scores[place], modification, length=length, position=tokens - 1)
+                for place, h in enumerate(group)]  # fmt: skip
+        scores = torch.stack(rows)
+    scores[:, : window_start(call, tokens)] = -math.inf
     if call.sparse is not None:
-        kv_head = h // (call.query.shape[1] // call.key_cache.shape[1])
-        attended = [attends(call.sparse, call, h, kv_head, position, tokens) for position in range(tokens)]
-        scores[~torch.tensor(attended, dtype=torch.bool)] = -math.inf
+        kv_head = group.start // len(group)
+        for place, h in enumerate(group):
+            attended = [attends(call.sparse, call, h, kv_head, position, tokens) for position in range(tokens)]
+            scores[place, ~torch.tensor(attended, dtype=torch.bool)] = -math.inf
     return scores
 
 
@@ -240,13 +265,17 @@ def attends(sparse: BlockSparse, call: Call, h: int, kv_head: int, position: int
     return (block + offset) % sparse.vert_stride == 0 or block > last - sparse.local_blocks
 
 
-def part(scores: torch.Tensor, values: torch.Tensor) -> Partition:
-    """Compute the softmax state of one partition from its scores [tokens] and its values [tokens, head size]."""
-    m = float(scores.max())
-    if m == -math.inf:
-        return Partition(m, 0.0, torch.zeros(values.shape[1], dtype=torch.float64))
-    weights = torch.exp(scores - m)
-    return Partition(m, float(weights.sum()), weights @ values / weights.sum())
+def part(scores: torch.Tensor, values: torch.Tensor) -> list[Partition]:
+    """Compute the softmax state of one partition for each of some query heads.
+
+    scores: [heads, tokens] float64.
+    values: [tokens, head size] float64, of the KV head that these heads share.
+    """
+    m = scores.amax(1)
+    weights = torch.where(m.unsqueeze(1) > -math.inf, torch.exp(scores - m.unsqueeze(1)), torch.zeros_like(scores))
+    z = weights.sum(1)
+    o = weights @ values / torch.where(z > 0, z, torch.ones_like(z)).unsqueeze(1)
+    return [Partition(*state) for state in zip(m.tolist(), z.tolist(), o)]
 
 
 def excess(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> float:

@@ -122,7 +122,7 @@ inline Meeting& join(Warp& warp, const Lane& me, const Meeting& call) {
 }
 
 // Waits for the lanes in the mask of `call`, and returns this lane's result.
-inline u64 take_part(Lane& me, Meeting call, u64 value, int source) {
+inline u64 take_part(Lane& me, const Meeting& call, u64 value, int source) {
     Warp& warp = warp_of(me);
     me.given = value;
     me.source = source & (SIMT_WARP_SIZE - 1);

@@ -49,18 +49,22 @@ inline unsigned pick(Mask ready) {
         case Order::descending: return 63 - (unsigned)__builtin_clzll(ready);
         case Order::random: break;
     }
-    for (unsigned skip = (unsigned)(random_bits() % (unsigned)__builtin_popcountll(ready)); skip; skip--)
-        ready &= ready - 1;
-    return (unsigned)__builtin_ctzll(ready);
+    // The first ready lane at or after a random one: lanes after a gap are more likely, but any order can occur.
+    const Mask later = ready & ~0ull << (random_bits() >> 32) % SIMT_WARP_SIZE;
+    return (unsigned)__builtin_ctzll(later ? later : ready);
 }
 
 inline Lane* next_lane(unsigned warp) {
     const unsigned n = machine.warps;
     const bool down = machine.policy.lane_order == Order::descending;
-    if (machine.policy.lane_order == Order::random) warp = (unsigned)(random_bits() % n);
+    if (machine.policy.lane_order == Order::random) warp = (unsigned)((random_bits() >> 32) * n >> 32);
     for (unsigned k = 0; k < n; k++) {
-        const unsigned w = (down ? warp + n - k : warp + k) % n;
-        if (machine.warp[w].ready) return &machine.lanes[w * SIMT_WARP_SIZE + pick(machine.warp[w].ready)];
+        const Mask ready = machine.warp[warp].ready;
+        if (ready) return &machine.lanes[warp * SIMT_WARP_SIZE + pick(ready)];
+        if (down)
+            warp = warp ? warp - 1 : n - 1;
+        else if (++warp == n)
+            warp = 0;
     }
     return nullptr;
 }
