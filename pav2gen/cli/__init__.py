@@ -1,7 +1,7 @@
 """The command line of pav2gen.
 
-Each command parses its arguments, calls the module that does the work, and prints the result. ``bench.commands`` and
-``install.commands`` define further commands, which this package adds. This package may import every other package.
+Each command parses its arguments, calls the module that does the work, and prints the result. The commands of
+``bench.commands`` and ``install.commands`` are added here. This package may import every other package.
 """
 
 from __future__ import annotations

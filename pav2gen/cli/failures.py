@@ -12,7 +12,7 @@ from pav2gen.errors import UserError
 
 
 class Failure(click.ClickException):
-    """A user's mistake or a system error. click calls ``show``, and then exits with code 2."""
+    """A user's mistake or a system error. click shows it and exits with code 2."""
 
     exit_code = 2
 
@@ -30,9 +30,9 @@ class CompilerFailure(Failure):
 
 
 def usage_failure(error: click.UsageError) -> click.ClickException:
-    """Return a Failure for ``error``, which click raised for the arguments of a command.
+    """Return a Failure for ``error``, which click raised for wrong arguments of a command.
 
-    If click raised ``error`` to show the help of a command without arguments, return ``error`` itself.
+    If click raised ``error`` only to show the help of a command without arguments, return ``error`` itself.
     """
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2
         return error

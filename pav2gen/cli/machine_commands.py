@@ -1,6 +1,6 @@
 """The commands that examine this machine, compile CUDA kernels, or run CUDA programs: doctor, compile and simt.
 
-Each command imports the module that does its work only when the command runs. So ``--help`` is fast.
+A command imports the module that does its work only when it runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ class NonEmptyPath(click.Path):
     """The type of a path on the command line. An empty path is an error, so ``--out "$UNSET"`` does not mean ``.``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the text of an argument or option as a path. An empty text is a mistake of the user."""
+        """Return ``value``, the text of an argument or option, as a path. An empty text is an error."""
         if value == "":
             self.fail("the path is empty", param, ctx)
         return super().convert(value, param, ctx)
 
 
 def default_specs(ctx: click.Context, param: click.Parameter, value: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the spec files that the user named, or else all of ``specs/*.yaml``.
+    """Return the spec files that the user named, or all of ``specs/*.yaml`` if the user named none.
 
     Raises UserError if there are no spec files.
     """

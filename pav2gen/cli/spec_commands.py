@@ -1,7 +1,6 @@
 """The commands that work with specs: build, remove, check, list, explain, init and schema.
 
-Each command parses its arguments, calls a module of ``pav2gen.commands``, and prints the result. The module is imported
-only when the command runs. So ``--help`` is fast.
+A command imports the module that does its work only when it runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -216,10 +215,9 @@ def _say_waiting(holder: str) -> None:
 
 
 def _print_outcome(outcome: Outcome, options: BuildOptions, verbose: bool, quiet: bool) -> None:
-    """Print what a build or a removal did, in a few lines.
+    """Print in a few lines what a build or a removal did, or would do in a dry run.
 
-    For a dry run, print what would be done, with a line for each file. Raises the error with which a real run would
-    stop.
+    In a dry run, raises the error with which the real run would stop.
     """
     if quiet and outcome.refusal:
         raise outcome.refusal

@@ -1,8 +1,7 @@
 """The table of all axes: which values each axis may have, and how specs, messages and kernel names write these values.
 
-All code that handles axes uses this table: the readers of specs and tuning files, the rules, ``explain``, ``--filter``,
-kernel names, titles, the JSON document of ``bench``, ``init`` and the JSON Schema. To add an axis, add an entry to
-``_TABLE``, and a field to ``runtime.key.Key`` and to ``family.variant.AttentionVariant``.
+All code that handles axes uses this table. To add an axis, add an entry to ``_TABLE``, and a field to
+``runtime.key.Key`` and to ``family.variant.AttentionVariant``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PARTITION_SIZES = (64, 128, 256, 512, 1024, 2048)
 #: The names of the two sections of a spec that give the values of axes.
 AXES_SECTION, FEATURES_SECTION = "axes", "features"
 
-#: Python type of an axis's values -> what messages call a value of this type.
+#: Maps the Python type of an axis's values to what messages call a value of this type.
 TYPE_NAMES: Mapping[type, str] = {
     int: "a whole number from 0 to 999999999",
     float: "a number",
@@ -35,14 +34,18 @@ TYPE_NAMES: Mapping[type, str] = {
 class Axis:
     """One axis: a property in which the kernels of a spec differ, such as the head size.
 
-    ``kind`` is the Python type of the axis's values. If ``nullable``, None ("without the feature") is a value too.
-    ``allowed`` lists all values that a kernel can be generated for. If ``allowed`` is empty, the type and the rules in
-    ``reading.rules`` decide which values are allowed. ``works`` describes the allowed values in words, for messages.
-    ``default`` has the values for a spec that leaves the axis out, or None if a spec must give the axis. ``section`` is
-    the section of a spec that gives the values. ``aliases`` maps other spellings of values to the values. ``about`` is
-    one sentence for the JSON Schema and for ``explain``. ``tag`` is a function that takes a value and returns the part
-    of a kernel's name that states the value. ``title`` is a function that takes a value and returns the part of a
-    kernel's description that states the value, or "" for a value that the description leaves out.
+    kind: the Python type of the values.
+    about: one sentence that describes the axis, for the JSON Schema and for ``pav2gen explain``.
+    tag: a function that takes a value and returns the part of a kernel's name that stands for it.
+    title: a function that takes a value and returns the words that stand for it in a kernel's description. If the
+    description leaves out the value, it returns "".
+    works: the allowed values in words, for messages.
+    allowed: all values that a kernel can be generated for. If it is empty, ``kind`` and the rules in ``reading.rules``
+    decide which values are allowed.
+    default: the values in a spec that does not name the axis, or None if every spec must name it.
+    section: the section of a spec that contains the axis.
+    nullable: whether None is a value too. None means that the kernel does not have the feature.
+    aliases: maps other spellings of a value to the value.
     """
 
     name: str
@@ -59,18 +62,19 @@ class Axis:
 
     @property
     def path(self) -> str:
-        """Where a spec file gives the values of this axis, as a dotted path: ``axes.head_size``, ``features.alibi``."""
+        """The dotted path of this axis in a spec file, such as ``axes.head_size`` or ``features.alibi``."""
         return f"{self.section}.{self.name}"
 
     def has_type(self, value: object) -> bool:
-        """Whether ``value`` has the type of this axis's values. Whether the value is allowed is not checked."""
+        """Whether ``value`` has the type of this axis's values. This does not check whether the value is allowed."""
         if value is None:
             return self.nullable
         return type(value) is self.kind or (self.kind is float and type(value) is int)
 
     def parse(self, text: str) -> object:
-        """Convert ``text``, which is from the command line, to a value of this axis. Raises UserError if ``text`` does
-        not have the type of the axis's values.
+        """Convert ``text``, from the command line, to a value of this axis.
+
+        Raises UserError if ``text`` does not have the type of this axis's values.
         """
         text = text.strip()
         if self.nullable and text in ("null", "none", "None", "~"):
@@ -92,7 +96,7 @@ def _number(prefix: str) -> Callable[[object], str]:
 
 
 def _name_part(value: object) -> str:
-    """How a kernel's name writes the number ``value``: ``50`` for 50.0, ``0p5`` for 0.5."""
+    """Return a number as a kernel's name writes it: ``50`` for 50.0, ``0p5`` for 0.5."""
     return str(value).removesuffix(".0").replace(".", "p")
 
 
@@ -225,12 +229,11 @@ _TABLE = (
     ),
 )
 
-#: Every axis by its name, in the order in which a kernel's name states the axes. In lists of kernels, the last axis
-#: varies fastest.
+#: Maps the name of every axis to the axis. The order of the axes is their order in a kernel's name.
 AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
 
-#: The axes that the reports of ``bench`` state in a phrase of their own, such as "24/4 heads of 256". The reports leave
-#: these axes out of the titles that they get from ``title``.
+#: The names of the axes that ``bench`` reports in a phrase of its own, such as "24/4 heads of 256". It leaves these
+#: axes out of the descriptions that ``title`` returns.
 HEADS = ("head_size", "gqa_ratio")
 
 #: The names of the axes for which a call and its kernel must have the same values: the fields of ``Key``.
@@ -241,18 +244,18 @@ if Key._fields != KEY_AXES:
 
 
 def slug(values: Mapping[str, object]) -> str:
-    """The name of a kernel within its spec, such as ``hd256_g6_b16_f16_p512``.
+    """Return the name of a kernel within its spec, such as ``hd256_g6_b16_f16_p512``.
 
-    values: the kernel's value for each axis, by the name of the axis, in the order of ``AXES``.
+    values: maps the name of each axis of the kernel to the kernel's value, in the order of ``AXES``.
     """
     return "".join(AXES[name].tag(value) for name, value in values.items())
 
 
 def title(values: Mapping[str, object], leave_out: Collection[str] = ()) -> str:
-    """A description of a kernel by its axis values, such as ``head size 256, pages of 16, float16``.
+    """Return a description of a kernel by its axis values, such as ``head size 256, pages of 16, float16``.
 
-    values: the kernel's value for each axis, by the name of the axis. The description states them in this order.
-    leave_out: the names of axes that the description does not state.
+    values: maps the name of each axis of the kernel to the kernel's value. The description has the same order.
+    leave_out: the names of axes that the description does not mention.
     """
     parts = (AXES[name].title(value) for name, value in values.items() if name not in leave_out)
     return ", ".join(part for part in parts if part)

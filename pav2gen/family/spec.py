@@ -1,5 +1,6 @@
-"""The content of a spec file. A spec describes its kernels as all combinations of its axis values, except the
-combinations that it excludes.
+"""The dataclasses that hold the content of a spec file.
+
+A spec asks for one kernel for each combination of its axis values, except the combinations that it excludes.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from pav2gen.family.variant import OPERATORS, Point, Variant, expand
 
 @dataclass(frozen=True)
 class RankShape:
-    """The numbers of query heads and KV heads on one tensor-parallel rank, as vLLM distributes them over
-    ``tensor_parallel`` ranks.
-    """
+    """The numbers of query heads and KV heads on one rank, if a model is distributed over ``tensor_parallel`` ranks."""
 
     tensor_parallel: int
     num_heads: int
@@ -31,11 +30,12 @@ class RankShape:
 
 @dataclass(frozen=True)
 class Model:
-    """The numbers of heads, the longest context and the tensor-parallel sizes of the model that the kernels serve.
-    Plans, generated tests and benchmarks use these numbers.
+    """The sizes of the model that the kernels serve.
 
-    ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads of the whole model. ``max_seq_len`` is the
-    longest context in tokens. ``tensor_parallel`` lists the numbers of ranks that the model may be distributed over.
+    num_heads, num_kv_heads: the numbers of query heads and KV heads in a layer, before the model is distributed over
+    ranks.
+    max_seq_len: the longest context, in tokens.
+    tensor_parallel: the numbers of ranks that the model may be distributed over.
     """
 
     num_heads: int
@@ -44,17 +44,16 @@ class Model:
     tensor_parallel: tuple[int, ...]
 
     def ranks(self) -> tuple[RankShape, ...]:
-        """The numbers of query heads and KV heads of one rank, for each number of ranks in ``tensor_parallel``.
+        """Return the numbers of query heads and KV heads of one rank, for each number of ranks in ``tensor_parallel``.
 
-        If there are more ranks than KV heads, each rank has one KV head, and several ranks have copies of the same KV
-        head.
+        If there are more ranks than KV heads, each rank has a copy of one KV head.
         """
         return tuple(
             RankShape(size, self.num_heads // size, max(1, self.num_kv_heads // size)) for size in self.tensor_parallel
         )
 
     def shards_over(self, size: int) -> bool:
-        """Whether vLLM can run the model on ``size`` ranks.
+        """Whether vLLM can distribute the model over ``size`` ranks.
 
         The number of query heads must be divisible by ``size``. The number of KV heads must be a multiple or a divisor
         of ``size``.
@@ -65,11 +64,12 @@ class Model:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """An entry of a spec's ``exclude``: it describes variants that the spec leaves out, and gives the reason.
+    """One entry of a spec's list ``exclude``: kernels that are not built, and the reason.
 
-    ``when`` maps names of axes to values. A variant is left out if, for every axis in ``when``, it has one of the
-    values that ``when`` gives for this axis. ``because`` is the reason, in the spec author's words. ``line`` is the
-    number of the entry's line in the spec file.
+    when: maps names of axes to tuples of values. A kernel is not built if, for each of these axes, its value is in the
+    tuple.
+    because: the reason, in the words of the spec's author.
+    line: the number of the entry's first line in the spec file.
     """
 
     when: Mapping[str, tuple[object, ...]]
@@ -77,9 +77,7 @@ class Exclusion:
     line: int
 
     def covers(self, variant: Variant) -> bool:
-        """Whether the exclusion leaves out ``variant``: for every axis in ``when``, the variant has one of the values
-        that ``when`` gives for this axis.
-        """
+        """Whether the kernel ``variant`` is not built because of this exclusion."""
         return all(getattr(variant, axis) in values for axis, values in self.when.items())
 
 
@@ -87,14 +85,12 @@ class Exclusion:
 class Dispatch:
     """The settings that decide which kernel serves a call.
 
-    min_seq_len: the sequence length, in tokens, above which vLLM should use the generated decode operator instead of
-    its kernel for short sequences (V1).
-
+    min_seq_len: the sequence length, in tokens, above which vLLM should prefer the generated decode operator to its own
+    ``paged_attention_v1``.
     partition: the partition size, in tokens, for all calls, or None if the operator chooses a partition size for each
     call.
-
-    host_lengths: whether a PyTorch kernel may copy the sequence lengths from the GPU to the host: ``auto`` (where the
-    copy saves work) or ``never``.
+    host_lengths: whether a PyTorch kernel may copy the sequence lengths from the GPU to the host. "auto" allows the
+    copy where it saves work; "never" forbids it.
     """
 
     min_seq_len: int
@@ -106,7 +102,7 @@ class Dispatch:
 class Limits:
     """Two upper bounds that a spec sets for itself.
 
-    max_variants: the most combinations that the axis values of the spec may have.
+    max_variants: the largest allowed number of combinations of the spec's axis values, including excluded combinations.
     workspace_mib: the most GPU memory, in MiB, that one call may use for intermediate results (its workspace).
     """
 
@@ -118,12 +114,15 @@ class Limits:
 class Spec:
     """The content of a spec file.
 
-    ``about`` is a description in one line. ``axes`` maps the name of each axis of ``family.axes.AXES`` to the values
-    that the spec gives. ``operators`` lists the operators to build (keys of ``variant.OPERATORS``). ``file_name`` is
-    the name of the spec file without its folder, and ``sha256`` is the file's SHA-256. ``cuda`` maps layout settings of
-    CUDA decode kernels (names of ``cuda_plan.CHOICES``) to the values that the spec fixes. The plan chooses all
-    settings that the spec does not fix. ``modifications`` maps the name of each modification to its definition.
-    ``places`` maps the dotted path of each value in the spec file (``axes.head_size``, ``model.tensor_parallel[1]``) to
+    about: a description in one line.
+    axes: maps the name of every axis to the values for which the spec asks.
+    operators: the names of the operators to build, such as ``decode`` (keys of ``variant.OPERATORS``).
+    file_name: the name of the spec file, without its folder.
+    sha256: the SHA-256 of the spec file.
+    cuda: maps each layout setting of CUDA decode kernels that the spec fixes to its value. The names of all such
+    settings are the keys of ``cuda_plan.CHOICES``.
+    modifications: maps the name of each modification to its definition.
+    places: maps the dotted path of each value in the spec file (``axes.head_size``, ``model.tensor_parallel[1]``) to
     the value's ``file:line``.
     """
 
@@ -145,23 +144,24 @@ class Spec:
 
     @property
     def canonical_path(self) -> str:
-        """The path by which generated files refer to the spec file. It does not depend on the folder in which the build
-        runs.
-        """
+        """The path that generated files give for the spec file: the folder ``specs`` and the file's name."""
         return f"specs/{self.file_name}"
 
     def where(self, *path: str) -> str:
-        """The ``file:line`` of a value in the spec file, or the file's name.
+        """Return the ``file:line`` of the first value of ``path`` that the spec file contains.
 
-        path: paths of values, such as ``axes.head_size``. The first path that the spec file contains counts. If the
-        file contains none of them, the result is the file's name.
+        path: dotted paths of values, such as ``axes.head_size``.
+
+        If the spec file contains none of these values, return the file's name.
         """
         return next((self.places[name] for name in path if name in self.places), self.file_name)
 
 
 def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
-    """Return ``values``, the values of one axis, with ``value`` added. A string is added at the end. For any other
-    ``value``, the result is sorted: None first, then numbers in ascending order.
+    """Return ``values``, the values of one axis, with ``value`` added.
+
+    A string is added at the end. With any other ``value``, the result is sorted: None first, then numbers in ascending
+    order.
     """
     if isinstance(value, str):
         return (*values, value)
@@ -169,8 +169,9 @@ def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
 
 
 def variants(spec: Spec) -> tuple[Variant, ...]:
-    """All decode kernels of ``spec``: every combination of axis values that no exclusion covers. The last axis in
-    ``AXES`` varies fastest.
+    """Return the decode kernels of ``spec``: one for each combination of axis values that it does not exclude.
+
+    The kernels are in the order of their axis values. The last axis in ``AXES`` varies fastest.
     """
     return tuple(
         replace(variant, own=spec.modifications.get(variant.modification or ""))
@@ -180,6 +181,6 @@ def variants(spec: Spec) -> tuple[Variant, ...]:
 
 
 def points(spec: Spec) -> tuple[Point, ...]:
-    """All kernels of ``spec``: first those of the first operator in ``spec.operators``, then those of the next."""
+    """Return the kernels of ``spec`` for all its operators, in the order of ``spec.operators``."""
     family = variants(spec)
     return tuple(point for operator in spec.operators for point in OPERATORS[operator](family))

@@ -1,6 +1,4 @@
-"""Targets: the GPU models that kernels are planned for, with the hardware figures that plans use and the source of each
-figure.
-"""
+"""The hardware figures of each target, with their sources. A target is a GPU model for which kernels are planned."""
 
 from __future__ import annotations
 
@@ -13,16 +11,19 @@ from pav2gen.wording import did_you_mean, one_of, quoted
 
 @dataclass(frozen=True)
 class Target:
-    """The hardware figures of one GPU model. An unknown figure is None, or a value that ``sources`` calls assumed.
-    ``sources`` maps the name of each figure to where the figure comes from.
+    """The hardware figures of one GPU model. An unknown figure is None, or ``sources`` says that it is assumed.
 
-    ``arch`` is the architecture's name in compiler options, such as ``sm_80``. ``launch_us`` is the time to launch an
-    empty kernel, in microseconds. ``bandwidth_gbps`` is the bandwidth of a copy in GPU memory, in GB/s; for NVIDIA GPUs
-    it is the nominal bandwidth. ``peak_bandwidth_gbps`` is the nominal bandwidth of GPU memory, in GB/s.
-    ``shared_memory_bytes`` is the most shared memory, in bytes, that a thread block may use without opting in to more.
-    ``load_bytes`` is the number of bytes that a thread should load at once for the highest bandwidth. ``latency_ns`` is
-    the time in nanoseconds from the issue of a load from GPU memory until its value can be used. ``block_start_ns`` is
-    the time in nanoseconds to start and end a thread block that does nothing.
+    about: the full name of the GPU model, for messages.
+    arch: the architecture's name in compiler options, such as ``sm_80``.
+    warp_size: the number of threads in a warp.
+    shared_memory_bytes: the most shared memory, in bytes, that a thread block may use without opting in to more.
+    bandwidth_gbps: the bandwidth of a copy in GPU memory, in GB/s. For NVIDIA GPUs it is the nominal bandwidth.
+    launch_us: the time to launch an empty kernel, in microseconds.
+    load_bytes: the number of bytes that a thread should load at once to reach the highest bandwidth.
+    sources: maps the name of each figure to the source of the figure.
+    peak_bandwidth_gbps: the nominal bandwidth of GPU memory, in GB/s.
+    latency_ns: the time in nanoseconds from the issue of a load from GPU memory until the loaded value can be used.
+    block_start_ns: the time in nanoseconds to start and end a thread block that does nothing.
     """
 
     name: str
@@ -47,9 +48,9 @@ class Target:
     def with_overrides(self, figures: Mapping[str, object]) -> Target:
         """Return a copy of this target with new values for some figures.
 
-        figures: the new values. The keys are names from ``FIGURES``.
-        Raises UserError for a name that is not in ``FIGURES``, and for a value of a wrong type or outside the allowed
-        range.
+        figures: maps names of figures to their new values. The names are keys of ``FIGURES``.
+
+        Raises UserError for an unknown name, and for a value of a wrong type or outside the allowed range.
         """
         for name, value in figures.items():
             if name not in FIGURES:
@@ -62,8 +63,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """The values that a spec may give to one hardware figure: one of ``choices`` or, if ``choices`` is empty, a number
-    from ``low`` to ``high``. ``whole`` says whether the number must be an integer.
+    """The values that a spec may give to one hardware figure.
+
+    choices: all allowed values. If it is empty, every number from ``low`` to ``high`` is allowed.
+    whole: whether the value must be an integer.
     """
 
     low: float = 0
@@ -72,20 +75,20 @@ class Figure:
     choices: tuple[int, ...] = ()
 
     def admits(self, value: object) -> bool:
-        """Whether ``value`` has the right type and is among the allowed values."""
+        """Whether a spec may give ``value`` to this figure."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
             return False
         return value in self.choices if self.choices else self.low <= value <= self.high
 
     @property
     def works(self) -> str:
-        """The allowed values in words, for error messages: ``a whole number from 1 to 1024``."""
+        """The allowed values in words, for error messages, such as ``a whole number from 1 to 1024``."""
         if self.choices:
             return one_of(self.choices)
         return f"a {'whole ' if self.whole else ''}number from {self.low:g} to {self.high:g}"
 
 
-#: Name of each figure that a spec may override -> the values that the spec may give to the figure.
+#: Maps the name of each figure that a spec may override to the values that the spec may give to it.
 FIGURES: Mapping[str, Figure] = {
     "warp_size": Figure(choices=(32, 64)),
     "multiprocessors": Figure(1, 1024),
@@ -120,10 +123,9 @@ def _nvidia(
     bandwidth_gbps: float,
     shared_kib: int,
 ) -> Target:
-    """Make the target for NVIDIA GPUs of the compute capability that ``arch`` names, such as ``sm_80``.
+    """Return the target for NVIDIA GPUs of the compute capability ``arch``, with the figures of the GPU ``card``.
 
-    ``card`` is one GPU model of that compute capability. Its data sheet is the source of the figures that differ
-    between models. ``shared_kib`` is the shared memory of a multiprocessor in KiB.
+    shared_kib: the shared memory of a multiprocessor, in KiB.
     """
     sheet = f"NVIDIA {card} data sheet"
     return Target(
@@ -228,7 +230,7 @@ _MR_V100 = Target(
     },
 )
 
-#: Every target by its name.
+#: Maps the name of each target to the target.
 TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
@@ -243,9 +245,7 @@ TARGETS: Mapping[str, Target] = {
 
 
 def find(name: str) -> Target:
-    """The target called ``name``. If no target has this name, raises UserError with a message that suggests the most
-    similar name.
-    """
+    """Return the target called ``name``. Raises UserError if there is no such target."""
     if name not in TARGETS:
         raise UserError(f"unknown target {quoted(name)}; {did_you_mean(name, TARGETS)}")
     return TARGETS[name]

@@ -1,6 +1,6 @@
-"""Variants: a variant is one kernel of a spec, for one operator. A variant's names are derived from its axis values.
+"""The classes of variants. A variant is one kernel of a spec, for one operator.
 
-No code parses a name back into axis values. Code that needs the value of an axis reads the variant's field.
+The names and paths of a kernel are made from its axis values. No code parses a name back into axis values.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from pav2gen.runtime.key import FEATURES, CacheKey, Key
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
-#: The most characters of a kernel's symbol or of a file name. File systems allow 255. The names of kernels without
-#: features have fewer than 100. Only a softcap of many digits together with a long name of a modification comes near
-#: the limit.
+#: The largest allowed number of characters in a kernel's symbol or in the name of a generated file.
 LONGEST_SYMBOL = 160
 
 
 class Point(ABC):
-    """One kernel of one spec, of any operator. The properties are names, paths and sizes that follow from the axis
-    values.
+    """The base class of all variants. A variant is one kernel of one spec, for one operator.
 
-    ``spec`` is the name of the spec, and ``operator`` is the name of the operator.
+    operator: the name of the operator, such as ``decode``.
+    spec: the name of the spec.
+    dtype: the dtype of the query, or of the keys and values that a cache writer gets.
+    kv_cache_dtype: the type of the KV cache by vLLM's names, such as ``fp8_e4m3``; ``auto`` is the same type as
+    ``dtype``.
     """
 
     operator: ClassVar[str]
@@ -38,9 +39,7 @@ class Point(ABC):
     @property
     @abstractmethod
     def axes(self) -> dict[str, object]:
-        """The kernel's value for each of its axes, by the name of the axis, in the order in which the kernel's name
-        states the axes.
-        """
+        """The kernel's value for each of its axes: a dict from the name of the axis, in the order of ``AXES``."""
 
     @property
     @abstractmethod
@@ -49,9 +48,7 @@ class Point(ABC):
 
     @property
     def symbol(self) -> str:
-        """A name of the kernel that is unique over all specs. The kernel's CUDA source exports a C function with this
-        name.
-        """
+        """The name of the C function that the kernel's CUDA source exports. It is unique over all specs."""
         return f"pav2_{self.spec}_{self.slug}"
 
     @property
@@ -61,15 +58,14 @@ class Point(ABC):
 
     @property
     def storage(self) -> str:
-        """The dtype of the tensors that hold the KV cache: uint8 for an fp8 cache, int8 for an int8 cache, else the
-        query's dtype.
-        """
+        """The dtype of the KV cache's tensors: uint8 for fp8 caches, int8 for int8 caches, else the field ``dtype``."""
         return {"auto": self.dtype, "int8": "int8"}.get(self.kv_cache_dtype, "uint8")
 
     @property
     def grain(self) -> int:
-        """The number of elements of the KV cache in 16 bytes. vLLM calls this number ``x`` in the shape of its key
-        cache: [number of blocks, KV heads, head size / x, block size, x].
+        """The number of elements of the KV cache in 16 bytes. vLLM calls it ``x`` in the shape of its key cache.
+
+        This shape is [number of blocks, KV heads, head size / x, block size, x].
         """
         return 16 // self.cache_item_bytes
 
@@ -91,9 +87,7 @@ class Point(ABC):
 
 @dataclass(frozen=True)
 class AttentionVariant(Point):
-    """An attention kernel, for decode or extend. Except ``spec`` (the spec's name) and ``own``, each field is the value
-    of an axis that a call must match.
-    """
+    """One attention kernel, for decode or extend: its spec's name, and its values of the axes that a call decides."""
 
     spec: str
     head_size: int
@@ -107,7 +101,7 @@ class AttentionVariant(Point):
     sliding_window: int | None = None
     sinks: bool = False
     modification: str | None = None
-    #: The spec's definition of the modification that the field ``modification`` names. None if that field is None.
+    #: The spec's definition of the modification that ``modification`` names, or None if ``modification`` is None.
     own: Modification | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -129,7 +123,7 @@ class AttentionVariant(Point):
 
 @dataclass(frozen=True)
 class Variant(AttentionVariant):
-    """One decode kernel: an attention kernel for calls with one query token per sequence and for one partition size."""
+    """One decode kernel. It serves calls with one query token per sequence, and has a fixed partition size."""
 
     operator: ClassVar[str] = "decode"
 
@@ -137,7 +131,7 @@ class Variant(AttentionVariant):
 
     @property
     def axes(self) -> dict[str, object]:
-        """The kernel's value for every axis, by the name of the axis."""
+        """A dict from the name of every axis to the kernel's value."""
         return {axis: getattr(self, axis) for axis in AXES}
 
     @property
@@ -147,21 +141,19 @@ class Variant(AttentionVariant):
 
     @property
     def pages_per_partition(self) -> int:
-        """The number of pages (vLLM: blocks) of the KV cache in one partition."""
+        """The number of pages in one partition."""
         return self.partition_size // self.block_size
 
 
 @dataclass(frozen=True)
 class ExtendVariant(AttentionVariant):
-    """One extend kernel: an attention kernel for calls with several query tokens per sequence."""
+    """One extend kernel. It serves calls with several query tokens per sequence."""
 
     operator: ClassVar[str] = "extend"
 
     @property
     def axes(self) -> dict[str, object]:
-        """The kernel's value for each axis that a call must match, by the name of the axis. An extend kernel has no
-        partition size.
-        """
+        """A dict from the name of every axis, except ``partition_size``, to the kernel's value."""
         return self.key._asdict()
 
     @property
@@ -172,10 +164,9 @@ class ExtendVariant(AttentionVariant):
 
 @dataclass(frozen=True)
 class CacheVariant(Point):
-    """One cache writer: a kernel that writes the K and V of new tokens into a KV cache.
+    """One cache writer: a kernel that writes the keys and values of new tokens into a KV cache.
 
-    A cache writer has only the axes that decide the layout of the cache and the type of its elements. A decode kernel
-    with the same values for these axes can read the cache.
+    Its axes are those that decide the layout of the cache and the type of its elements.
     """
 
     operator: ClassVar[str] = "cache"
@@ -193,7 +184,7 @@ class CacheVariant(Point):
 
     @property
     def axes(self) -> dict[str, object]:
-        """The kernel's value for each of its axes, by the name of the axis."""
+        """A dict from the name of each axis of ``CacheKey`` to the kernel's value."""
         return self.key._asdict()
 
     @property
@@ -203,8 +194,7 @@ class CacheVariant(Point):
 
 
 def extenders_of(variants: Iterable[Variant]) -> tuple[ExtendVariant, ...]:
-    """The extend kernels that a spec builds if its decode kernels are ``variants``. They are in the order of
-    ``variants``.
+    """Return the extend kernels for the decode kernels ``variants``, in the same order.
 
     Decode kernels that differ only in partition size share one extend kernel.
     """
@@ -213,15 +203,17 @@ def extenders_of(variants: Iterable[Variant]) -> tuple[ExtendVariant, ...]:
 
 
 def writers_of(variants: Iterable[Variant]) -> tuple[CacheVariant, ...]:
-    """The cache writers for the KV caches that the decode kernels ``variants`` read, in the order of ``variants``.
-    Decode kernels with the same values for the axes of ``CacheKey`` share one cache writer.
+    """Return the writers of the KV caches that the decode kernels ``variants`` read, in the same order.
+
+    Decode kernels that read the same kind of cache (the same values for the axes of ``CacheKey``) share one cache
+    writer.
     """
     fields = ("spec", *CacheKey._fields)
     return tuple(dict.fromkeys(CacheVariant(*(getattr(each, name) for name in fields)) for each in variants))
 
 
-#: Name of an operator -> a function that takes a spec's decode kernels and returns the spec's kernels for this
-#: operator. The keys are the names of all operators.
+#: Maps the name of each operator to a function that takes a spec's decode kernels and returns the spec's kernels for
+#: the operator.
 OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {
     "decode": tuple,
     "extend": extenders_of,
@@ -230,11 +222,12 @@ OPERATORS: Mapping[str, Callable[[Iterable[Variant]], tuple[Point, ...]]] = {
 
 
 def expand(name: str, axes: Mapping[str, Sequence[object]]) -> tuple[Variant, ...]:
-    """The decode kernels for all combinations of the axis values in ``axes``. The last axis in ``AXES`` varies
-    fastest.
+    """Return one decode kernel for each combination of the axis values in ``axes``.
+
+    The last axis in ``AXES`` varies fastest.
 
     name: the name of the spec.
-    axes: the values of each axis, by the name of the axis. An axis that is not in ``axes`` has its default values.
+    axes: maps the name of each axis to its values. An axis that is missing has its default values.
     """
     values = itertools.product(*(axes.get(axis, known.default or ()) for axis, known in AXES.items()))
     return tuple(Variant(name, **dict(zip(AXES, point, strict=True))) for point in values)  # type: ignore[arg-type]

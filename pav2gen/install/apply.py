@@ -27,24 +27,25 @@ from pav2gen.output.lock import OnWait, locked, no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.render.kernels import GENERATOR
 
-#: The modules of the folder ``payload`` that an install copies into ``pav2/``, together with the generated package.
+#: The modules of the folder ``payload`` that an install copies into a tree, together with the generated package.
 MODULES = ("hooks", "cache_hooks", "prefix_hooks", "softcap_hooks", "layer_features", "serving")
 
 
 @dataclass(frozen=True)
 class InstallOptions:
-    """What an install takes from the generated package, and how it changes the vLLM trees.
+    """The options of ``pav2gen install``.
 
     generated: the folder of the generated package.
-    choice: which part of the package to install, such as some of its specs.
+    choice: the part of the package to install, such as some of its specs.
     dry_run: whether to compute the changes without making them.
-    commit: whether to commit the changed files in the git repository of the vLLM trees.
-    force: whether files in ``pav2/`` that were edited by hand may be replaced.
+    commit: whether to commit the changed files in the git repository that contains the vLLM trees.
+    force: whether installed files that somebody edited by hand may be replaced.
+    writer: which KV caches the generated cache writers fill. "auto": only those of a dtype that vLLM's own writer
+    cannot write. "always": all for which a cache writer is installed.
     python: the Python interpreter that will run vLLM. It imports the package as a test before the first file is
     written. If ``python`` is empty, this test is skipped.
-    on_wait: a function to call before the install waits for another command to unlock a vLLM tree or the package.
-    writer: which KV caches the generated cache writers fill. "auto": only those whose dtype vLLM's own writer cannot
-    write. "always": all for which a kernel is installed.
+    on_wait: a function that is called before the install waits for another command that has locked a tree or the
+    package.
     """
 
     generated: Path = DEFAULT_FOLDER
@@ -63,7 +64,7 @@ class PlannedInstall:
 
     fork: which of the tree's own attention functions work.
     changes: the files to write or to remove, in the order in which an install does so.
-    edited: the source files of vLLM that will call the kernels, as paths below vLLM's folder.
+    edited: the paths of the vLLM source files that will call the kernels, relative to the tree.
     diff: the changes of vLLM's source files, as a unified diff.
     notes: sentences that warn the user about this tree.
     """
@@ -80,8 +81,8 @@ class PlannedInstall:
 class Outcome:
     """What an install did, or what its dry run found.
 
-    contents: the installed files, with the manifests of their specs.
-    trees: the changes of each vLLM tree.
+    contents: the installed files, and the manifests of the installed specs.
+    trees: what changed in each vLLM tree.
     imported: whether the Python that will run vLLM has imported the package as a test.
     commit: the short hash of the git commit, or empty if nothing was committed.
     """
@@ -98,11 +99,14 @@ class Outcome:
 
 
 def install(path: Path, options: InstallOptions) -> Outcome:
-    """Install the specs of ``options.choice`` into all vLLM trees at ``path``. An earlier install is replaced.
+    """Install the part ``options.choice`` of a generated package into all vLLM trees at ``path``.
 
-    All changes are computed, and the package is imported as a test, before the first file is written. Raises UserError
-    and changes nothing if a tree differs from every vLLM that pav2gen knows, if the package is damaged, if files that
-    were edited by hand would be lost, or if a file cannot be written.
+    An earlier install is replaced.
+
+    Before the first file is written, all changes are computed, and the package is imported as a test.
+
+    Raises UserError, and changes nothing, if a tree differs from every vLLM that pav2gen knows, if the package is
+    damaged, if files that somebody edited by hand would be lost, or if a file cannot be written.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -126,7 +130,7 @@ def install(path: Path, options: InstallOptions) -> Outcome:
 
 
 def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) -> PlannedInstall:
-    """Compute what an install changes in the tree ``found``. Raises UserError for the same reasons as ``install``."""
+    """Compute what an install changes in the tree ``found``."""
     check_ours(found, options.force, chosen.files)
     tree = found.tree
     originals = {path: source.original for path, source in found.sources.items()}
@@ -144,13 +148,13 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
 
 
 def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
-    """Raise UserError if a command must not replace or remove the files in the folder ``pav2/`` of a tree.
+    """Raise UserError if the folder ``pav2/`` of the tree ``found`` has files that must not be replaced or removed.
 
-    It must not if no install made this folder, or if a link, file or folder is in the way of a file to install. Without
-    ``force``, it must not if files were edited by hand, either.
+    The reasons are: no install made the folder; a link, a file or a folder is in the way of a file to install; or,
+    without ``force``, somebody edited files by hand.
 
-    force: whether files that were edited by hand may be replaced or removed.
-    files: the paths below ``pav2/`` of the files to install. Empty for ``uninstall``.
+    files: the paths of the files to install, relative to ``pav2/``. Empty for ``uninstall``.
+    force: whether files that somebody edited by hand may be replaced or removed.
     """
     shown = found.tree.where(PAV2)
     if found.record is None and found.files:
@@ -195,18 +199,13 @@ def _edit(before: bytes, after: bytes) -> RecordedEdit:
 def _changes(
     found: TreeState, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
 ) -> Iterator[Change]:
-    """Yield the changes, in order, that install ``files`` and the edited ``sources`` into the tree ``found``.
+    """Yield the changes, in their order, that install ``files`` and ``sources`` into the tree ``found``.
 
-    files: the content of each file of the package, by path below ``pav2/``.
-    sources: the new content of each of vLLM's source files, by path below vLLM's folder.
+    files: maps the path of each file of the package, relative to ``pav2/``, to its content.
+    sources: maps the path of each source file of vLLM, relative to the tree, to its new content.
     record: the record of the new install.
 
-    If the tree already has this content and this record, yield nothing.
-
-    The first change writes a record of both the old and the new install. Then the new files of the package are written,
-    with the dispatch table as the last one. Only then are vLLM's sources edited, so that they never call a missing
-    file. Then the files that only the old install has are removed. The last change writes a record of the new install
-    alone.
+    Nothing is yielded if the tree already has this content and this record.
     """
     tree, there = found.tree, found.record
     place = tree.pav2 / NAME
@@ -226,6 +225,9 @@ def _changes(
         Change(tree.pav2 / path, None, found.files[path])
         for path in sorted((before & found.files.keys()) - files.keys())
     ]
+    # The first record has the files of the old and the new install, in case the command is killed. vLLM's sources are
+    # edited only after all files of the package are written, and the old files are removed last, so that the sources
+    # never call a missing file.
     if new or edits or gone or there != record:
         yield Change(place, record.under_way(there).content())
         yield from (*new, *edits, *gone)
@@ -233,11 +235,7 @@ def _changes(
 
 
 def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
-    """Yield the sentences that warn the user about one vLLM tree.
-
-    The sentences name files that were edited by hand, files in ``pav2/`` that no install put there, compiled files that
-    Python runs although their source was edited, and parts of vLLM that do not call the kernels.
-    """
+    """Yield sentences that warn the user about the tree ``found``, such as one for each file that was edited."""
     yield from edited.notes
     yield from foreign_overrides(found.tree)
     for path, source in found.sources.items():
@@ -256,8 +254,7 @@ def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
 def _together(planned: Sequence[PlannedInstall]) -> list[Change]:
     """Return the changes of all trees as one list.
 
-    Raises UserError if symbolic links make two trees share a file, and their installs would write different content to
-    it.
+    Raises UserError if two trees share a file by symbolic links, and need different content in it.
     """
     changes = [change for plan in planned for change in plan.changes]
     last = {change.path: change for change in changes}
@@ -272,7 +269,7 @@ def _paths(changes: Sequence[Change]) -> list[Path]:
 
 
 def _message(chosen: PackageContents) -> str:
-    """Return the message of the git commit. It has the names and the digests of the specs and the package's digest."""
+    """Return the message of the git commit, with the names and digests of the installed specs."""
     names = ", ".join(chosen.specs)
     thresholds = " or ".join(map(str, chosen.thresholds()))
     lines = [f"  {name}: {len(m.rows)} kernels, spec sha256:{m.spec['sha256']}" for name, m in chosen.specs.items()]

@@ -1,7 +1,4 @@
-"""Defines the commands ``install``, ``status``, ``uninstall`` and ``wheel``: their arguments and their printed output.
-
-``pav2gen.cli`` adds these commands to the command line.
-"""
+"""Defines the commands ``install``, ``status``, ``uninstall`` and ``wheel``: their arguments and printed output."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ prebuilt_option = click.option(
 
 
 def choice_options(command: Command) -> Command:
-    """Give ``command`` the options that choose which part of the generated package it takes."""
+    """Add the options ``--spec``, ``--min-seq-len`` and ``--prebuilt`` to the click command ``command``."""
     for option in (prebuilt_option, min_seq_len_option, spec_option):
         command = option(command)
     return command
@@ -202,7 +199,7 @@ def _print_planned(planned: PlannedInstall, outcome: Outcome, options: InstallOp
 
 
 def _served_lengths(thresholds: Sequence[int]) -> str:
-    """Return a sentence on the lengths of sequences that V2 serves.
+    """Return the sentence that says for which sequence lengths the generated kernels serve decodes.
 
     thresholds: the different values of ``min_seq_len`` of the installed specs, in tokens.
     """

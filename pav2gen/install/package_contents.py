@@ -20,7 +20,7 @@ from pav2gen.wording import did_you_mean, quoted
 
 PAYLOAD = Path(__file__).parent / "payload"
 
-#: The folder in ``pav2/`` or in the wheel for a library of CUDA kernels that was compiled on another machine.
+#: The folder of the package for a library of CUDA kernels that was compiled elsewhere.
 PREBUILT = "prebuilt"
 
 #: Paths of files that only the kernels' tests need: pytest's settings, and the code that compiles libraries before the
@@ -34,10 +34,11 @@ TEST_FOLDERS = ("runtime/testing/", "runtime/simt/include/")
 
 @dataclass(frozen=True)
 class Choice:
-    """What to take from a generated package, to install it or to pack it as a wheel.
+    """Which part of a generated package to install, or to pack as a wheel.
 
     specs: the names of the specs to take. An empty tuple means all specs.
-    min_seq_len: V2 is preferred for sequences of more tokens than this. None leaves the value of each spec.
+    min_seq_len: the sequence length, in tokens, above which the generated decode operator is preferred. None keeps the
+    value of each spec.
     tests: whether to take the kernels' tests too.
     prebuilt: the path of a compiled library of the CUDA kernels to add, or None.
     """
@@ -52,9 +53,9 @@ class Choice:
 class PackageContents:
     """What was taken from a generated package.
 
-    files: the files to install into ``pav2/`` or to pack as a wheel.
+    files: the files to install, or to pack as a wheel.
     specs: maps the name of each chosen spec to its manifest, which lists the files and the dispatch rows of the spec.
-    machine: the type of CPU that a prebuilt library is for, or empty if there is no such library.
+    machine: the CPU architecture of the prebuilt library, such as ``x86_64``, or empty if there is no such library.
     """
 
     files: FileSet
@@ -72,15 +73,15 @@ class PackageContents:
         return {name: names.count(name) for name in sorted(set(names))}
 
     def thresholds(self) -> list[int]:
-        """Return the values of ``min_seq_len``, the number of tokens above which V2 is preferred, sorted.
+        """Return the different values of ``min_seq_len`` of the kernels, in ascending order.
 
-        A value that several kernels have is listed once.
+        Such a value is a number of tokens. Decodes of longer sequences should run the generated kernels.
         """
         return sorted({row["min_seq_len"] for entry in self.specs.values() for row in entry.rows})
 
 
 def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) -> PackageContents:
-    """Return the part ``choice`` of the package at ``generated``, and the modules through which vLLM calls it.
+    """Read the part ``choice`` of the package at ``generated``, and add the modules through which vLLM calls it.
 
     modules: the names of these modules, which are files in the folder ``payload``, without ``.py``.
 
@@ -102,7 +103,7 @@ def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) ->
 
 
 def _sound(generated: Path) -> tree.Tree:
-    """Read the package at ``generated``. Raises UserError if there is no complete package with at least one spec."""
+    """Read the package at ``generated``. Raises UserError if it is not complete, or has no spec."""
     found = tree.read_tree(generated)
     if SHARED not in found.manifests and not found.broken:
         raise UserError("has no generated package; run: pav2gen build specs/NAME.yaml", found.disk.shown)
@@ -116,10 +117,7 @@ def _sound(generated: Path) -> tree.Tree:
 
 
 def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
-    """Return the names ``wanted``, sorted, or the names of all specs in the package ``found`` if ``wanted`` is empty.
-
-    Raises UserError for a spec that the package lacks.
-    """
+    """Return the names ``wanted``, sorted, or the names of all specs of the package if ``wanted`` is empty."""
     for name in wanted:
         if name not in found.specs:
             raise UserError(
@@ -129,21 +127,18 @@ def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
 
 
 def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
-    """Return a copy of the manifest ``entry``, with ``min_seq_len`` as the value of this column in all dispatch rows.
-
-    If ``min_seq_len`` is None, return ``entry`` itself.
-    """
+    """Return the manifest ``entry`` with ``min_seq_len`` in all its dispatch rows. None leaves the rows as they are."""
     if min_seq_len is None:
         return entry
     return replace(entry, rows=tuple({**row, "min_seq_len": min_seq_len} for row in entry.rows))
 
 
 def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
-    """Return a dict from the path of each file of one owner, including its manifest, to the file's content.
+    """Return a dict from the path of each file of ``owner``, including its manifest, to the file's content.
 
     owner: the name of a spec, or ``SHARED`` for the files that all specs use.
 
-    Raises UserError if a file is missing, or differs from the SHA-256 in the owner's manifest.
+    Raises UserError if a file is missing, or differs from the SHA-256 in the manifest.
     """
     entry = found.manifests[owner]
     files = {}
@@ -157,11 +152,8 @@ def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
 
 
 def _wanted(path: str, choice: Choice) -> bool:
-    """Whether ``choice`` includes the file ``path`` of the generated package.
-
-    The manifest of the shared files is never included, because it describes files that ``choice`` may leave out.
-    """
-    if path == manifest.path_of(SHARED):
+    """Whether ``choice`` includes the file ``path`` of the generated package."""
+    if path == manifest.path_of(SHARED):  # it would list files that are not taken
         return False
     return choice.tests or not (
         path in FOR_TESTS
@@ -174,8 +166,7 @@ def _wanted(path: str, choice: Choice) -> bool:
 def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents:
     """Return a copy of ``found`` with the compiled library at ``path``. If ``path`` is None, return ``found`` itself.
 
-    Raises UserError if the file is not a library of CUDA kernels for a GPU, if it lacks a CUDA kernel of ``found``, or
-    if it was compiled from other source files.
+    Raises UserError if the library does not fit the CUDA kernels of ``found``.
     """
     if path is None:
         return found
@@ -198,15 +189,15 @@ def _with_prebuilt(found: PackageContents, path: Path | None) -> PackageContents
 
 
 def cuda_sources(found: PackageContents) -> dict[str, str]:
-    """Return a dict from the name of each CUDA kernel's entry function to a digest of the kernel's source files."""
+    """Return a dict from the name of each CUDA kernel's C function to a digest of the kernel's source files."""
     paths = {row["symbol"]: row["cuda"] for entry in found.specs.values() for row in entry.rows if row["cuda"]}
     return {symbol: source_digest(path, found.files.__getitem__) for symbol, path in paths.items()}
 
 
 def read_library(path: Path) -> LibraryRecord:
-    """Read the record that a compiled library of kernels contains, without running the library's code.
+    """Read the record that pav2gen put into a compiled library of kernels. No code of the library runs.
 
-    Raises UserError if ``path`` is not such a library.
+    Raises UserError if the file ``path`` is not such a library.
     """
     try:
         return read_record(path)
@@ -217,7 +208,7 @@ def read_library(path: Path) -> LibraryRecord:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of the library at ``path``. Raises UserError if the file cannot be read."""
+    """Return the bytes of the library at ``path``."""
     try:
         with open(open_regular(path), "rb") as file:
             return file.read()

@@ -1,10 +1,7 @@
-"""Reads and makes the content of INSTALLED.json, the record of an install in the folder ``pav2/`` of a vLLM tree.
+"""Reads and makes the content of INSTALLED.json, the file in which an install records what it changed in a vLLM tree.
 
-The record says what the install changed, from which package, and how to undo the changes.
-
-An install writes the record twice. Before its first change, it writes a record that also contains the record of the
-earlier install that it replaces. After its last change, it writes its own record alone. So if the install is
-killed, the next command recognizes the files of both installs.
+While an install runs, the file also contains the record of the install that it replaces. So the next command recognizes
+the files of both installs, even if the running one is killed.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ class RecordedEdit:
     """What an install changed in one source file of vLLM.
 
     before, after: the SHA-256 of the file before and after the install.
-    hunks: the changed blocks of lines. A byte order mark is not part of them.
+    hunks: the changed blocks of lines, without a byte order mark.
     """
 
     before: str
@@ -40,18 +37,20 @@ class Record:
     """What one install wrote into a vLLM tree, and with which options.
 
     generator: the version of pav2gen that made the install, such as ``pav2gen 0.1``.
-    specs: maps the name of each installed spec to a dict: the SHA-256 of the spec, and the number of its kernels.
+    specs: maps the name of each installed spec to a dict with the SHA-256 of the spec file and the number of the spec's
+    kernels.
     all_specs: whether the install took all specs of the package, and not only those that the user named.
     min_seq_len: the value of the option ``--min-seq-len``, or None if it was not given.
     tests: whether the kernels' tests were installed.
     prebuilt: the file name of the library that ``--prebuilt`` added, or empty if there is none.
     digest: the SHA-256 over all installed files, as in ``PackageContents.digest``.
-    files: maps the path of each installed file, below ``pav2/``, to its SHA-256.
-    edits: maps the path of each edited source file, below vLLM's folder, to what was changed in it.
+    files: maps the path of each installed file, relative to the package's folder, to its SHA-256.
+    edits: maps the path of each edited source file, relative to vLLM's folder, to what was changed in it.
     writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
-    operators: maps the name of each operator, such as ``decode``, to the number of its kernels.
+    operators: maps the name of each operator, such as ``decode``, to the number of its installed kernels.
     complete: whether the install has made all its changes.
-    replaces: the record of the earlier install, if there was one and ``complete`` is false; else None.
+    replaces: while ``complete`` is false, the record of the earlier install that this one replaces, or None. Later
+    always None.
     """
 
     generator: str
@@ -69,27 +68,30 @@ class Record:
     replaces: Record | None = None
 
     def content(self) -> bytes:
-        """Return the bytes of an INSTALLED.json with this record."""
+        """Return this record as the bytes of an INSTALLED.json file."""
         return (json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1, sort_keys=True) + "\n").encode()
 
     def under_way(self, earlier: Record | None) -> Record:
-        """Return a copy of this record, marked as not complete. An install writes it before its first change.
+        """Return a copy of this record, marked as not complete, that contains the record ``earlier``.
 
-        earlier: the record of the install that is replaced, or None. The copy contains it.
+        earlier: the record of the install that is replaced, or None.
         """
         return replace(self, complete=False, replaces=earlier and replace(earlier, replaces=None))
 
     def states(self) -> list[Record]:
-        """Return the records of all installs whose files may be in the tree: this one, and the one that it replaces."""
+        """Return this record and, if there is one, the record that it replaces."""
         return [self, *([self.replaces] if self.replaces else [])]
 
     def known(self, path: str) -> set[str]:
-        """Return the SHA-256 digests that the file ``path`` below ``pav2/`` can have if nobody edited it."""
+        """Return the SHA-256 digests that an installed file can have if nobody edited it.
+
+        path: the path of the file, relative to the package's folder.
+        """
         return {state.files[path] for state in self.states() if path in state.files}
 
 
 def parse_record(content: bytes, where: str) -> Record:
-    """Parse ``content``, the bytes of an INSTALLED.json. Raises UserError if no install can have written them.
+    """Parse ``content``, the bytes of an INSTALLED.json file. Raises UserError if no install can have written them.
 
     where: the name that messages give to the file.
     """
@@ -102,10 +104,7 @@ def parse_record(content: bytes, where: str) -> Record:
 
 
 def _with_defaults(read: json_data.Reader) -> json_data.Reader:
-    """Return a function that reads the JSON data of a record with ``read``, also if pav2gen 0.1 wrote the record.
-
-    The function adds the fields that such a record lacks, and then calls ``read``.
-    """
+    """Return a function that adds the fields that a record of pav2gen 0.1 lacks, and then calls ``read``."""
     return lambda value: read({"writer": "auto", "operators": {}, **value} if isinstance(value, dict) else value)
 
 
@@ -115,9 +114,9 @@ def _record(data: dict[str, Any]) -> Record:
 
 
 def _hunk(value: Any) -> Hunk:
-    """Read a hunk from JSON data: a list of two strings, the lines that an edit removed and those that replace them.
+    """Read one hunk from JSON data: a list of the removed lines and the lines that replace them, as two strings.
 
-    Raises ValueError if no install can have made this edit.
+    Raises ValueError if no install can have made this change.
     """
     lines = json_data.items(_lines)(value)
     if len(lines) != len(Hunk._fields):
@@ -137,7 +136,8 @@ def _lines(value: Any) -> str:
 
 _EDIT = json_data.fields({"before": json_data.digest, "after": json_data.digest, "hunks": json_data.items(_hunk)})
 
-#: Maps each field of a record in JSON, except ``schema`` and ``replaces``, to the function that checks and reads it.
+#: Maps each field of a record, except ``schema`` and ``replaces``, to the function that checks and reads its JSON
+#: value.
 _FIELDS: Mapping[str, json_data.Reader] = {
     "generator": json_data.text,
     "specs": json_data.mapping(

@@ -1,4 +1,4 @@
-"""Makes the sentences in which ``install`` and ``status`` say which of vLLM's calls the generated kernels serve."""
+"""Makes the sentences with which ``install`` and ``status`` say what the generated kernels serve in a vLLM tree."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pav2gen.install.editing.patch import Fork
 
 
 def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[str]:
-    """Yield one sentence each on cache writes, on prefills with a cached prefix, and on models with a softcap.
+    """Yield sentences that say whether the generated kernels or vLLM's own code serve three kinds of work.
 
-    A softcap is a limit on scores. The last sentence is left out if vLLM's XFormers backend raises no error for a
-    softcap.
+    The sentences are about writes to the KV cache, prefills with a cached prefix, and models with a softcap (a limit on
+    scores). The last one is left out if vLLM's XFormers backend raises no error for a softcap.
 
-    fork: which of the tree's own attention functions work.
+    fork: which of vLLM's own attention functions work.
     operators: maps the name of each operator, such as ``decode``, to the number of its installed kernels.
     writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
     """
@@ -24,7 +24,7 @@ def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[st
 
 
 def _softcap(kernels: int) -> str:
-    """Return a text that says whether models with a softcap run in a backend that itself raises an error for softcaps.
+    """Return a text that says whether models with a softcap run in the XFormers backend, which has no softcap itself.
 
     kernels: the number of installed extend kernels.
     """

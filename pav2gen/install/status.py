@@ -23,11 +23,13 @@ class Status:
 
     fork: which of the tree's own attention functions work.
     record: the record of the install, or None if nothing is installed.
-    edited: one sentence for each file that somebody edited, removed or added, and for a library that cannot be used.
-    stale: one sentence for each difference between the install and the generated package. None if the package cannot be
-    read.
+    edited: one sentence for each file that somebody edited, removed or added, and one for a library that cannot be
+    used.
+    stale: one sentence for each difference between the install and the generated package, or None if the package cannot
+    be read.
     unknown: the reason why ``stale`` is None, or empty.
-    library: the description of the installed prebuilt library of CUDA kernels. Empty if there is no usable library.
+    library: a description of the installed library of CUDA kernels that was compiled elsewhere. Empty if there is no
+    such library, or if it cannot be used.
     """
 
     tree: VllmTree
@@ -45,7 +47,7 @@ class Status:
 
 
 def status(path: Path, generated: Path = DEFAULT_FOLDER) -> list[Status]:
-    """Return the status of each vLLM tree at ``path``, compared with the package at ``generated``. Writes nothing.
+    """Return the status of each vLLM tree at ``path``, compared with the package in the folder ``generated``.
 
     Raises UserError if there is no vLLM tree, or if a tree differs from every vLLM that pav2gen knows.
     """
@@ -65,10 +67,9 @@ def _status(found: TreeState, generated: Path) -> Status:
 
 
 def _library(found: TreeState) -> tuple[str, list[str]]:
-    """Return a description of the installed prebuilt library of CUDA kernels, and an empty list.
+    """Return a description of the installed library of CUDA kernels, and a list with the reason why it cannot be used.
 
-    If the library cannot be used, return an empty string, and a list with a sentence that says why. If no library is
-    installed, both are empty.
+    One of the two is empty. Both are empty if no library is installed.
     """
     name = found.record.prebuilt if found.record else ""
     path = f"{PREBUILT}/{name}"
@@ -94,10 +95,7 @@ def _edited(found: TreeState) -> Iterator[str]:
 
 
 def _stale(record: Record, generated: Path) -> Iterator[str]:
-    """Yield a sentence for each difference between the install of ``record`` and the package at ``generated``.
-
-    Raises UserError if the package cannot be read.
-    """
+    """Yield a sentence for each difference between the install of ``record`` and the package at ``generated``."""
     choice = Choice(() if record.all_specs else tuple(record.specs), record.min_seq_len, record.tests)
     today = package_contents(generated, choice, MODULES)
     for name, entry in today.specs.items():

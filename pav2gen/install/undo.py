@@ -1,6 +1,6 @@
 """Implements ``pav2gen uninstall``: removes the generated package from vLLM trees, and undoes the edits there.
 
-A tree in which nobody edited files since the install is then as it was before the install, to the byte.
+If nobody edited files since the install, each tree is then byte for byte as it was before the install.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Undone:
     """What ``uninstall`` changed in one vLLM tree, or would change without ``--dry-run``.
 
     installed: whether the tree had an install.
-    restored: the paths of vLLM's source files that get the bytes back that they had before the install.
-    edited: the paths of vLLM's source files that somebody edited after the install. They keep these edits.
-    kept: the paths of the files in ``pav2/`` that stay, because no install put them there.
+    restored: the paths of the vLLM source files that get back their bytes from before the install.
+    edited: the paths of the vLLM source files that somebody edited after the install. They keep these edits.
+    kept: the paths of the files in the package's folder that stay, because no install put them there.
     diff: the changes of vLLM's source files, as a unified diff.
     """
 
@@ -39,12 +39,17 @@ class Undone:
 
 
 def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: OnWait = no_wait) -> list[Undone]:
-    """Remove the installed files from the vLLM trees at ``path``, and undo the edits of vLLM's source files.
+    """Remove the generated package from the vLLM trees at ``path``, and undo the edits of vLLM's source files.
 
     A source file that nobody edited since the install gets its old bytes back. From an edited file, only the inserted
-    lines are removed. Raises UserError and changes nothing if the inserted lines were edited, or if a file cannot be
-    written. Without ``force``, also raises UserError if files in ``pav2/`` that were edited by hand would be
-    lost.
+    lines are removed.
+
+    dry_run: whether to compute the changes without making them.
+    force: whether installed files that somebody edited by hand may be removed.
+    on_wait: a function that is called before the command waits for another command that has locked a tree.
+
+    Raises UserError, and changes nothing, if the inserted lines were edited, or if a file cannot be written. Without
+    ``force``, it is also raised if somebody edited an installed file by hand.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -62,14 +67,11 @@ def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: O
 
 
 def _changes(found: TreeState) -> list[Change]:
-    """Return the changes that remove the install from the tree ``found``, in order.
-
-    vLLM's source files come first, so that they never call a removed file. The last change removes INSTALLED.json.
-    """
+    """Return the changes that remove an install from the tree ``found``, in their order."""
     tree = found.tree
     patched = {path: source for path, source in found.sources.items() if source.patched}
     ours = found.files.keys() - set(found.strangers())
-    return [
+    return [  # vLLM's source files come first, so that they never call a removed file
         *(Change(tree.source(path), source.original, sha256(source.now)) for path, source in patched.items()),
         *(Change(tree.pav2 / path, None, found.files[path]) for path in sorted(ours)),
         Change(tree.pav2 / NAME, None),

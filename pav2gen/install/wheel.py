@@ -1,7 +1,7 @@
 """Implements ``pav2gen wheel``: packs the generated package as a wheel with a vLLM plugin.
 
-The plugin makes vLLM call the kernels without a change of vLLM's files. This module writes the wheel's zip file itself,
-so that neither a Python build backend nor a network is needed. The same package always gives a wheel of the same bytes.
+The plugin makes vLLM call the kernels without a change of vLLM's files. The same package always gives a wheel of the
+same bytes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PREFIX = "pav2_"
 #: The modules of the folder ``payload`` that are copied into the wheel's package, together with the generated package.
 MODULES = (*HOOK_MODULES, "plugin", "structure", "cache_structure", "softcap_structure", "syntax")
 
-#: The earliest time that a zip file can hold: year, month, day, hour, minute, second. All files of a wheel get it, so
-#: that the wheel's bytes do not depend on the time of the build.
+#: The date and time of all files in a wheel, so that the wheel's bytes do not depend on the time of the build. It is
+#: the earliest that a zip file can hold: year, month, day, hour, minute, second.
 NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
@@ -43,9 +43,9 @@ NO_DATE = (1980, 1, 1, 0, 0, 0)
 class Wheel:
     """A Python wheel in memory.
 
-    name: its file name.
-    data: its bytes.
-    contents: what was taken from the generated package for it.
+    name: the file name of the wheel.
+    data: the bytes of the wheel.
+    contents: the part of the generated package that the wheel contains.
     """
 
     name: str
@@ -95,13 +95,8 @@ def render(chosen: PackageContents, name: str) -> Wheel:
 
 
 def _metadata(chosen: PackageContents, name: str, version: str, tag: str) -> dict[str, str]:
-    """Return a dict from the name of each file in the wheel's dist-info folder, except RECORD, to its text.
-
-    version: the version of the wheel.
-    tag: the Python version and the platform of the wheel, as in its file name.
-
-    The wheel requires neither torch nor vLLM, because vendors supply their own builds of both.
-    """
+    """Return a dict from the name of each file in the wheel's dist-info folder, except RECORD, to its text."""
+    # The wheel requires neither torch nor vLLM, because vendors supply their own builds of both.
     specs = ", ".join(f"{spec} ({len(entry.rows)})" for spec, entry in chosen.specs.items())
     return {
         "METADATA": (
@@ -121,17 +116,16 @@ def _metadata(chosen: PackageContents, name: str, version: str, tag: str) -> dic
 
 
 def _digest(content: bytes) -> str:
-    """Return the SHA-256 of ``content`` in the form that the file RECORD of a wheel needs."""
+    """Return the SHA-256 of ``content`` in the form that a wheel's file RECORD needs."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def _zipped(files: Mapping[str, bytes]) -> bytes:
-    """Return the bytes of a zip file that contains ``files`` in their order.
+    """Return a zip file of ``files`` that has the same bytes on every machine.
 
     files: maps the path of each file in the zip file to its content.
-
-    The same files always give the same bytes: the zip file contains no dates, owners, or facts about this machine.
     """
+    # No dates, owners, or facts about this machine go into the zip file.
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, content in files.items():

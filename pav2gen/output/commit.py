@@ -1,11 +1,11 @@
 """Writes the changes of a build to the generated package: either all of them take effect, or none.
 
-New files are first written to a temporary folder, so that a full disk is noticed before the tree changes. Then each
+New files are first written to a temporary folder, so that a full disk is noticed before the package changes. Then each
 file is renamed to its final place. A folder that is entirely new is renamed as a whole. An error or Ctrl-C undoes all
-changes. If the process is killed, the journal stays on the disk and lists the files that the build wrote.
+changes. If the process is killed, the journal stays on the disk: a file that lists the files that the build changes.
 
-Only the journal is synced to the disk (with ``fsync``). Syncing every file would take longer than the rest of the
-build. After a power cut, ``pav2gen check`` names the damaged files, and ``pav2gen build --force`` repairs them.
+Only the journal is synced to the disk (with ``fsync``), because syncing every file would be slow. After a power cut,
+``pav2gen check`` names the damaged files, and ``pav2gen build --force`` repairs them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pav2gen.output.transaction import Transaction, write_new
 from pav2gen.output.tree import Comparison, FileChange, Tree
 from pav2gen.render.manifest import SHARED
 
-#: The last words of the error message if writing a build failed and the changes could not be undone.
+#: The last words of the error message if a build fails and its changes cannot be undone.
 REMEDY = "the package is incomplete; run the same build again"
 
 
 def commit(tree: Tree, comparison: Comparison, owners: Collection[str], unsettled: Collection[str]) -> None:
-    """Write the changes in ``comparison`` to the tree. If nothing differs, nothing is written.
+    """Write the changes in ``comparison`` to the tree, or nothing if nothing differs.
 
     The folder of the tree must exist, and this command must have locked it.
 
-    owners: the owners whose files were rendered for this build, or are removed by it.
-    unsettled: other owners, some of whose files were written by an interrupted build. This build does not repair
-    these files, so it keeps their entries in the journal.
+    owners: the owners whose files this build renders or removes.
+    unsettled: other owners with files that an interrupted build left behind. This build does not repair these files, so
+    it keeps their entries in the journal.
 
     Raises UserError, after undoing all changes, if a file cannot be written, or if someone changed a file after the
     comparison.
@@ -46,7 +46,7 @@ def commit(tree: Tree, comparison: Comparison, owners: Collection[str], unsettle
 
 
 class _Commit:
-    """Writes the changes of one build, with the journal and the temporary folder that this needs."""
+    """Writes the changes of one build, its journal and its temporary folder."""
 
     def __init__(
         self, tree: Tree, changes: Iterable[FileChange], owners: Collection[str], unsettled: Collection[str]
@@ -76,9 +76,8 @@ class _Commit:
             self._finish()
 
     def _shown(self, file: str) -> str:
-        """Return the name that messages give to ``file``.
-
-        If the file is in the temporary folder, messages give it the name of its final place.
+        """Return the name that messages give to ``file``. A file in the temporary folder has the name of its final
+        place.
         """
         path = file.removeprefix(os.fspath(self._root)).removeprefix(f"/{journal.ASIDE}")
         return self._tree.disk.shown + path
@@ -94,8 +93,7 @@ class _Commit:
     def _place(self, transaction: Transaction, path: str, content: bytes, old: OnDisk | None) -> None:
         """Move a new file from the temporary folder to its final place.
 
-        If the tree lacks a folder in which the file belongs, the topmost missing folder is moved as a whole, with all
-        the new files in it.
+        If folders around this place are missing, the topmost of them is moved as a whole, with all new files in it.
         """
         if path.startswith(tuple(self._moved)):
             return
@@ -108,10 +106,9 @@ class _Commit:
             transaction.place(aside, place, content, old.digest if old else "")
 
     def _finish(self) -> None:
-        """Remove what is no longer needed: first the compiled files and the empty folders that removed files leave.
+        """Remove what removed files leave behind, the temporary folder and the journal.
 
-        Then the temporary folder and the journal are removed. The journal stays if it has entries of
-        owners that this build does not repair.
+        The journal stays if it has entries of owners that this build does not repair.
         """
         journaled = (files for owner, files in self._tree.journal.items() if owner in self._owners)
         removed = {path for path in chain(*journaled)} | {c.path for c in self._changes if c.new is None}
@@ -119,7 +116,7 @@ class _Commit:
         journal.end(self._root, self._unsettled)
 
     def _missing_folder(self, path: str) -> str:
-        """Return the topmost missing folder in ``path``, the path of a file. Empty if the tree has all its folders."""
+        """Return the topmost missing folder in the file path ``path``. Empty if no folder is missing."""
         end = path.find("/")
         while end >= 0:
             folder = f"{self._root}/{path[:end]}"
@@ -148,7 +145,7 @@ def _entries(changes: Iterable[FileChange]) -> dict[str, dict[str, list[str]]]:
 
 
 def _tidy(disk: Disk, removed: Iterable[str]) -> None:
-    """Remove the compiled files (``.pyc``) of the files ``removed``, and their folders if these are empty."""
+    """Remove the compiled files (``.pyc``) of the removed files ``removed``, and the folders that are then empty."""
     for path in sorted(removed, reverse=True):
         if os.path.lexists(f"{disk.root}/{path}"):
             continue
@@ -165,10 +162,7 @@ def _tidy(disk: Disk, removed: Iterable[str]) -> None:
 
 
 def _is_own_folder(disk: Disk, folder: str) -> bool:
-    """Whether ``folder`` exists in the tree and no part of its path is a symbolic link.
-
-    A build must not change files that are reached through a link.
-    """
+    """Whether ``folder`` exists in the tree and no part of its path is a symbolic link."""
     with contextlib.suppress(UserError):
         return disk.has_folder(folder)
     return False

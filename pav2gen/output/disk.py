@@ -20,11 +20,11 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class OnDisk:
     """What is at a path on the disk.
 
-    kind: "a file" for a regular file; "a folder", "a symbolic link" or "a special file" for anything else. Only a
-    regular file has the other attributes.
+    kind: "a file" for a regular file; else "a folder", "a symbolic link" or "a special file". Only a regular file has
+    the other attributes.
     content: the bytes of the file.
-    mode: its permission bits.
-    owner: the numeric ids of its user and its group.
+    mode: the permission bits of the file.
+    owner: the numeric ids of the file's user and group.
     """
 
     content: bytes = b""

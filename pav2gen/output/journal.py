@@ -1,8 +1,8 @@
 """Reads and writes the journal of a build: a file in the tree that exists while the build changes the tree.
 
 For each file that the build changes, the journal has the SHA-256 of the old content and of the new content. A build
-that was killed leaves its journal. The next build compares the files with these digests. So it knows that nobody
-edited them by hand, and repairs the tree without ``--force``.
+that was killed leaves its journal. The next build compares the files with these digests. A file with one of these
+digests was not edited by hand, so the build repairs it without ``--force``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pav2gen.output.transaction import write_all
 NAME = ".pav2gen-build.json"
 ASIDE = ".pav2gen-build"
 
-#: The content of a journal. It maps each owner to a mapping from the paths of the owner's files, relative to the tree,
-#: to the SHA-256 digests of the old and the new content. A file that is new or removed has only one digest.
+#: The content of a journal: owner -> path of a file, relative to the tree -> the SHA-256 digests of the old and the new
+#: content. A file that is new or removed has only one digest.
 Entries = Mapping[str, Mapping[str, Iterable[str]]]
 
 
@@ -74,10 +74,7 @@ def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
 
 
 def _write(root: Path, entries: Entries) -> None:
-    """Replace the content of the journal in the folder ``root`` with ``entries``, and sync the journal to the disk.
-
-    So the journal is complete even if a power cut interrupts the build afterwards.
-    """
+    """Replace the content of the journal in the folder ``root`` with ``entries``, and sync it to the disk."""
     data = {owner: {path: sorted(digests) for path, digests in files.items()} for owner, files in entries.items()}
     draft = root / ASIDE / NAME
     os.makedirs(draft.parent, exist_ok=True)

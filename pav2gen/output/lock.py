@@ -1,4 +1,4 @@
-"""Locks a folder, so that only one command at a time writes in it. The folder itself is locked, without a lock file.
+"""Locks a folder, so that only one command at a time writes in it.
 
 Any number of commands that only read can lock a folder at the same time. If a command is killed, the operating system
 unlocks its folders.
@@ -27,7 +27,7 @@ OnWait = Callable[[str], None]
 
 
 def no_wait(holder: str) -> None:
-    """Do nothing, so that a command waits without a message. Callers pass it as ``on_wait``."""
+    """Do nothing. As ``on_wait``, it lets a command wait without a message."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def locked(folder: Path, on_wait: OnWait, create: bool = False) -> Iterator[None
     """Lock ``folder`` while the ``with`` block runs, so that only this command reads or writes in it.
 
     on_wait: called once if another command has locked the folder, before waiting for that command.
-    create: whether to make the folder and its parents if they are missing. Those that are still empty after the block
+    create: whether to make the folder and its parents if they are missing. New folders that are empty after the block
     are removed. Without ``create``, a missing folder is neither made nor locked.
 
     Raises UserError if the folder cannot be made or locked, or if another command keeps it locked for longer than
@@ -71,8 +71,8 @@ def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | N
     shown: the name that messages give to the folder.
     kind: ``LOCK_EX`` to lock out all other commands, ``LOCK_SH`` to lock out only those that write.
     on_wait: called once if another command has locked the folder.
-    made: the folders that this command has made. If the folder is missing, it is made and added to this list. If
-    ``made`` is None, a missing folder is neither made nor locked.
+    made: the folders that this command has made. A missing folder is made and added to this list. If ``made`` is None,
+    a missing folder is neither made nor locked.
     """
     while True:
         handle = _open(path, shown)
@@ -95,7 +95,9 @@ def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | N
 def _open(path: str, shown: str) -> int | None:
     """Open the folder at ``path``, and return its file descriptor. None if the folder does not exist.
 
-    Raises UserError if ``path`` is a file or cannot be opened. Messages call it ``shown``.
+    shown: the name that messages give to the folder.
+
+    Raises UserError if ``path`` is a file or cannot be opened.
     """
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -134,7 +136,7 @@ def _lock(handle: int, shown: str, kind: int, on_wait: OnWait) -> None:
 
 
 def _names(path: str, handle: int) -> bool:
-    """Whether ``path`` is still the path of the open folder ``handle``, which may have been removed or replaced."""
+    """Whether ``path`` is still the path of the open folder ``handle``."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
     except OSError:
@@ -172,7 +174,9 @@ def _command(pid: str) -> str:
 def _make(path: str, shown: str) -> list[str]:
     """Make the folder ``path`` and its missing parents. Returns the paths of the new folders, the topmost first.
 
-    If one of them cannot be made, remove the others and raise UserError. Messages call the folder ``shown``.
+    shown: the name that messages give to the folder.
+
+    Raises UserError, after removing the new folders, if one of them cannot be made.
     """
     made: list[str] = []
     try:
@@ -188,7 +192,7 @@ def _make(path: str, shown: str) -> list[str]:
 
 
 def _remove_empty(folders: list[str]) -> None:
-    """Remove those of ``folders`` that are empty. The last one comes first, so that its parent can become empty."""
+    """Remove those of ``folders`` that are empty, in reverse order."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             if not os.listdir(folder):

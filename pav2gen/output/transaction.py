@@ -1,9 +1,8 @@
 """Changes files in steps, such as replacing a file: either all steps of a transaction are done, or all are undone.
 
-``build``, ``install`` and ``uninstall`` write their files in transactions. Before a step is done, the way to undo it is
-recorded. Undoing a step that was not done is harmless. A file is read again right before it is replaced or removed. If
-someone edited the file after the command first read it, the transaction fails, and the edit is kept. If someone edits a
-file after it was replaced, undoing this step keeps the edit, too.
+``build``, ``install`` and ``uninstall`` write their files in transactions. A file is read again right before it is
+replaced or removed. If someone edited it after the command first read it, the transaction fails, and the edit is kept.
+An edit made after a file was replaced is kept, too: this step is then not undone.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ class _Edited(Exception):
 class Transaction:
     """A context manager. If its ``with`` block raises an exception, it undoes the block's steps, the last one first.
 
-    If the exception is an OSError, if someone else changed a file, or if a step cannot be undone, a UserError is raised
-    in place of the exception. Its message says whether all changes were undone.
+    It then raises a UserError if the exception is an OSError, if someone else changed a file, or if a step cannot be
+    undone. The message says whether all changes were undone. Other exceptions are passed on.
     """
 
     def __init__(self, shown: Callable[[str], str], remedy: str, on_undone: Callable[[], None] = lambda: None) -> None:
@@ -45,10 +44,11 @@ class Transaction:
         self._shown = shown
         self._remedy = remedy
         self._on_undone = on_undone
+        #: How to undo each step. It is recorded before the step is done; undoing a step that was not done is harmless.
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Transaction:
-        """Return the transaction. No file is changed yet."""
+        """Return the transaction."""
         return self
 
     def __exit__(
@@ -69,7 +69,7 @@ class Transaction:
             raise UserError(f"failed; {state}", self._shown("")) from error
 
     def make_folder(self, folder: str) -> None:
-        """Make a folder and its missing parents. Undoing the step removes those of them that are empty."""
+        """Make a folder and its missing parents. Undoing the step removes the new folders if they are empty."""
         if not os.path.isdir(folder):
             self.make_folder(os.path.dirname(folder))
             self._undo.append(partial(_remove_folder, folder))
@@ -78,17 +78,16 @@ class Transaction:
     def write_aside(self, aside: str, content: bytes, like: OnDisk | None) -> None:
         """Write a new file at the temporary path ``aside``. Undoing the step removes the file.
 
-        like: a file whose permissions and owner the new file gets. None: it gets the default ones.
+        like: a file whose permissions and owner the new file gets, or None for the default ones.
         """
         self._undo.append(partial(_discard, aside))
         write_new(aside, content, like)
 
     def place(self, aside: str, file: str, content: bytes, expected: str | None) -> None:
-        """Rename the file ``aside`` to ``file``. A file with this name is replaced.
+        """Rename the file ``aside`` to ``file``. An old file with this name is replaced.
 
         content: the content of ``aside``.
-        expected: the SHA-256 that the replaced file must have, or empty if there must be no such file. None: the old
-        file is not checked.
+        expected: the SHA-256 of the old file, empty if there must be no old file, or None to accept any.
         """
         old = _checked(file, expected)
         self._undo.append(partial(_put_back, file, aside, old, content))
@@ -102,8 +101,8 @@ class Transaction:
     def remove(self, aside: str, file: str, expected: str | None) -> None:
         """Remove ``file``.
 
-        aside: a temporary path. Undoing the step writes the old content to it, and renames it to ``file``.
-        expected: the SHA-256 that the content of ``file`` must have. None: the content is not checked.
+        aside: a temporary path, which is used to undo the step.
+        expected: the SHA-256 that ``file`` must have, or None to accept any.
         """
         old = _checked(file, expected)
         if old is not None:
@@ -111,9 +110,9 @@ class Transaction:
             os.unlink(file)
 
     def _roll_back(self) -> bool:
-        """Undo the steps, the last one first. If a step cannot be undone, go on with the others.
+        """Undo the steps, the last one first. Returns whether all steps were undone.
 
-        Returns whether all steps were undone.
+        If a step cannot be undone, the others are undone nevertheless.
         """
         whole = True
         while self._undo:
@@ -132,7 +131,7 @@ class Transaction:
 def write_new(file: str, content: bytes, like: OnDisk | None) -> None:
     """Write a new file at the path ``file``. Raises OSError if the file exists.
 
-    like: a file whose permissions and owner the new file gets. None: it gets the default ones.
+    like: a file whose permissions and owner the new file gets, or None for the default ones.
     """
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -147,18 +146,18 @@ def write_new(file: str, content: bytes, like: OnDisk | None) -> None:
 
 
 def write_all(handle: int, content: bytes) -> None:
-    """Write all of ``content`` to the file descriptor ``handle``. A call of ``os.write`` may write only a part."""
+    """Write all of ``content`` to the file descriptor ``handle``."""
     view = memoryview(content)
     while view:
-        view = view[os.write(handle, view) :]
+        view = view[os.write(handle, view) :]  # it may write only a part
 
 
 def _checked(file: str, expected: str | None) -> OnDisk | None:
-    """Return what is at the path ``file`` now, before a step replaces or removes it. None if nothing is there.
+    """Return what is at the path ``file`` now. None if nothing is there.
 
-    Raises _Edited if it is not a regular file, or if its SHA-256 is not ``expected``.
+    expected: the SHA-256 that the file must have, empty if there must be no file, or None to accept any content.
 
-    expected: a SHA-256, an empty string if nothing may be there, or None to accept any content.
+    Raises _Edited if the file does not meet ``expected``, or is not a regular file.
     """
     there = look(file)
     if there and not there.is_file:
@@ -171,7 +170,7 @@ def _checked(file: str, expected: str | None) -> OnDisk | None:
 def _put_back(file: str, aside: str, old: OnDisk | None, new: bytes | None) -> None:
     """Give ``file`` the content, permissions and owner of ``old`` again, or remove it if ``old`` is None.
 
-    aside: a temporary path, to which the old content is written before it is renamed to ``file``.
+    aside: a temporary path for the old content.
     new: the content that this transaction wrote to ``file``, or None if it removed the file.
 
     Raises _Edited if someone changed ``file`` after this transaction had changed it.

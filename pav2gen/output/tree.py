@@ -28,7 +28,7 @@ class FileChange:
     old: what is at this path now, or None if nothing is there.
     new: the new content, or None if the build removes the file.
     digest: the SHA-256 of ``new``, or empty if ``new`` is None.
-    ours: whether an earlier build wrote the old content, or nothing is there. Other content is replaced only with
+    ours: whether nothing is at the path, or only what an earlier build wrote. Otherwise, the file is replaced only with
     ``--force``.
     """
 
@@ -46,7 +46,7 @@ class FileChange:
 
     @property
     def is_manifest(self) -> bool:
-        """Whether the file is the manifest of its owner. Builds write manifests after all other files."""
+        """Whether the file is the manifest of its owner."""
         return self.path == manifest.path_of(self.owner)
 
 
@@ -64,8 +64,8 @@ class Comparison:
     def refusal(self, shown: str, force: bool) -> UserError | None:
         """Return the error to raise if the build must not be written. None if it may be written.
 
-        A build must not be written if a link or a folder is where one of its files belongs, or if files that were
-        edited or added by hand would be lost.
+        A build must not replace a folder or a symbolic link. Without ``force``, it must not replace or remove files
+        that were edited or added by hand.
 
         shown: the name that messages give to the tree.
         force: whether files that were edited or added by hand may be lost.
@@ -85,11 +85,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Tree:
-    """A generated package on the disk: what its manifests and its journal say, and a way to read its files.
+    """A generated package on the disk.
 
     disk: the object that reads the files of the package.
-    manifests: maps each owner (the name of a spec, or ``SHARED``) to its manifest.
-    broken: maps each owner whose MANIFEST.json cannot be read as a manifest to the reason.
+    manifests: the manifest of each owner: the name of a spec, or ``SHARED``.
+    broken: for each owner with an unusable MANIFEST.json, the reason why it cannot be used.
     journal: the files that an interrupted build may have written, as ``journal.Entries``. Empty without such a build.
     incomplete: whether a build was interrupted while it wrote files.
     """
@@ -110,7 +110,7 @@ class Tree:
 
         Hidden files and ``__pycache__`` do not count.
 
-        force: whether the user asked to build there nevertheless. If so, return None.
+        force: whether to accept such a folder. The result is then None.
         """
         if force or self.manifests or self.broken or self.journal or self.incomplete or not self.disk.root.is_dir():
             return None
@@ -125,9 +125,9 @@ class Tree:
         )
 
     def sound_manifests(self, except_for: Collection[str] = ()) -> list[Manifest]:
-        """Return the manifests of the specs in this tree, sorted by name. They contain the rows for the dispatch table.
+        """Return the manifests of the specs in this tree, sorted by name.
 
-        except_for: names of specs that are left out, because the caller builds them again or removes them.
+        except_for: the names of specs that are left out.
 
         Raises UserError if one of the manifests is broken, or if another version of pav2gen wrote it in a format that
         this version cannot read.
@@ -142,9 +142,9 @@ class Tree:
         return [entry for owner, entry in sorted(self.manifests.items()) if owner not in (SHARED, *except_for)]
 
     def compare(self, package: Mapping[str, FileSet]) -> Comparison:
-        """Compare the files in the tree, byte by byte, with those of a new build.
+        """Compare the files in the tree with those of a new build.
 
-        package: maps each owner to its new files. Files of other owners are not compared.
+        package: the new files of each owner. Files of other owners are not compared.
 
         Raises UserError if a symbolic link or a file is where a folder belongs, or if a file cannot be read.
         """
@@ -164,10 +164,10 @@ class Tree:
         return Comparison(tuple(sorted(changes, key=lambda change: change.path)), unchanged)
 
     def known(self, owner: str) -> dict[str, set[str]]:
-        """Return a dict from the path of each file of ``owner`` to the SHA-256 digests it can have if nobody edited it.
+        """Return the SHA-256 digests that each file of ``owner`` can have if nobody edited it, by path relative to the
+        tree.
 
-        The digests come from the owner's manifest, and from the journal of an interrupted build if there is one. Paths
-        are relative to the tree.
+        The digests come from the owner's manifest, and from the journal of an interrupted build if there is one.
         """
         known = {path: set(digests) for path, digests in self.journal.get(owner, {}).items()}
         if owner in self.manifests:
@@ -177,7 +177,7 @@ class Tree:
         return known
 
     def unsettled(self, owner: str) -> bool:
-        """Whether an interrupted build left files of ``owner`` whose SHA-256 is not that in the owner's manifest."""
+        """Whether an interrupted build left files of ``owner`` that do not match the owner's manifest."""
         entry = self.manifests.get(owner)
         owned = {**entry.owned(), entry.path: entry.digest} if entry else {}
         return any(self._digest(path) != owned.get(path) for path in self.journal.get(owner, ()))
@@ -213,9 +213,9 @@ def read_tree(out: Path) -> Tree:
 
 
 def _is_incomplete(disk: Disk) -> bool:
-    """Whether the package has the journal or the temporary folder of a build that was interrupted.
+    """Whether the package has the journal or the temporary folder of an interrupted build.
 
-    Raises UserError if the path of the journal is not a regular file, or that of the temporary folder is not a folder.
+    Raises UserError if the journal is not a regular file, or if the temporary folder is not a folder.
     """
     found = {name: disk.at(name) for name in (journal.NAME, journal.ASIDE)}
     for name, kind in ((journal.NAME, "a file"), (journal.ASIDE, "a folder")):

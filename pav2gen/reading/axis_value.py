@@ -9,10 +9,10 @@ from pav2gen.reading.yaml_node import Node
 
 
 def reader_of(axis: Axis) -> Callable[[Node], object]:
-    """Make a function that reads one value of ``axis`` from a YAML node.
+    """Return a function that reads a value of ``axis`` from a YAML node.
 
-    The function raises UserError, with ``file:line``, for a value that does not have the axis's type. It does not check
-    whether the axis allows the value. Rules check this later, because rules can give a better message.
+    The function raises UserError, with ``file:line``, if the value does not have the type of the axis. It does not
+    check whether the axis allows the value: ``rules.check`` does.
     """
     read = {int: Node.integer, float: Node.number, bool: Node.boolean, str: Node.text}[axis.kind]
 

@@ -1,7 +1,6 @@
-"""The JSON Schema of spec files. Editors use the schema to complete and check a spec while the user writes it.
+"""The JSON Schema of spec files, with which editors complete and check a spec.
 
-The keys come from ``spec_file.KEYS`` and the axes from ``family.axes``. The schema checks types, names and ranges. Only
-``pav2gen build`` checks the rules that compare several values.
+The schema checks types, names and ranges. Rules that compare several values are checked only by ``pav2gen build``.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def _mapping(section: str) -> JsonSchema:
 
 
 def _property(path: str) -> JsonSchema:
-    """The schema of the value at the dotted path ``path`` in a spec, with its description and its default."""
+    """The schema of the value at the dotted path ``path`` in a spec."""
     if path in KEYS:
         return {"description": SECTIONS[path], **_mapping(path)}
     axis = AXES.get(path.rpartition(".")[2])
@@ -74,7 +73,7 @@ def _property(path: str) -> JsonSchema:
 
 
 def _axis(axis: Axis) -> JsonSchema:
-    """The schema of an axis's values in a spec: one value, or a list of distinct values."""
+    """The schema of the values of ``axis`` in a spec: one value, or a list of distinct values."""
     works = f" Values: {axis.works}." if axis.works else ""
     return {"description": axis.about + works, **_one_or_many(_value(axis))}
 
@@ -91,7 +90,7 @@ def _value(axis: Axis) -> JsonSchema:
 
 
 def _one_or_many(value: JsonSchema) -> JsonSchema:
-    """The schema of one value, or a list of one or more distinct values. ``value`` is the schema of one value."""
+    """The schema of one value, or of a list of one or more distinct values. ``value`` is the schema of one value."""
     return {"anyOf": [value, {"type": "array", "items": value, "minItems": 1, "uniqueItems": True}]}
 
 
@@ -106,8 +105,8 @@ def _figure(figure: Figure) -> JsonSchema:
 
 
 def _target() -> JsonSchema:
-    """The schema of a spec's ``target``: the name of a target, or a mapping with the name of a ``base`` target and the
-    hardware figures that the spec changes.
+    """The schema of a spec's ``target``: the name of a target, or a mapping that changes hardware figures of a ``base``
+    target.
     """
     name: JsonSchema = {"enum": list(TARGETS)}
     figures = {figure: _figure(FIGURES[figure]) for figure in FIGURES}
@@ -121,9 +120,7 @@ def _target() -> JsonSchema:
 
 
 def _exclusions() -> JsonSchema:
-    """The schema of a spec's ``exclude``: each entry has values of some axes, and the reason why kernels with these
-    values are left out.
-    """
+    """The schema of a spec's ``exclude``: one exclusion, or a list of exclusions."""
     when = {axis.name: _one_or_many(_value(axis)) for axis in AXES.values()}
     exclusion = {
         "type": "object",
@@ -138,9 +135,7 @@ def _exclusions() -> JsonSchema:
 
 
 def _modifications() -> JsonSchema:
-    """The schema of a spec's ``modifications``: it maps the name of each modification to the modification's expressions
-    and to the dimension of each of its parameter tensors.
-    """
+    """The schema of a spec's ``modifications``, a mapping from the name of each modification to its definition."""
     expression: JsonSchema = {"type": "string", "maxLength": LONGEST}
     axes: JsonSchema = {"type": "array", "items": {"enum": list(INDEX)}, "minItems": 1, "maxItems": 1}
     tensors = {"type": "object", "additionalProperties": axes, "minProperties": 1, "maxProperties": MOST_TENSORS}

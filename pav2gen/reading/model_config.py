@@ -30,13 +30,16 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "deberta", "albert")
 class Attention:
     """The properties of a model's attention that decide which kernels the model needs.
 
-    ``title`` is the model's name. ``num_heads`` and ``num_kv_heads`` count the query heads and KV heads. ``head_size``
-    is in elements. ``max_seq_len`` is the longest context in tokens. ``dtype`` is the dtype that the config states, or
-    "" if it states none. ``windows`` lists the distinct window sizes of the layers, in tokens. None in this list means
-    attention to all tokens. ``scale`` is the factor of the scores. It is None if the factor is ``head_size ** -0.5``,
-    and for latent attention (MLA). ``features`` has a sentence for each feature that kernels support, ``uncovered`` a
-    sentence for each feature that no kernel supports. ``notes`` has further sentences, for comments in the spec that
-    ``init`` drafts.
+    title: the model's name.
+    head_size: the size of a head of Q and K, in elements.
+    max_seq_len: the longest context, in tokens.
+    dtype: the dtype that the config states, or "" if it states none.
+    softcap: the softcap on the scores, or None if there is none.
+    windows: the distinct window sizes of the layers, in tokens. None in this tuple means attention to all tokens.
+    scale: the factor of the scores. None if it is ``head_size ** -0.5``, and for latent attention (MLA).
+    features: a sentence for each feature that kernels support.
+    uncovered: a sentence for each feature that no kernel supports.
+    notes: further sentences for the user.
     """
 
     title: str
@@ -60,8 +63,8 @@ class Attention:
 def read_attention(path: str | os.PathLike[str]) -> Attention:
     """Read the properties of a model's attention from the config.json at ``path``.
 
-    Raises UserError if the file is not a model's config.json. The message gives the file's path and, if the value of a
-    key is wrong, the key. Raises UserError too if the layers differ in their KV heads in a way that vLLM cannot run.
+    Raises UserError, with the path, if the file is not a model's config.json or has an invalid value. Raises it too if
+    the layers have different numbers of KV heads and vLLM cannot run the model.
     """
     fields = Fields(_read_json(path), printable(os.fspath(path)))
     heads = num_heads(fields)
@@ -124,8 +127,9 @@ def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
 
 
 def _features(fields: Fields, length: int) -> Iterator[str]:
-    """A sentence for each feature of the model's attention that kernels support. ``length`` is the longest context in
-    tokens.
+    """A sentence for each feature of the model's attention that kernels support.
+
+    length: the longest context in tokens.
     """
     yield from window_sentences(fields, length)
     if cap := scores.softcap(fields):
@@ -135,23 +139,19 @@ def _features(fields: Fields, length: int) -> Iterator[str]:
 
 
 def _scale_note(fields: Fields, size: int) -> Iterator[str]:
-    """A sentence that states the factor of the scores, if the factor is not ``size ** -0.5``. ``size`` is the head
-    size.
-    """
+    """Yield a sentence about the factor of the scores if it is not ``size ** -0.5``. ``size`` is the head size."""
     if (scale := scores.scale(fields, size)) is not None:
         yield f"the model scales its scores by {scale:.6g}, not by head_size ** -0.5: vLLM passes that to the kernel"
 
 
 def _title(fields: Fields, path: Path) -> str:
-    """The model's name: the name in its config.json, else the name of the folder of the config.json, which is at
-    ``path``.
-    """
+    """The model's name. It comes from the config, or else from the folder of ``path``, the path of the config.json."""
     origin = str(fields.get("_name_or_path") or "")
     return _words(Path(origin).name) or _words(path.absolute().parent.name) or "model"
 
 
 def _words(value: object) -> str:
-    """The text ``value`` with a space in place of each character that YAML would need in quotes. Empty if ``value`` is
-    not a text.
+    """The text ``value`` with a space in place of characters other than letters, digits and ``._+-``, cut to 64
+    characters. Empty if ``value`` is not a text.
     """
     return re.sub(r"[^A-Za-z0-9._+-]+", " ", value).strip(" ._+-")[:64] if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Reads the section ``modifications`` of a spec. An error message for an expression gives the column of the mistake."""
+"""Reads the section ``modifications`` of a spec."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ MOST_TENSORS = 4
 
 
 def read_modifications(node: Node) -> dict[str, Modification]:
-    """Read the section ``modifications`` of a spec. Returns the modifications by name. Raises UserError for a mistake
-    in a modification.
+    """Read ``node``, the section ``modifications`` of a spec. Returns the modifications by name.
+
+    Raises UserError for a mistake in a modification. For a mistake in an expression, the message also gives the column.
     """
     return {name: _modification(name, child) for name, child in node.fields((), _names(node)).items()}
 
@@ -54,9 +55,7 @@ def _modification(name: str, node: Node) -> Modification:
 
 
 def _tensors(node: Node) -> dict[str, str]:
-    """Read the section ``tensors`` of a modification: the dimension of each parameter tensor, ``heads`` or
-    ``kv_heads``.
-    """
+    """Read the dimension of each tensor of a modification, ``heads`` or ``kv_heads``, by the tensor's name."""
     children = node.value if isinstance(node.value, dict) else {}
     if not children:
         raise node.fail(f"{node.title} must be a mapping of names to [heads] or [kv_heads]")

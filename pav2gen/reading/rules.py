@@ -1,4 +1,4 @@
-"""The rules that every spec must satisfy. Each rule has an id, a reason, and an error message."""
+"""The rules that every spec must satisfy, and the function that checks them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def check(spec: Spec) -> None:
 
 
 def _axis_rule(axis: str, reason: str) -> AxisRule:
-    """Make the rule that every value that a spec gives for the axis named ``axis`` is among the axis's ``allowed``
-    values.
-    """
+    """Make the rule that all values of the axis named ``axis`` in a spec are in ``AXES[axis].allowed``."""
     allowed, works = AXES[axis].allowed, AXES[axis].works
 
     def number(value: int) -> str | None:

@@ -25,11 +25,12 @@ PointT = TypeVar("PointT", bound=Point)
 
 @dataclass(frozen=True)
 class Selection:
-    """A loaded spec, and the kernels of the spec that ``--filter`` selects.
+    """A loaded spec, and those of its kernels that ``--filter`` selects.
 
-    ``path`` is the path of the spec file. ``built`` has the selected kernels of all operators. ``filters`` has the
-    texts of the filters that were applied. Without filters, all kernels are selected. ``tuned`` has the content of the
-    spec's tuning files.
+    path: the path of the spec file.
+    built: the selected kernels of all operators. Without filters, all kernels are selected.
+    filters: the texts of the filters.
+    tuned: the content of the spec's tuning files.
     """
 
     spec: Spec
@@ -45,11 +46,14 @@ class Selection:
 
 
 def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True) -> list[Selection]:
-    """Load the specs at ``paths`` and select their kernels by ``filters``. The selections are sorted by the names of
+    """Load the specs at ``paths``, and select their kernels by ``filters``. The selections are sorted by the names of
     the specs.
 
-    A spec without a selected kernel is left out. ``tuned`` says whether to read the specs' tuning files too. Raises
-    UserError for an invalid spec or tuning file, for two specs with the same name, and for a filter that selects
+    A spec without a selected kernel is left out.
+
+    tuned: whether to read the specs' tuning files too.
+
+    Raises UserError for an invalid spec or tuning file, for two specs with the same name, and for a filter that selects
     nothing.
     """
     specs: dict[str, tuple[Spec, Path]] = {}
@@ -76,10 +80,8 @@ def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True)
 
 
 def _with_readable_name(loaded: Spec) -> Spec:
-    """Return ``loaded`` with its file name decoded as UTF-8, whatever the locale is. Comments of generated files
-    contain the file name.
-
-    Raises UserError if the name has characters that cannot be printed.
+    """Return ``loaded`` with its file name decoded as UTF-8 in any locale. Raises UserError if the name cannot be
+    printed.
     """
     try:
         name = os.fsencode(loaded.file_name).decode()
@@ -95,12 +97,14 @@ def _with_readable_name(loaded: Spec) -> Spec:
 
 
 def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ...]:
-    """The kernels of ``family`` that ``filters`` select, in the order of ``family``. Without filters, all kernels.
+    """The kernels of ``family`` that match ``filters``, in the order of ``family``. Without filters, all kernels.
 
-    A filter is ``axis=value``, ``operator=name``, or a glob pattern for a kernel's slug (``hd256_*_f16_*``). If several
-    filters are about the same axis, a kernel must match at least one of them. The same holds for several operators and
-    for several patterns. A kernel that does not have the axis of a filter, as a cache writer has no partition size,
-    matches the filter. Raises UserError for an unknown axis and for a filter that selects nothing.
+    A filter is ``axis=value``, ``operator=name``, or a glob pattern for the short name of a kernel, such as
+    ``hd256_*_f16_*``. Filters on the same axis are alternatives: a kernel must match one of them. So are filters on the
+    operator, and patterns. A filter on an axis matches every kernel without this axis; a cache writer, for example, has
+    no partition size.
+
+    Raises UserError for an unknown axis or operator, and for filters that select nothing.
     """
     every = tuple(family)
     groups: dict[str, list[Condition]] = {}
@@ -118,8 +122,8 @@ def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ..
 
 
 def _condition(text: str) -> tuple[str, Condition]:
-    """Parse one filter. Returns what the filter tests (the name of an axis, "operator" or "slug") and a function that
-    says whether a kernel matches the filter.
+    """Parse a filter. Returns what it tests (the name of an axis, "operator" or "slug"), and a function that says
+    whether a kernel matches the filter.
     """
     axis, equals, value = text.partition("=")
     if not equals:
@@ -141,9 +145,8 @@ def read_operator(text: str) -> str:
 
 
 def _operators_with(filter_text: str) -> str:
-    """The line that a spec needs so that a filter on an operator selects a kernel.
-
-    For the filter ``operator=extend``, the line is ``operators: [decode, extend]``.
+    """The line that a spec needs for a filter on an operator: ``operators: [decode, extend]`` for the filter
+    ``operator=extend``.
     """
     operators = ", ".join(dict.fromkeys(("decode", filter_text.partition("=")[2])))
     return f"operators: [{operators}]"

@@ -1,7 +1,8 @@
-"""The functions that check a spec as a whole, one function for each ``SpecRule`` in ``reading.rules``.
+"""The functions that check a spec as a whole, one for each ``SpecRule`` in ``reading.rules``.
 
-Each function returns the first violation of its rule in a spec, or None if the spec satisfies the rule. ``expanded`` is
-a function that returns the spec's decode kernels.
+Each function returns the first violation of its rule in ``spec``, or None if the spec satisfies the rule.
+
+expanded: a function without arguments that returns the spec's decode kernels.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, s
 
 
 def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that the spec defines every modification that ``features`` names, and that ``features`` names every
-    modification that the spec defines.
-    """
+    """Check that ``features.modification`` names exactly the modifications that the spec defines."""
     names = [name for name in spec.axes["modification"] if name is not None]
     for place, name in enumerate(spec.axes["modification"]):
         if name is not None and name not in spec.modifications:
@@ -40,8 +39,9 @@ def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def positions_fit(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec has modifications, check that token positions up to ``max_seq_len`` fit the 32-bit integers of their
-    expressions.
+    """If the spec has a modification, check that ``max_seq_len`` is at most ``MOST_TOKENS``.
+
+    A modification's expressions calculate with the positions of tokens as 32-bit integers.
     """
     if spec.model.max_seq_len <= MOST_TOKENS or spec.axes["modification"] == (None,):
         return None
@@ -60,7 +60,7 @@ def kv_heads_divide_heads(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that vLLM can distribute the model's heads over every number of ranks in ``model.tensor_parallel``."""
+    """Check that vLLM can split the model's heads over each number of ranks in ``model.tensor_parallel``."""
     model = spec.model
     for index, size in enumerate(model.tensor_parallel):
         if not model.shards_over(size):
@@ -72,7 +72,9 @@ def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that the axis values have at most ``limits.max_variants`` combinations. Excluded combinations count too."""
+    """Check that the axis values have at most ``limits.max_variants`` combinations, including those that the spec
+    excludes.
+    """
     sizes = [len(spec.axes[axis]) for axis in AXES]
     product, limit = math.prod(sizes), spec.limits.max_variants
     if product <= limit:
@@ -83,7 +85,7 @@ def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that every value that an exclusion gives for an axis is among the spec's values for this axis."""
+    """Check that the axes of the spec have all values that its exclusions name."""
     for index, exclusion in enumerate(spec.exclude):
         for axis, values in exclusion.when.items():
             for place, value in enumerate(values):
@@ -96,9 +98,7 @@ def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that every exclusion removes at least one kernel that the exclusions above it leave, and that at least one
-    kernel is left in the end.
-    """
+    """Check that each exclusion leaves out at least one more kernel, and that some kernel is left in the end."""
     left = expand(spec.name, spec.axes) if spec.exclude else ()
     for index, exclusion in enumerate(spec.exclude):
         rest = tuple(variant for variant in left if not exclusion.covers(variant))
@@ -113,8 +113,9 @@ def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that, for every number of ranks in ``model.tensor_parallel``, a decode kernel has the ratio of query heads
-    to KV heads that a rank has.
+    """Check that, for each number of ranks in ``model.tensor_parallel``, a decode kernel has the GQA ratio of a rank.
+
+    The GQA ratio is the number of query heads for each KV head.
     """
     ratios = {variant.gqa_ratio for variant in expanded()}
     for index, rank in enumerate(spec.model.ranks()):
@@ -129,7 +130,7 @@ def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that the spec has no block-sparse kernels if it builds extend kernels."""
+    """Check that a spec with extend kernels has no block-sparse kernels."""
     if "extend" not in spec.operators or not any(variant.blocksparse for variant in expanded()):
         return None
     sentence = (
@@ -140,8 +141,8 @@ def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec fixes the partition size of all calls, check that a kernel with this partition size is built for each
-    combination of the other axes' values.
+    """If ``dispatch.partition`` is a size, check that a decode kernel of this partition size is built for each kernel
+    key of the spec.
     """
     partition, paths = spec.dispatch.partition, ("dispatch.partition", "dispatch")
     if partition is None:
@@ -161,8 +162,8 @@ def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec has the section ``cuda``, check that its settings have allowed values, and that the spec builds CUDA
-    decode kernels.
+    """If the spec has the section ``cuda``, check that each setting in it has an allowed value, and that the spec
+    builds CUDA decode kernels.
     """
     if spec.cuda and "cuda" not in spec.backends:
         return Violation(
@@ -178,9 +179,9 @@ def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec sets ``cuda.step``, check that no page of the spec's kernels has more tokens.
+    """If the spec sets ``cuda.step``, check that a step holds a whole page of each kernel.
 
-    ``cuda.step`` is the number of tokens that have their softmax weights in shared memory together.
+    ``cuda.step`` is the number of tokens whose softmax weights a thread block keeps in shared memory at once.
     """
     step, page = spec.cuda.get("step"), max(variant.block_size for variant in expanded())
     if step is None or step >= page:
@@ -189,8 +190,11 @@ def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec builds CUDA kernels, check that a CUDA grid can have one thread block for each partition of a
-    sequence of ``max_seq_len`` tokens.
+    """If the spec builds CUDA kernels, check that a sequence of ``max_seq_len`` tokens has at most ``MOST_BLOCKS``
+    partitions.
+
+    The partitions have the smallest size in the spec. A CUDA grid can have at most ``MOST_BLOCKS`` thread blocks along
+    the dimension of the partitions.
     """
     length = spec.model.max_seq_len
     smallest = min(variant.partition_size for variant in expanded())
@@ -205,8 +209,9 @@ def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that, for every PyTorch kernel, ``limits.workspace_mib`` is enough for one partition of one sequence, with
-    all KV heads of a rank.
+    """Check that ``limits.workspace_mib`` is enough for every PyTorch kernel that computes attention.
+
+    A kernel needs a workspace for at least one partition of one sequence, with all KV heads of a rank.
     """
     kv_heads: dict[int, int] = {}
     for rank in spec.model.ranks():
@@ -228,7 +233,7 @@ def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | N
 
 
 def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that the smallest possible thread block of each CUDA extend kernel fits into the target's shared memory."""
+    """Check that each CUDA extend kernel can have a thread block that fits into the target's shared memory."""
     limit = shared_limit(spec.target)
     for variant in _cuda_extenders(spec, expanded):
         if (needed := least_shared_bytes(variant, spec.target)) > limit:
@@ -238,9 +243,10 @@ def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | Non
 
 
 def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that ``limits.workspace_mib`` is enough for the partial results of one tile of each CUDA extend kernel.
+    """Check that ``limits.workspace_mib`` is enough for one query tile of each CUDA extend kernel.
 
-    A tile is a fixed number of consecutive query tokens of one sequence.
+    A query tile is a fixed number of consecutive new tokens of one sequence. The workspace holds its results for each
+    partition of the keys.
     """
     most = spec.limits.workspace_mib
     for variant in _cuda_extenders(spec, expanded):
@@ -256,14 +262,12 @@ def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def _cuda_extenders(spec: Spec, expanded: Expanded) -> tuple[ExtendVariant, ...]:
-    """The extend kernels for which the spec builds CUDA sources."""
+    """The extend kernels that the spec builds in CUDA."""
     return extenders_of(expanded()) if "extend" in spec.operators and "cuda" in spec.backends else ()
 
 
 def _workspace_bytes(variant: Variant | ExtendVariant, kv_heads: int) -> int:
-    """The smallest workspace, in bytes, with which the PyTorch kernel of ``variant`` can run with ``kv_heads`` KV
-    heads.
-    """
+    """The smallest workspace, in bytes, of the PyTorch kernel of ``variant`` for ``kv_heads`` KV heads."""
     if isinstance(variant, Variant):
         return smallest_workspace_bytes(variant, kv_heads)
     return ExtendTorchPlan(variant, 0).smallest_workspace(kv_heads)

@@ -52,8 +52,7 @@ KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "limits": ((), ("max_variants", "workspace_mib")),
 }
 
-#: Dotted path of each optional key -> its default. The default of ``about``, which is not in this table, is the spec's
-#: name.
+#: Dotted path of each optional key -> its default. ``about`` is not in this table: its default is the spec's name.
 DEFAULTS: Mapping[str, object] = {
     "model.tensor_parallel": (1,),
     **{axis.path: axis.default for axis in AXES.values() if axis.default is not None},
@@ -105,15 +104,15 @@ def parse(data: bytes, file: str) -> Spec:
     does.
     """
     root = parse_yaml(data, file)
-    _check_schema(root)
+    _check_schema(root)  # first, because the other keys depend on the version
     spec = _spec(_Fields(root), os.path.basename(file), hashlib.sha256(data).hexdigest())
     rules.check(spec)
     return spec
 
 
 class _Fields:
-    """Reads the values of a spec by their dotted paths, such as ``limits.max_variants``. A missing value is replaced by
-    its default.
+    """Reads the values of a spec by dotted path, such as ``limits.max_variants``. A missing value is replaced by its
+    default.
     """
 
     def __init__(self, root: Node) -> None:
@@ -124,24 +123,25 @@ class _Fields:
                 self.nodes.update((child.name, child) for child in children)
 
     def one(self, path: str, read: Callable[[Node], Any]) -> Any:
-        """The value at the dotted path ``path``. The function ``read`` converts its YAML node. A missing value is
-        replaced by its default.
+        """The value at the dotted path ``path``, or its default if the spec does not have it.
+
+        read: the function that converts the YAML node of the value.
         """
         return read(self.nodes[path]) if path in self.nodes else DEFAULTS[path]
 
     def many(self, path: str, read: Callable[[Node], Any], nullable: bool = False) -> Any:
-        """The values at the dotted path ``path``, as a tuple. The function ``read`` converts each YAML node. Missing
-        values are replaced by their default.
+        """The values at the dotted path ``path``, as a tuple, or their default if the spec does not have them.
 
-        A repeated value is an error. ``nullable`` says whether null is an allowed value.
+        read: the function that converts the YAML node of each value.
+        nullable: whether null is allowed in place of a list; it counts as a list of one null.
+
+        Raises UserError for a repeated value.
         """
         return _distinct(self.nodes[path], read, nullable) if path in self.nodes else DEFAULTS[path]
 
 
 def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the pair (dotted path, ``file:line``) of ``node`` and of every value inside ``node``. ``path`` is the
-    dotted path of ``node``.
-    """
+    """Yield the pair (dotted path, ``file:line``) of ``node``, which is at ``path``, and of every value inside it."""
     yield path, node.where
     if isinstance(node.value, dict):
         for key, child in node.value.items():
@@ -152,9 +152,9 @@ def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -> tuple[Any, ...]:
-    """The items of the list ``node``, each converted by the function ``read``. Raises UserError for a repeated value.
+    """The items of the list ``node``, each converted by the function ``read``. Raises UserError for a repeated item.
 
-    If ``nullable``, ``node`` may also be null, which counts as a list with null as its only item.
+    nullable: whether ``node`` may be null, which counts as a list of one null.
     """
     values: dict[Any, None] = {}
     for item in (node,) if nullable and node.is_null() else node.items():
@@ -166,9 +166,7 @@ def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -
 
 
 def _check_schema(root: Node) -> None:
-    """Raise UserError if the value of the key ``schema`` is not the version that this code reads. This is checked
-    before the other keys, because these depend on the version.
-    """
+    """Raise UserError if the spec has another value of ``schema`` than the one that this version reads."""
     if isinstance(root.value, dict) and "schema" in root.value:
         schema = root.value["schema"]
         if schema.integer() != SCHEMA:
@@ -215,7 +213,7 @@ def _model(fields: _Fields) -> Model:
 
 
 def _name(node: Node) -> str:
-    """Read the name of the spec, which becomes the name of a folder and a Python package, and a part of C symbols."""
+    """Read the name of the spec. Raises UserError unless it can be the name of a Python package and is not reserved."""
     written = node.value.strip() if isinstance(node.value, str) else ""
     if written and not NAME_FORM.fullmatch(written):  # first, because quotes would not help a number or a date
         rule = "must be lower-case words, digits and single '_', and start with a letter, such as llama3_8b"
@@ -229,7 +227,7 @@ def _name(node: Node) -> str:
 
 
 def _comment(node: Node) -> str:
-    """Read a text of a spec, such as ``about``, that is copied into comments of generated files."""
+    """Read a text that is copied into comments of generated files, such as ``about``."""
     text = node.text()
     if len(text) > LONGEST_TEXT:
         raise node.fail(f"{node.title} has {len(text)} characters; at most {LONGEST_TEXT} are allowed")
@@ -239,9 +237,7 @@ def _comment(node: Node) -> str:
 
 
 def _target(node: Node) -> Target:
-    """Read a spec's ``target``: the name of a target, or a mapping with the name of a ``base`` target and the hardware
-    figures that the spec changes.
-    """
+    """Read a spec's ``target``: the name of a target, or a mapping that changes figures of a ``base`` target."""
     figures = node.fields(("base",), tuple(FIGURES)) if isinstance(node.value, dict) else {"base": node}
     base = figures.pop("base")
     with base.placed():
@@ -262,7 +258,7 @@ def _partition(node: Node) -> int | None:
 
 
 def _exclusions(node: Node) -> tuple[Exclusion, ...]:
-    """Read a spec's ``exclude``, the list of exclusions, which may be empty."""
+    """Read a spec's ``exclude``, a list of exclusions that may be empty."""
     return () if node.value == () else tuple(map(_exclusion, node.items()))
 
 

@@ -1,5 +1,4 @@
-"""Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, which ``pav2gen tune`` writes. A mistake in a file raises
-UserError.
+"""Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, which ``pav2gen tune`` writes.
 
 A row of a tuning file is about calls with a given number of sequences of a given length. It states the measured time of
 each partition size, and which partition size was the fastest. docs/tuning.md describes the format.
@@ -23,15 +22,15 @@ from pav2gen.wording import one_of, quoted
 
 SCHEMA = 1
 
-#: The name of the folder of tuning files. The folder is in the folder of the spec files.
+#: The name of the folder of tuning files, inside the folder of the spec files.
 FOLDER = "tuning"
 
 MOST_BYTES = 4 << 20
 LARGEST_INT32 = 2**31 - 1
 
-#: LEAST_RUNS: the least number of measuring runs from which a tuning file may come. MOST_SPREAD: the largest allowed
-#: spread of a row. The spread is the difference between the slowest and the fastest run, divided by the median of the
-#: runs.
+#: LEAST_RUNS: the least number of runs in which the times of a tuning file must have been measured. MOST_SPREAD: the
+#: largest allowed spread of a row. The spread is the difference between the slowest and the fastest run, divided by the
+#: median of the runs.
 LEAST_RUNS, MOST_SPREAD = 2, 0.10
 
 #: FILE_KEYS, KERNEL_KEYS, ROW_KEYS: the keys of a tuning file, of an entry of ``kernels`` in it, and of a row. Each is
@@ -46,10 +45,13 @@ ROW_KEYS = (("num_seqs", "max_seq_len", "partition_size", "ms", "spread"), ())
 
 @dataclass(frozen=True)
 class TunedRow:
-    """A result of tuning: ``partition_size`` was the fastest in calls with ``num_seqs`` sequences of ``max_seq_len``
-    tokens each.
+    """A result of tuning: the fastest partition size for calls with ``num_seqs`` sequences of ``max_seq_len`` tokens
+    each.
 
-    The calls had the axis values ``key``, ran on ``backend`` and had ``kv_heads`` KV heads.
+    key: the kernel key of the calls.
+    partition_size: the fastest partition size, in tokens.
+    backend: the backend of the kernels that were measured.
+    kv_heads: the number of KV heads in the calls.
     """
 
     key: Key
@@ -62,7 +64,11 @@ class TunedRow:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The content of a tuning file: its path, its SHA-256, the name of the device that was measured, and the rows."""
+    """The content of a tuning file.
+
+    path: the path that generated files give for the tuning file, ``specs/tuning/<name>``.
+    device: the name of the device that was measured.
+    """
 
     path: str
     sha256: str
@@ -70,9 +76,9 @@ class Tuning:
     rows: tuple[TunedRow, ...]
 
     def of(self, key: Key, partition_size: int) -> list[dict[str, object]]:
-        """The rows in which the kernel with ``key`` and ``partition_size`` was the fastest, each as a dict.
+        """The rows in which the kernel with ``key`` and ``partition_size`` was the fastest.
 
-        The dict has the fields of ``runtime.dispatch_row.Tuned`` without ``symbol``.
+        Each row is a dict with the fields of ``runtime.dispatch_row.Tuned`` other than ``symbol``.
         """
         return [
             {
@@ -88,18 +94,19 @@ class Tuning:
 
 
 def slug(device: str) -> str:
-    """The part of a tuning file's name that states the device ``device``, such as ``iluvatar_bi_v100``."""
+    """The part of a tuning file's name that stands for ``device``, a device's name: ``iluvatar_bi_v100``."""
     return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") or "device"
 
 
 def path_of(spec_path: Path, spec_name: str, device: str) -> Path:
-    """The path of the tuning file for the spec at ``spec_path`` and for the device named ``device``."""
+    """The path of the tuning file for a spec and a device. ``device`` is the device's name."""
     return spec_path.parent / FOLDER / f"{spec_name}.{slug(device)}.yaml"
 
 
 def load_all(spec_path: Path, spec: Spec) -> tuple[Tuning, ...]:
-    """Read every tuning file of the spec at ``spec_path``, in the order of the files' names. Raises UserError as
-    ``load`` does.
+    """Read every tuning file of ``spec``, in the order of their names. ``spec_path`` is the path of the spec file.
+
+    Raises UserError as ``load`` does.
     """
     return tuple(load(path, spec) for path in sorted((spec_path.parent / FOLDER).glob(f"{spec.name}.*.yaml")))
 
@@ -127,8 +134,8 @@ def parse(data: bytes, path: Path, spec: Spec) -> Tuning:
 
 
 def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
-    """Check the keys of a tuning file that come before ``kernels``. Raises UserError for a wrong schema, spec or
-    device, and for too few runs.
+    """Check all keys of a tuning file except ``kernels``. Raises UserError for a wrong schema, spec or device, and for
+    too few runs.
     """
     schema, name, device = fields["schema"], fields["spec"], fields["device"]
     if schema.integer() != SCHEMA:
@@ -152,7 +159,7 @@ def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
 
 
 def _built(spec: Spec) -> dict[Key, list[int]]:
-    """The partition sizes of the decode kernels that ``spec`` builds for each key."""
+    """The partition sizes of the decode kernels that ``spec`` builds, by kernel key."""
     built: dict[Key, list[int]] = {}
     for variant in variants(spec):
         built.setdefault(variant.key, []).append(variant.partition_size)
@@ -165,8 +172,9 @@ def _list(node: Node) -> Iterable[Node]:
 
 
 def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[tuple[Node, TunedRow]]:
-    """The rows of ``kernel``, an entry of ``kernels`` in a tuning file, each with its YAML node. ``built`` has the
-    partition sizes that the spec builds for each key.
+    """Yield the rows of ``kernel``, an entry of ``kernels`` in a tuning file, each with its YAML node.
+
+    built: the partition sizes that the spec builds, by kernel key.
     """
     fields = kernel.fields(*KERNEL_KEYS)
     optional = tuple(Key._field_defaults)  # features that a file from before them does not name
@@ -182,8 +190,8 @@ def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[
 def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], spec: Spec) -> TunedRow:
     """Read one row of a tuning file. ``sizes`` are the partition sizes that the spec builds for ``key``.
 
-    Raises UserError if the row's partition size is not the fastest by the row's times, or if the spread of the runs is
-    too large.
+    Raises UserError if the row names a partition size that is not its fastest, or if the spread of the runs is too
+    large.
     """
     fields = node.fields(*ROW_KEYS)
     chosen = fields["partition_size"]
@@ -201,8 +209,8 @@ def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], sp
 
 
 def _milliseconds(node: Node, sizes: list[int], spec: Spec) -> dict[int, float]:
-    """The measured time in ms of each partition size in a row. Raises UserError if fewer than two sizes have a time,
-    and for a time of 0 or less.
+    """The measured time in ms of each partition size in a row. Raises UserError if it has fewer than two times, and for
+    a time of 0 or less.
 
     sizes: the partition sizes that may have a time.
     """

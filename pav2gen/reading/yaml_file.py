@@ -1,8 +1,8 @@
-"""Parses YAML into nodes that know their file and line. The caller then reads each node as the type that it expects.
+"""Parses YAML files into ``Node`` objects, which know their file and line.
 
 Only a strict subset of YAML is accepted, so that all YAML parsers read a file in the same way. The subset has only one
-document, and no anchors, aliases, tags, merge keys or tabs. When a caller reads a node as a type, values that versions
-of YAML read as different types (``yes``, ``010``, ``1:30``) are refused.
+document, and no anchors, aliases, tags, merge keys or tabs. The methods of ``Node`` also refuse values that versions of
+YAML read as different types, such as ``yes``, ``010`` and ``1:30``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """Read the bytes of the regular file at ``path``. Raises UserError if the file cannot be read or is larger than
-    ``max_bytes``.
+    """Read the bytes of the regular file at ``path``.
+
+    Raises UserError if the file cannot be read or is larger than ``max_bytes``.
     """
     name = os.fspath(path)
     try:
@@ -87,15 +88,13 @@ def decode(data: bytes, file: str) -> str:
 
 
 def printable(name: str) -> str:
-    """Return the path ``name`` as messages show it: on one line, with escapes in place of characters that cannot be
-    printed.
-    """
+    """Return the path ``name`` as messages show it: on one line, and with escapes for unprintable characters."""
     return name if name.isprintable() else ascii(name)
 
 
 def _neighbour(name: str) -> str:
-    """The end of the message that the file at ``name`` is missing. It suggests the most similar file name in the same
-    folder. Empty if no file name is similar.
+    """The end of an error message about the missing file ``name``: the most similar name in the same folder. Empty if
+    no name is similar.
     """
     folder, base = os.path.split(name)
     kind = os.path.splitext(base)[1] or ".yaml"
@@ -108,9 +107,7 @@ def _neighbour(name: str) -> str:
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
-    """The message for a syntax error: the parser's description, the line on which the surrounding construct begins (if
-    it is not ``line``, the line of the error), and advice.
-    """
+    """The error message for a YAML syntax error on ``line``, with advice on how to repair it."""
     problem = (error.problem or "it does not parse").replace(" in this context", " here")[:80]
     start = error.context_mark.line + 1 if error.context_mark else line
     began = f", {error.context} from line {start}" if start != line else ""
@@ -122,14 +119,14 @@ def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
 
 
 class _Composer:
-    """Builds nodes from the events of a YAML parser. A YAML alias is refused before it is expanded."""
+    """Builds nodes from the events of a YAML parser. It refuses an alias without expanding it."""
 
     def __init__(self, parser: Any, file: str) -> None:
         self.parser = parser
         self.file = file
 
     def document(self) -> Node:
-        """Read the file's only document. Returns its root. Raises UserError if the file is empty or has a second
+        """Read the file's only document, and return its root. Raises UserError if the file is empty or has a second
         document.
         """
         self.parser.get_event()
@@ -143,10 +140,11 @@ class _Composer:
         return root
 
     def value(self, name: str, key_line: int | None, depth: int) -> Node:
-        """Read the value that begins with the parser's next event. Returns its node.
+        """Read the value that begins with the parser's next event, and return its node.
 
-        ``name`` is the value's dotted path. ``key_line`` is the line of the value's key, or None for a value without a
-        key. The node gets the line of the key. ``depth`` is the number of lists and mappings around the value.
+        name: the dotted path of the value.
+        key_line: the line of the value's key, or None for a value without a key. The node gets this line.
+        depth: the number of lists and mappings around the value.
         """
         event = self.parser.get_event()
         self.refuse_references(event)
@@ -160,20 +158,22 @@ class _Composer:
         return Node(self.file, line, name, self.fields(name, depth + 1))
 
     def items(self, name: str, depth: int) -> Iterator[Node]:
-        """Read the items of a list up to the event that ends the list. The event that begins the list has been read
-        already.
+        """Yield the items of a list. The event that begins the list must have been read already.
 
-        ``name`` is the list's dotted path. ``depth`` is the number of lists and mappings around each item.
+        name: the dotted path of the list.
+        depth: the number of lists and mappings around each item.
         """
         while not self.parser.check_event(yaml.SequenceEndEvent):
             yield self.value(name, None, depth)
         self.parser.get_event()
 
     def fields(self, name: str, depth: int) -> dict[str, Node]:
-        """Read the fields of a mapping up to the event that ends the mapping. The event that begins the mapping has
-        been read already. Raises UserError for a repeated key.
+        """Read the fields of a mapping, by key. The event that begins the mapping must have been read already.
 
-        ``name`` is the mapping's dotted path. ``depth`` is the number of lists and mappings around each field.
+        name: the dotted path of the mapping.
+        depth: the number of lists and mappings around each field.
+
+        Raises UserError for a repeated key and for a merge key.
         """
         fields: dict[str, Node] = {}
         while not self.parser.check_event(yaml.MappingEndEvent):
@@ -199,13 +199,13 @@ class _Composer:
             raise self.error(event, f"tags ({quoted(event.tag)}) are not supported; remove the tag")
 
     def error(self, event: Any, message: str) -> UserError:
-        """Make a UserError with ``message`` and the line where ``event`` begins."""
+        """Make a UserError with ``message`` for the line where ``event`` begins."""
         return UserError(message, f"{self.file}:{event.start_mark.line + 1}")
 
 
 def _column(event: Any, line: int) -> int:
-    """The column, from 1, at which the text of the scalar ``event`` begins on ``line``. 0 if the text is not on this
-    line alone, or if the text in the file differs from the value, as with escapes.
+    """The column, from 1, where the text of the scalar ``event`` begins. 0 if the text is not on ``line`` alone, or if
+    the file has it with escapes.
     """
     start, end, quotes = event.start_mark, event.end_mark, 2 if event.style else 0
     as_it_reads = end.column - start.column == len(event.value) + quotes

@@ -1,6 +1,4 @@
-"""A value in a YAML file, with its file and line. The methods read the value as a type, or raise UserError if the value
-does not have the type.
-"""
+"""The class ``Node``: a value in a YAML file, with its place. Its methods convert the value to Python types."""
 
 from __future__ import annotations
 
@@ -25,12 +23,14 @@ _TYPES = {"bool": "a boolean", "int": "a whole number", "float": "a float", "nul
 
 @dataclass(frozen=True)
 class Node:
-    """A value in a YAML file. ``value`` is the text of a scalar, the items of a list as a tuple, or the fields of a
-    mapping as a dict.
+    """A value in a YAML file, with its place in the file.
 
-    ``line`` counts from 1. ``name`` is the dotted path from the root of the file, such as ``axes.head_size``. ``plain``
-    is true for a scalar without quotes. ``column`` is the column of a scalar's text on its line, from 1, or 0 if the
-    text in the file differs from ``value``, as with escapes.
+    line: the line of the value, from 1. A value in a mapping has the line of its key.
+    name: the dotted path from the root of the file to the value, such as ``axes.head_size``.
+    value: the text of a scalar, the items of a list as a tuple, or the fields of a mapping as a dict.
+    plain: whether the value is a scalar without quotes.
+    column: the column where a scalar's text begins, from 1. 0 if the text in the file differs from ``value``, as with
+    escapes, or is not on ``line`` alone.
     """
 
     file: str
@@ -42,7 +42,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """What messages call the value: its dotted path, or "the spec" for the root of the file."""
+        """The name of the value in messages: its dotted path, or "the spec" for the root of the file."""
         return self.name or "the spec"
 
     @property
@@ -52,8 +52,8 @@ class Node:
 
     @property
     def yaml_type(self) -> str:
-        """The name of the type that YAML 1.1 gives to the value: ``str``, ``bool``, ``int``, ``float``, ``null``,
-        ``timestamp``, ``map``, ``seq``.
+        """The type that YAML 1.1 gives to the value: ``str``, ``bool``, ``int``, ``float``, ``null``, ``timestamp``,
+        ``map``, ``seq``.
         """
         if not isinstance(self.value, str):
             return "map" if isinstance(self.value, dict) else "seq"
@@ -67,9 +67,11 @@ class Node:
         return UserError(message, self.where)
 
     def fail_at(self, column: int, message: str) -> UserError:
-        """Make a UserError with ``message`` for a mistake at ``column`` (from 1) of this scalar's text.
+        """Make a UserError with ``message`` for a mistake in this scalar's text.
 
-        The error has ``file:line:column`` if it is known at which column of the file the text begins.
+        The error gives the column in the file if it is known, and otherwise the column in the text.
+
+        column: the column of the mistake in the text, from 1.
         """
         if self.column:
             return UserError(message, f"{self.where}:{self.column + column - 1}")
@@ -77,17 +79,17 @@ class Node:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Return a context manager. A UserError that leaves the ``with`` block without a ``file:line`` gets the
-        ``file:line`` of this value.
-        """
+        """Return a context manager that adds the ``file:line`` of this value to a UserError without one."""
         try:
             yield
         except UserError as error:
             raise error if error.where else self.fail(error.message) from None
 
     def fields(self, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Node]:
-        """The fields of this mapping by key. Raises UserError if the value is not a mapping, for an unknown key, and
-        for a missing required key.
+        """The fields of this mapping, by key.
+
+        Raises UserError if the value is not a mapping, if a key of ``required`` is missing, or if a key is in neither
+        ``required`` nor ``optional``.
         """
         if not isinstance(self.value, dict):
             raise self.fail(f"{self.title} must be a mapping of keys to values, not {self._seen()}")
@@ -101,8 +103,9 @@ class Node:
         return dict(self.value)
 
     def items(self) -> tuple[Node, ...]:
-        """The items of this list. A scalar counts as a list of one item. Raises UserError for a mapping, for an empty
-        list, and for a text in quotes that looks like a list.
+        """The items of this list. A scalar counts as a list of one item.
+
+        Raises UserError for a mapping, an empty list, null, and a text in quotes that looks like a list.
         """
         if isinstance(self.value, dict):
             raise self.fail(f"{self.title} must be a value or a list of values, not a mapping")
@@ -139,8 +142,10 @@ class Node:
         return self.value == "true"
 
     def text(self) -> str:
-        """The value as a text of one line. Raises UserError if the value is not such a text, and for a text without
-        quotes that YAML reads as another type.
+        """The value as one line of text, without spaces at its ends.
+
+        Raises UserError for any other value, and for a text without quotes that YAML reads as another type, such as
+        ``yes``.
         """
         if not isinstance(self.value, str) or (self.plain and not self.value):
             raise self.fail(f"{self.title} must be a text, not {self._seen()}")
@@ -154,9 +159,7 @@ class Node:
         return line
 
     def choice(self, choices: Collection[str]) -> str:
-        """The value as a text that is one of ``choices``. Raises UserError for any other value, with a message that
-        suggests the most similar choice.
-        """
+        """The value as one of the texts ``choices``. Raises UserError for any other value."""
         word = self.text()
         if word not in choices:
             raise self.fail(f"{self.title} cannot be {quoted(word)}; {did_you_mean(word, choices)}")
@@ -167,10 +170,10 @@ class Node:
         return self.yaml_type == "null"
 
     def _seen(self, number: re.Pattern[str] | None = None) -> str:
-        """The value in words, for a message that says which type was expected.
+        """Describe the value in words, for a message that it has the wrong type.
 
-        number: matches the notation that is allowed for a number, or None if the expected type is not a number. If the
-        value is a number in another notation, the words say how to write it.
+        number: the pattern of a valid number, or None if no number is expected. The words say how to write a number
+        that does not match it.
         """
         if not isinstance(self.value, str):
             return "a mapping" if isinstance(self.value, dict) else "a list"
@@ -183,9 +186,8 @@ class Node:
 
 
 def _plain_digits(text: str, yaml_type: str) -> str:
-    """The number ``text`` in decimal digits without an exponent, such as 100 for ``1e2``.
-
-    Empty if ``text`` is not a number, and if YAML 1.1 reads it as an integer. ``_surprise`` describes these integers.
+    """The number ``text`` without an exponent, such as ``100`` for ``1e2``. Empty if ``text`` is an integer in YAML
+    1.1, or is not a finite number.
     """
     if yaml_type not in ("str", "float") or text.isdigit() or len(text) > LONGEST_QUOTE:
         return ""
@@ -197,9 +199,7 @@ def _plain_digits(text: str, yaml_type: str) -> str:
 
 
 def _surprise(text: str, yaml_type: str) -> str:
-    """The end of an error message about a text without quotes that YAML 1.1 reads in an unexpected way, such as
-    ``yes``. ``yaml_type`` is the type that YAML 1.1 gives to the text.
-    """
+    """The end of an error message about ``text``, an unquoted scalar: how YAML 1.1 reads it and how to write it."""
     if yaml_type == "bool" and text not in ("true", "false"):
         meant = spelled(text.lower() in ("yes", "on", "true"))
         return f", which YAML 1.1 reads as {meant}: write {meant}"
@@ -211,8 +211,8 @@ def _surprise(text: str, yaml_type: str) -> str:
 
 
 def _oddity(text: str) -> str:
-    """A clause for a message, which says how YAML 1.1 reads an integer in an unusual notation: 1:30, 0x1f, 010, 1_000,
-    +1.
+    """A phrase that says how YAML 1.1 reads ``text``, an integer in an unusual notation, such as ``1:30``, ``0x1f``,
+    ``010`` or ``1_000``.
     """
     digits = text.lstrip("+-").replace("_", "")
     if len(digits) > 18:

@@ -10,9 +10,8 @@ from pav2gen.family.modifications.tree import INTEGER, walk
 from pav2gen.family.variant import AttentionVariant, ExtendVariant, Variant
 from pav2gen.plan.kernel import AnyKernel, Extender, Kernel
 
-#: The number of full partitions in the long sequence with which a kernel's tests check the reduction. The reduction
-#: merges 64 partitions in a round, so it needs two rounds for this sequence. For a head size of at most 32, it merges
-#: 128 partitions in a round, and the long sequence has twice as many.
+#: The number of full partitions in a sequence for which the reduction over partitions needs two rounds. A round merges
+#: 64 partitions. For a head size of at most 32, a round merges 128 partitions, and the sequence has twice as many.
 LONG_PARTITIONS = 66
 
 
@@ -58,11 +57,11 @@ class ExtendData(NamedTuple):
     """The input sizes and expected numbers for the tests of an extend kernel. Templates have it as the variable
     ``data``.
 
-    windows: the batches for tests of the sliding window; an empty list for a kernel without a sliding window. A batch
-    is a pair of lists: for each sequence, the number of query tokens, and the number of tokens before them (the
-    context).
-    distances: the distances in the mask of the kernel's modification, in tokens (see ``mask_distances``). Tests have
-    contexts of about these lengths.
+    windows: the batches for tests of the sliding window; an empty list for a kernel without one. A batch is a pair of
+    lists, with one number for each sequence: its query tokens, and its context tokens. The context is the tokens before
+    the query.
+    distances: the distances between tokens, in tokens, that the mask of the kernel's modification may contain (see
+    ``mask_distances``).
     calls: the batches for tests of the number of ATen calls. Each is a tuple (number of sequences, query tokens per
     sequence, context tokens per sequence, expected number of ATen calls).
     """
@@ -73,9 +72,7 @@ class ExtendData(NamedTuple):
 
 
 def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
-    """Return the input sizes and expected numbers for the tests of ``kernel``. The result is None for a cache writer,
-    because the tests of cache writers need none.
-    """
+    """Return the input sizes and expected numbers for the tests of ``kernel``. None for a cache writer."""
     if isinstance(kernel, Extender):
         return ExtendData(extend_windows(kernel.v), mask_distances(kernel.v), extend_calls(kernel))
     if not isinstance(kernel, Kernel):
@@ -89,12 +86,12 @@ def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
 
 
 def boundary_lengths(variant: Variant) -> list[int]:
-    """Return sequence lengths in tokens: 0, a page, a partition, a partition plus a page, two partitions, and each of
-    these plus and minus one token.
+    """Return sequence lengths in tokens, for tests at the boundaries of pages, partitions, windows and masks.
 
-    For a kernel with a sliding window, the result also has lengths within one token of the window, of the window plus a
-    page, and of the window plus a partition. For a kernel with a modification, it also has lengths within one token of
-    each distance in the mask, and of each distance plus a page.
+    The boundaries are 0, a page, a partition, a partition plus a page, and two partitions. A sliding window adds the
+    window, the window plus a page, and the window plus a partition. Each result of ``mask_distances`` adds this
+    distance, and the distance plus a page. The result has each boundary, and the lengths of one token less and one
+    token more.
     """
     page, partition, window = variant.block_size, variant.partition_size, variant.sliding_window
     edges = [0, page, partition, partition + page, 2 * partition]
@@ -106,8 +103,8 @@ def boundary_lengths(variant: Variant) -> list[int]:
 
 
 def long_length(variant: Variant) -> int:
-    """Return the length in tokens of a sequence that has so many partitions that the reduction needs a second round.
-    The last page of the sequence is not full.
+    """Return the length, in tokens, of a sequence for which the reduction over partitions needs a second round. The
+    last page of the sequence is not full.
     """
     partitions = LONG_PARTITIONS * (2 if variant.head_size <= 32 else 1)
     return partitions * variant.partition_size + variant.block_size + 3
@@ -116,9 +113,9 @@ def long_length(variant: Variant) -> int:
 def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
     """Return the batches for tests of the sliding window, in the form of ``ExtendData.windows``.
 
-    In the first sequence of the first batch, the window hides keys from the last query tokens, but not from the first.
-    In the other sequences of this batch, it hides keys from all query tokens. There is a second batch only if the
-    window is short. In it, the queries are so long that the window of the last query token begins within the query.
+    In the first batch, the queries are short, and the window hides keys from them. In the second batch, the queries
+    have at least as many tokens as the window. There is no second batch for windows over ``LONGEST_INNER_WINDOW``
+    tokens.
     """
     window, page = variant.sliding_window, variant.block_size
     if window is None:
@@ -130,8 +127,9 @@ def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
 
 
 def extend_calls(kernel: Extender) -> list[tuple[int, int, int, int]]:
-    """Return the batches for tests of the number of ATen calls, in the form of ``ExtendData.calls``. All sequences of a
-    batch have the same lengths. The expected numbers are for a CPU and two KV heads.
+    """Return the batches for tests of the number of ATen calls, in the form of ``ExtendData.calls``.
+
+    The expected numbers are for a CPU and two KV heads.
     """
     keys, page = kernel.p.torch.keys, kernel.v.block_size
     batches = [(1, 1, page), (3, 4, keys + page), (40, 2, 5), (1, kernel.p.torch.cpu_tile + 1, keys)]
@@ -139,10 +137,9 @@ def extend_calls(kernel: Extender) -> list[tuple[int, int, int, int]]:
 
 
 def mask_distances(variant: AttentionVariant) -> list[int]:
-    """Return the integers in the mask expression of the kernel's modification that may be distances between tokens.
-    They are sorted, and at most ``LONGEST_DISTANCE``.
+    """Return the distances between tokens, in tokens, that the mask of the kernel's modification may contain, sorted.
 
-    Tests have sequences that are shorter and longer than each of these distances.
+    These are the integers from 2 to ``LONGEST_DISTANCE`` in the expression of the mask. Empty without a mask.
     """
     mask = variant.own.mask_tree if variant.own else None
     integers = {int(node.value) for node in walk(mask) if node.is_literal and node.type == INTEGER} if mask else set()
@@ -150,10 +147,7 @@ def mask_distances(variant: AttentionVariant) -> list[int]:
 
 
 def sparse_patterns(page: int) -> list[SparsePattern]:
-    """Return block-sparse patterns in which each argument has several values.
-
-    page: the number of tokens in a page.
-    """
+    """Return block-sparse patterns for tests. ``page`` is the number of tokens in a page."""
     return [
         SparsePattern(local_blocks=1, vert_stride=2, block_size=page, head_sliding_step=0, tp_rank=0),
         SparsePattern(local_blocks=0, vert_stride=4, block_size=2 * page, head_sliding_step=1, tp_rank=0),
@@ -164,8 +158,9 @@ def sparse_patterns(page: int) -> list[SparsePattern]:
 
 
 def calls_by_sequences(kernel: Kernel) -> list[tuple[int, int]]:
-    """Return pairs (number of sequences, expected number of ATen calls). They are for decode calls on a CPU, with one
-    KV head and with sequences of two partitions.
+    """Return pairs (number of sequences, expected number of ATen calls of a decode call).
+
+    The expected numbers are for a CPU, one KV head, and sequences of two partitions.
     """
     v, p = kernel
     tokens, budget = v.partition_size + 1, p.torch.cpu

@@ -1,6 +1,4 @@
-"""The class ``FileSet``. It holds the files of one spec, or the files that all specs share, in memory until they are
-written to the disk.
-"""
+"""The class ``FileSet``: files in memory that have not been written to the disk yet."""
 
 from __future__ import annotations
 
@@ -10,8 +8,9 @@ from pav2gen.files import checked_path, sha256
 
 
 class FileSet(Mapping[str, bytes]):
-    """A mapping from the paths of files to their contents, in the order of the sorted paths. The paths are relative to
-    the generated package, with ``/`` between folders.
+    """A mapping from the path of each file to its content, sorted by path.
+
+    The paths are relative to the generated package, with ``/`` between folders.
     """
 
     def __init__(self) -> None:
@@ -29,7 +28,7 @@ class FileSet(Mapping[str, bytes]):
         self._files[checked_path(path)] = content.encode() if isinstance(content, str) else content
 
     def digest(self, path: str) -> str:
-        """Return the sha256 of the file at ``path`` as hexadecimal digits. It is computed only once for each file."""
+        """Return the sha256 of the file at ``path`` as hexadecimal digits."""
         digest = self._digests.get(path)
         if digest is None:
             digest = self._digests[path] = sha256(self._files[path])

@@ -1,6 +1,4 @@
-"""Renders the files of a spec, and the files that all specs share. The dicts in this module say which template is
-rendered to which file.
-"""
+"""Renders the files of a spec, and the files that all specs share, from templates."""
 
 from __future__ import annotations
 
@@ -23,15 +21,15 @@ from pav2gen.wording import one_line, spelled
 
 GENERATOR = f"pav2gen {pav2gen.__version__}"
 
-#: A dict from the ending of a file name to the text before and the text after a comment on a line. Other files have
-#: comments like HASH_COMMENT.
+#: Ending of a file name -> the text before and the text after a comment in such a file. Other files have comments like
+#: HASH_COMMENT.
 COMMENTS = {".cu": ("// ", ""), ".md": ("<!-- ", " -->")}
 HASH_COMMENT = ("# ", "")
 #: The largest number of axis values on one line of the comment at the top of a kernel's file.
 AXES_OF_A_LINE = 5
 
-#: A dict from the template of each file that all specs share to the path of this file in the generated package. The
-#: files of the runtime are copied, not rendered.
+#: Template of a file that all specs share -> path of this file in the generated package. The files of the runtime have
+#: no template: they are copied.
 SHARED_TEMPLATES = {
     "package/__init__.py.j2": "__init__.py",
     "package/dispatch.py.j2": "dispatch.py",
@@ -44,17 +42,15 @@ SHARED_TEMPLATES = {
 TABLE_TEMPLATE = "package/dispatch.py.j2"
 RUNTIME = PACKAGE / "runtime"
 
-#: A dict from the template of each file that a spec has once to the path of this file in the spec's folder. The folder
-#: has no __init__.py, so it is a namespace package. To import a test file, pytest also imports the packages around it;
-#: it stops at this folder, and so does not import the package above.
+#: Template of a file that each spec has once -> path of this file in the spec's folder. The folder has no __init__.py,
+#: because pytest would then also import the package above it.
 SPEC_TEMPLATES = {"package/README.md.j2": "README.md", "tests/conftest.py.j2": "tests/conftest.py"}
 
-#: A dict from a kind of template, as in KERNEL_TEMPLATES, to the attribute of a variant that has the path of the
-#: rendered file.
+#: Kind of template, as in KERNEL_TEMPLATES -> the attribute of a variant that has the path of the rendered file.
 PATHS = {"torch": "torch_path", "cuda": "cuda_path", "tests": "test_path"}
 
-#: A dict from an operator to the templates of its kernels. These are a dict from a kind to the name of a template. The
-#: kinds are the two backends, and "tests" for the file with the kernel's tests.
+#: Operator -> kind of template -> name of the template. The kinds are the two backends, and "tests" for the file with a
+#: kernel's tests.
 KERNEL_TEMPLATES = {
     "decode": {"torch": "torch/kernel.py.j2", "cuda": "cuda/kernel.cu.j2", "tests": "tests/test_kernel.py.j2"},
     "extend": {"torch": "torch/extend.py.j2", "cuda": "cuda/extend.cu.j2", "tests": "tests/test_extend.py.j2"},
@@ -62,8 +58,8 @@ KERNEL_TEMPLATES = {
 }
 
 
-#: A dict from the name of a variable to an operator. The templates in SPEC_TEMPLATES have these variables. Each holds
-#: all kernels of its operator, with their plans.
+#: Name of a variable of the templates in SPEC_TEMPLATES -> an operator. The variable holds all kernels of this
+#: operator, with their plans.
 GROUPS = {"kernels": "decode", "extenders": "extend", "writers": "cache"}
 
 
@@ -103,9 +99,10 @@ def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow
     specs: the field ``spec`` of the manifest of each spec.
     rows: the rows of the dispatch table, as in manifests, in order.
 
-    Every template has the variables ``specs``, ``rows`` (as ``Row``), ``tuned`` (the results of tuning), ``keys`` (the
-    names of the key classes) and ``header`` (the comment at the top of the file). Raises UserError for a mistake in a
-    template.
+    Every template has these variables: ``specs``, ``rows`` (as ``Row``), ``tuned`` (the results of tuning), ``keys``
+    (the names of the classes of kernel keys), ``header`` (the comment at the top of the file).
+
+    Raises UserError for a mistake in a template.
     """
     files = FileSet()
     sources = {f"specs/{spec['file']}": spec["sha256"] for spec in specs}
@@ -122,17 +119,16 @@ def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow
 
 
 def kernel_templates(spec: Spec) -> list[tuple[str, str, str]]:
-    """Return the templates that the kernels of ``spec`` are rendered from, as tuples (operator, kind, template). The
-    kinds are the backends of the spec and "tests".
+    """Return the templates of the kernels of ``spec``, as tuples (operator, kind, template).
+
+    The kinds are the backends of the spec and "tests".
     """
     kinds = (*spec.backends, "tests")
     return [(operator, kind, KERNEL_TEMPLATES[operator][kind]) for operator in spec.operators for kind in kinds]
 
 
 def runtime_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the files of the runtime that a generated package contains, as pairs (path in the generated package,
-    content).
-    """
+    """Yield the files of the runtime as pairs (path in the generated package, content)."""
     for file in sorted(RUNTIME.rglob("*")):
         path = file.relative_to(RUNTIME.parent).as_posix()
         if not is_leftover(path) and file.is_file():
@@ -140,7 +136,7 @@ def runtime_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _kind(path: str) -> str:
-    """Return what the comment at the top of a generated file calls the source at ``path``: ``spec`` or ``tuning``."""
+    """Return ``tuning`` if ``path`` is the path of a tuning file, else ``spec``."""
     return "tuning" if PurePosixPath(path).parent.name == FOLDER else "spec"
 
 
@@ -153,9 +149,9 @@ class Heading:
         """Make the comment for the files that are rendered from one template.
 
         template: the name of this template.
-        templates: all templates; they compute the digest of ``template``.
-        command: the command that rebuilds the file.
-        sources: the specs and tuning files that the files are made from, as a dict from the path to the sha256.
+        templates: all templates, from which the sha256 of this one is taken.
+        command: the command that rebuilds the files.
+        sources: the sha256 of each spec and tuning file that the files are made from, by path.
         """
         self._begin, self._end = COMMENTS.get(PurePosixPath(template.removesuffix(".j2")).suffix, HASH_COMMENT)
         lines = [
@@ -177,7 +173,5 @@ class Heading:
         return "\n".join((self.text, *map(self._comment, lines)))
 
     def _comment(self, line: str) -> str:
-        """Return ``line`` as a comment. Text that would end the comment is changed, so that nothing in ``line`` becomes
-        code.
-        """
+        """Return ``line`` as a comment. Text that would end the comment is changed."""
         return f"{self._begin}{one_line(line).replace('--', '- -') if self._end else one_line(line)}{self._end}"

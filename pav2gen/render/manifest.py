@@ -39,13 +39,14 @@ class Manifest:
     """The content of one MANIFEST.json. docs/manifest.md explains the fields that are not explained here.
 
     owner: the name of the spec that the manifest belongs to, or ``SHARED``.
-    spec, rows: what the spec says, and a row for each of its kernels; both are empty in the shared manifest.
+    spec: properties of the spec, such as its name and its sha256. Empty in the shared manifest.
+    rows: a row for each kernel of the spec. Empty in the shared manifest.
     files: the sha256 of each file, by its path relative to the manifest's folder.
-    unfit: why the fields other than ``files`` could not be read from the MANIFEST.json, or an empty string if they
-    could.
+    digest: the sha256 of the MANIFEST.json. Empty if the manifest was not read from a file.
+    unfit: why the fields of a MANIFEST.json other than ``files`` could not be read. Empty if they could.
 
-    Every version of pav2gen can read ``files`` of all other versions. Another version may have written the other fields
-    in a form that this version does not know. Then these fields are empty, and ``unfit`` says why.
+    Every version of pav2gen can read ``files`` of all other versions. If another version wrote the other fields in an
+    unknown form, they are empty, and ``unfit`` says why.
     """
 
     owner: str
@@ -55,7 +56,7 @@ class Manifest:
     templates: Mapping[str, str]
     rows: tuple[ManifestRow, ...]
     files: Mapping[str, str]
-    digest: str = ""  # the sha256 of the file it was read from
+    digest: str = ""
     unfit: str = ""
 
     @property
@@ -64,22 +65,18 @@ class Manifest:
         return path_of(self.owner)
 
     def owned(self) -> dict[str, str]:
-        """Return the files that the manifest lists, as a dict from the path, relative to the generated package, to the
-        sha256.
-        """
+        """Return the sha256 of each file that the manifest lists, by its path relative to the generated package."""
         return {below(self.owner, path): digest for path, digest in self.files.items()}
 
     def content(self) -> bytes:
-        """Return the content of the MANIFEST.json in bytes. Each row is on a line of its own, so that a diff shows
-        which kernels changed.
-        """
+        """Return the content of the MANIFEST.json in bytes."""
         entries = {
             "schema": _line(SCHEMA),
             "generator": _line(self.generator),
             "spec": _line(self.spec),
             "filter": _line(self.filter),
             "templates": _mapping(self.templates),
-            "rows": _block("[]", map(_line, self.rows)),
+            "rows": _block("[]", map(_line, self.rows)),  # a line for each, so that a diff shows which kernels changed
             "files": _mapping(self.files),
         }
         body = "{\n" + "".join(f' "{key}": {text},\n' for key, text in entries.items())
@@ -92,9 +89,7 @@ def path_of(owner: str) -> str:
 
 
 def below(owner: str, path: str) -> str:
-    """Convert ``path``, which is relative to the folder of ``owner``, to a path that is relative to the generated
-    package.
-    """
+    """Convert ``path``, relative to the folder of ``owner``, to a path relative to the generated package."""
     return f"{owner}/{path}" if owner else path
 
 
@@ -120,8 +115,9 @@ def manifest_row(row: Row, **extra: object) -> ManifestRow:
 
 
 def table_row(entry: ManifestRow) -> Row:
-    """Convert a kernel's row in a manifest to its row in the dispatch table. Raises KeyError or TypeError if columns
-    are missing.
+    """Convert a kernel's row in a manifest to its row in the dispatch table.
+
+    Raises KeyError or TypeError if columns are missing.
     """
     columns = {name: entry[name] for name in Row._fields if name not in ("key", "modification", "operator")}
     operator = entry.get("operator", "decode")  # manifests of 0.1 lack this column
@@ -130,27 +126,27 @@ def table_row(entry: ManifestRow) -> Row:
 
 
 def _modification(entry: Mapping[str, Any] | None) -> Modification | None:
-    """Convert the column ``modification`` of a row in a manifest to a ``Modification``, or to None if the kernel has
-    none.
-    """
+    """Convert the column ``modification`` of a row in a manifest. None if the kernel has no modification."""
     if entry is None:
         return None
     return Modification(entry["score"], entry["mask"], tuple((name, axis) for name, axis in entry["tensors"]))
 
 
 def tuned_rows(entry: ManifestRow) -> list[Tuned]:
-    """Return the results of tuning that a kernel's row in a manifest contains. Raises KeyError or TypeError if columns
-    are missing.
+    """Return the results of tuning in a kernel's row in a manifest. Raises KeyError or TypeError if columns are
+    missing.
     """
     return [Tuned(symbol=entry["symbol"], **measured) for measured in entry["tuned"]]
 
 
 def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple[str, ...]]:
-    """Make the rows of the dispatch table from the rows of all manifests. Return them with messages to the user about
+    """Make the rows of the dispatch table from the rows of ``manifests``. Return them, and messages to the user about
     kernel keys that several specs have.
 
-    The rows are in the order of ``manifests``, which must be sorted by the names of the specs. If several specs have
-    kernels with the same key, the dispatch table gets only those of the first spec.
+    The manifests must be sorted by the names of the specs, and the rows keep their order. If several specs have kernels
+    with the same key, the dispatch table gets only those of the first spec.
+
+    Raises UserError for two specs with different modifications of the same name.
     """
     rows: list[ManifestRow] = []
     server: dict[tuple[object, ...], str] = {}
@@ -172,17 +168,16 @@ def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple
 
 
 def _check_definition(row: ManifestRow, owner: str, definitions: dict[str, tuple[object, str]]) -> None:
-    """Raise UserError if another spec defines the modification of ``row`` differently under the same name. This is an
-    error because a call of an operator states only the name of a modification.
+    """Raise UserError if another spec defines the modification of ``row`` differently under the same name.
 
     owner: the spec of the row.
-    definitions: the modifications in earlier rows, as a dict from a name to a definition and the first spec that has
-    it. This function adds the modification of ``row``.
+    definitions: the definition of each modification in earlier rows, and the first spec that has it, by name. The
+    modification of ``row`` is added.
     """
     if row.get("modification"):
         name = row["key"]["modification"]
         defined, first = definitions.setdefault(name, (row["modification"], owner))
-        if defined != row["modification"]:
+        if defined != row["modification"]:  # an error, because a call states only the name of a modification
             raise UserError(f"{owner} and {first} define the modification {name} differently; rename one of the two")
 
 
@@ -200,9 +195,8 @@ def _block(brackets: str, lines: Iterable[str]) -> str:
 
 
 def stamp_line(body: str) -> str:
-    """Return the end of a MANIFEST.json: the field ``stamp``, which is the sha256 of all lines before it, and the last
-    brace.
+    """Return the end of a MANIFEST.json: the last brace, and before it the field ``stamp``, the sha256 of ``body``.
 
-    body: the lines before it, as one text.
+    body: all lines of the MANIFEST.json before the stamp.
     """
     return f' "stamp": "{sha256(body.encode())}"\n}}\n'

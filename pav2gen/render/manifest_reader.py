@@ -1,5 +1,6 @@
-"""Reads a MANIFEST.json and checks every field strictly. The checks are needed because someone may have edited the
-file, and text from it goes into generated code.
+"""Reads a MANIFEST.json, and checks every field strictly.
+
+The checks are needed because someone may have edited the file, and text from it goes into generated code.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from pav2gen.runtime.key import KEYS
 
 
 class NotAManifest(Exception):
-    """Raised if a MANIFEST.json cannot be used. The message continues a sentence that begins with the file's name."""
+    """Raised if a MANIFEST.json cannot be used. Its text is the predicate of a sentence about the file, such as ``is
+    not JSON``.
+    """
 
 
 def parse(owner: str, content: bytes) -> Manifest:
@@ -63,8 +66,10 @@ def parse(owner: str, content: bytes) -> Manifest:
 
 
 def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], content_digest: str) -> Manifest:
-    """Make a ``Manifest`` from a parsed MANIFEST.json. If a field does not have the form that this version of pav2gen
-    writes, all fields from the file except ``files`` are left empty, and ``unfit`` says what is wrong.
+    """Make a ``Manifest`` from a parsed MANIFEST.json.
+
+    If a field does not have the form that this version writes, only ``files`` is read, and ``unfit`` says what is
+    wrong.
 
     data: all fields of the JSON object.
     files: the field ``files``, checked already.
@@ -80,16 +85,14 @@ def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], co
 
 
 def _file_name(value: Any) -> str:
-    """Check that ``value`` is the name of a file without a folder, and return it. Raises ValueError if it is not."""
+    """Return ``value`` if it is the name of a file without a folder. Raises ValueError if it is not."""
     if "/" in path(value):
         raise ValueError(f"{seen(value)} is not the name of a file")
     return str(value)
 
 
 def _spec_reader(owner: str) -> Reader:
-    """Make a function that checks the field ``spec`` of the manifest of ``owner``, and returns its value. The field is
-    an empty object in the shared manifest.
-    """
+    """Make a function that checks the field ``spec`` of the manifest of ``owner``, and returns its value."""
     spec = fields(
         {
             "name": constant(owner),
@@ -103,11 +106,7 @@ def _spec_reader(owner: str) -> Reader:
 
 
 def _row_reader(owner: str) -> Reader:
-    """Make a function that checks the row of a kernel in the manifest of ``owner``, and returns the row.
-
-    A row has the columns of the dispatch table, the results of tuning, the path of the kernel's test file, and figures
-    of its plan.
-    """
+    """Make a function that checks the row of a kernel in the manifest of ``owner``, and returns the row."""
     measured = _columns(Tuned, text)
     del measured["symbol"]
     columns = {
@@ -130,19 +129,18 @@ def _row_reader(owner: str) -> Reader:
 
 
 def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> dict[str, Reader]:
-    """Make a dict from the name of each field of a NamedTuple class to a function that checks a JSON value for this
-    field and returns it.
+    """Make functions that check and return the fields of a NamedTuple class in JSON, by the name of the field.
 
     row: the NamedTuple class.
     read_text: the function for fields that are strings.
-    leave_out: the names of the fields for which the dict has no function.
+    leave_out: the names of fields for which no function is made.
     """
     hints = get_type_hints(row)
     return {name: _reader(kind, read_text) for name, kind in hints.items() if name not in leave_out}
 
 
 def _reader(kind: Any, read_text: Reader) -> Reader:
-    """Make a function that checks a JSON value for a field of the Python type ``kind``, and returns it as this type.
+    """Make a function that checks a JSON value, and returns it as the Python type ``kind``.
 
     read_text: the function to use for strings.
     """

@@ -1,6 +1,4 @@
-"""Renders all files of a build in memory: for each built spec its files and its MANIFEST.json, and the files that all
-specs share.
-"""
+"""Renders all files of a build in memory."""
 
 from __future__ import annotations
 
@@ -28,8 +26,7 @@ from pav2gen.render.templates import Templates
 class Package:
     """The rendered files of a build, including each MANIFEST.json.
 
-    files: a dict from an owner to its files. An owner is the name of a built spec, or ``SHARED`` for the files that all
-    specs share.
+    files: the files of each owner: the name of a built spec, or ``SHARED`` for the files that all specs share.
     clashes: messages to the user about kernel keys that several specs have.
     """
 
@@ -40,11 +37,10 @@ class Package:
 def render_package(selections: Iterable[Selection], others: Iterable[Manifest], templates: Templates) -> Package:
     """Render the files of the specs that are built, and the files that all specs of the generated package share.
 
-    Raises UserError for a mistake in a template, and for two specs with different modifications of the same name.
-
     selections: the specs that are built, with the kernels to render.
-    others: the manifests of the specs in the generated package that this build does not change. Their rows go into the
-    dispatch table too.
+    others: the manifests of the other specs in the generated package. Their rows go into the dispatch table too.
+
+    Raises UserError for a mistake in a template, and for two specs with different modifications of the same name.
     """
     files: dict[str, FileSet] = {}
     manifests = list(others)
@@ -59,8 +55,7 @@ def render_package(selections: Iterable[Selection], others: Iterable[Manifest], 
 
 
 def _add_manifest(owner: str, files: FileSet, entries: Mapping[str, object]) -> Manifest:
-    """Make the manifest of ``owner``, which lists ``files``. Add the MANIFEST.json to ``files``, and return the
-    manifest.
+    """Make the manifest of ``owner``, which lists ``files``, and return it. Add its MANIFEST.json to ``files``.
 
     entries: the fields of the manifest other than ``owner`` and ``files``.
     """
@@ -89,7 +84,7 @@ def _entries(chosen: Selection, templates: Templates) -> dict[str, object]:
 def _row(kernel: AnyKernel, tuned: Iterable[Tuning]) -> ManifestRow:
     """Return the row of ``kernel`` in the manifest of its spec.
 
-    tuned: the tuning files of the spec. The row contains those of their results that name this kernel as the fastest.
+    tuned: the tuning files of the spec. The row contains their results in which this kernel was the fastest.
     """
     row = kernel.p.row()
     decodes = row.operator == "decode"

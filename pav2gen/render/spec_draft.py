@@ -1,6 +1,4 @@
-"""Writes the text of a spec file for a model, for the command ``pav2gen init``. Comments in the spec explain the
-choices to the user.
-"""
+"""Writes a first spec for a model, for the command ``pav2gen init``."""
 
 from __future__ import annotations
 
@@ -27,13 +25,13 @@ SHORT_MODEL = 8192
 
 
 def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi-v100") -> str:
-    """Return the text of a complete and valid spec for a model.
-
-    Raises UserError if the config.json cannot be read, or if no kernel can compute the model's attention.
+    """Return the text of a complete and valid spec for a model, with comments for the user.
 
     config: the path of the model's config.json.
     name: the name of the spec. If it is empty, the name is made from the model's name.
     target: the name of the GPU that the spec targets.
+
+    Raises UserError if the config.json cannot be read, or if no kernel can compute the model's attention.
     """
     file = printable(os.fspath(config))
     attention = read_attention(config)
@@ -81,22 +79,24 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
 
 
 def _extends(attention: Attention) -> bool:
-    """Whether the spec asks for extend kernels: the model has a softcap, and its attention is not block-sparse. In a
-    model with a softcap, vLLM needs extend kernels beside decode kernels. Extend kernels cannot be block-sparse.
+    """Whether the spec asks for extend kernels.
+
+    vLLM needs them for a model with a softcap. There are none for block-sparse attention.
     """
     return attention.softcap is not None and not attention.blocksparse
 
 
 def _operators(attention: Attention) -> str:
-    """Return the value of ``operators`` in the spec. A comment on the line says what the other operators are for."""
+    """Return the value of ``operators`` in the spec, with a comment about the other operators."""
     if _extends(attention):
         return "[decode, extend]  # a layer with softcap needs both in vLLM; add cache for compressed caches"
     return "[decode]  # add extend for chunked prefill and speculative decoding, cache for compressed caches"
 
 
 def _features(attention: Attention) -> Iterator[tuple[str, object]]:
-    """Yield the entries of ``features`` in the spec, as pairs (name, value). The value is a list if only some layers of
-    the model have the feature, or if layers have different values of it.
+    """Yield the entries of ``features`` in the spec, as pairs (name, value).
+
+    The value is a list if the layers of the model differ in this feature.
     """
     yield "alibi", attention.alibi
     yield "blocksparse", "[false, true]" if attention.blocksparse else False
@@ -109,9 +109,7 @@ def _features(attention: Attention) -> Iterator[tuple[str, object]]:
 
 
 def _head(attention: Attention) -> Iterator[str]:
-    """Yield the comment lines at the top of the spec file. They state the model, and which features of its attention
-    kernels support.
-    """
+    """Yield the comment lines at the top of the spec file."""
     yield f"# {attention.title}: written by pav2gen init from its config.json, model type {attention.model_type}."
     for note in attention.notes:
         yield from textwrap.wrap(f"{note[0].upper()}{note[1:]}.", 120, initial_indent="# ", subsequent_indent="# ")
@@ -128,10 +126,9 @@ def _model(attention: Attention, ranks: tuple[int, ...]) -> Model:
 
 
 def _ratios(model: Model) -> str:
-    """Return the value of ``gqa_ratio`` in the spec: the numbers of query heads per KV head on one rank, for all
-    tensor-parallel sizes of ``model``.
+    """Return the value of ``gqa_ratio`` in the spec: the numbers of query heads per KV head on a rank of ``model``.
 
-    If there are several such numbers, a comment on the same line says which tensor-parallel sizes have which of them.
+    If there are several numbers, a comment says which tensor-parallel sizes have which of them.
     """
     ranks: dict[int, list[int]] = {}
     for rank in model.ranks():
@@ -150,8 +147,8 @@ def _dtypes(attention: Attention) -> str:
 
 
 def _kv_cache_dtypes(attention: Attention) -> str:
-    """Return the value of ``kv_cache_dtype`` in the spec. If kernels can read a compressed cache with the model's head
-    size, a comment on the same line says which dtype to add for it.
+    """Return the value of ``kv_cache_dtype`` in the spec. A comment says how to add a compressed cache, if the head
+    size allows one.
     """
     fp8 = "fp8_e4m3"
     comment = f"  # add {fp8} for vLLM's --kv-cache-dtype fp8" if whole_groups(attention.head_size, fp8) else ""
@@ -164,15 +161,15 @@ def _partitions(attention: Attention) -> tuple[int, ...]:
 
 
 def _min_seq_len(attention: Attention) -> int:
-    """Return the value of ``dispatch.min_seq_len`` in the spec, in tokens: 8192, which is vLLM's limit, or half of the
-    model's longest context if that is less.
+    """Return the value of ``dispatch.min_seq_len`` in the spec, in tokens: vLLM's limit of 8192, but at most half of
+    the model's longest context.
     """
     return min(SHORT_MODEL, attention.max_seq_len // 2)
 
 
 def _workspace_mib(attention: Attention) -> int:
-    """Return the value of ``limits.workspace_mib`` in the spec, in MiB: the default of specs, or the smallest workspace
-    with which the kernels can run if that is more.
+    """Return the value of ``limits.workspace_mib`` in the spec, in MiB: the default, or the smallest workspace of the
+    kernels if that is more.
     """
     ratio = max(1, attention.num_heads // attention.num_kv_heads)
     shape = (attention.head_size, ratio, 16, "float16", "auto", attention.alibi, attention.blocksparse)

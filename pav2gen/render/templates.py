@@ -1,4 +1,4 @@
-"""Loads and renders the Jinja templates of kernels and other files, and computes the sha256 of each template."""
+"""Loads and renders the Jinja templates of generated files, and computes the sha256 of each template."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def data_folder(name: str) -> Path:
-    """Return the path of a folder with data of pav2gen: inside an installed wheel, or at the top of a clone of the
-    repository. Raises UserError if the folder is missing, which means that the installation is broken.
+    """Return the path of a folder with data of pav2gen, in an installed wheel or in a clone of the repository.
 
     name: the name of the folder: ``templates`` or ``specs``.
+
+    Raises UserError if the folder is missing.
     """
     for folder in (PACKAGE / name, PACKAGE.parent / name):
         if folder.is_dir():
@@ -37,7 +38,7 @@ class Templates:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Take templates from ``folder``. If it is None, take them from the folder of pav2gen's own templates."""
+        """Take templates from ``folder``, or from the folder of pav2gen's own templates if it is None."""
         self._folder = data_folder("templates") if folder is None else folder
         self._sha256: dict[str, str] = {}
         self._compiled: dict[str, jinja2.Template] = {}
@@ -55,8 +56,11 @@ class Templates:
         self._environment.filters["size"] = size
 
     def render(self, name: str, **context: object) -> str:
-        """Render the template ``name``, and return the text. ``context`` has the variables of the template. Raises
-        UserError for a mistake in the template; the message states the template and the line.
+        """Render the template ``name``, and return the text.
+
+        context: the variables of the template.
+
+        Raises UserError for a mistake in the template. The message states the template and the line.
         """
         template = self._compiled.get(name) or self._compile(name)
         try:
@@ -73,9 +77,10 @@ class Templates:
         return self._sha256[name]
 
     def record(self, *names: str) -> dict[str, str]:
-        """Return the sha256 of the templates ``names`` and of all templates that they include, import or extend. The
-        result is a dict from a path, such as ``templates/torch/kernel.py.j2``, to the sha256. The templates ``names``
-        must have been rendered before.
+        """Return the sha256 of the templates ``names``, and of all templates that they include, import or extend.
+
+        The keys of the result are paths, such as ``templates/torch/kernel.py.j2``. The templates ``names`` must have
+        been rendered before.
         """
         used = set(names)
         queue = list(names)
@@ -122,10 +127,8 @@ class _Environment(jinja2.Environment):
         self.uses = defaultdict(set)
 
     def make_globals(self, d: Any) -> dict[str, Any]:
-        """Return the global variables of a template, with the variables in ``d`` added. The result is a dict, because
-        it is fast to copy. By default, Jinja uses a ChainMap, which is slow to copy, and each render copies the
-        variables.
-        """
+        """Return the global variables of a template, with the variables in ``d`` added."""
+        # Jinja's own ChainMap is slow to copy, and each render copies the variables
         return {**self.globals, **(d or {})}
 
     def join_path(self, template: str, parent: str) -> str:

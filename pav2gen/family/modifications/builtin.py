@@ -1,7 +1,7 @@
 """The built-in modifications: softcap, ALiBi and the sliding window.
 
-A kernel changes a score in this order: softcap, ALiBi, the modification that the spec defines. Then the kernel applies
-all masks. The attention of vLLM and ONNX's attention operator use this order too.
+A kernel changes a score in this order: softcap, ALiBi, the modification that the spec defines. Then it applies all
+masks. vLLM and ONNX's attention operator use the same order.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ SLOPES = "alibi_slopes"
 
 
 def softcap(cap: float) -> Modification:
-    """The modification that limits a score s to between -cap and cap: ``cap * tanh(s / cap)``. Scores near 0 hardly
-    change.
-    """
+    """Return the modification that replaces a score s by ``cap * tanh(s / cap)``, which lies between -cap and cap."""
     return Modification("softcap", f"{cap!r} * tanh(s / {cap!r})", None)
 
 
 def alibi() -> Modification:
-    """The modification that adds ALiBi's bias to a score: ``slope * (k - q)``, with one slope for each query head.
+    """Return the modification that adds ALiBi's bias to a score: ``slope * (k - q)``, with one slope per query head.
 
-    k is the position of the key, and q is the position of the query. k is at most q, so that k - q is 0 or less.
+    q and k are the positions of the query and the key, so that the bias is 0 or less for a positive slope.
     """
     return Modification("ALiBi", f"s + {SLOPES}[h] * (k - q)", None, {SLOPES: "heads"})
 
 
 def sliding_window(window: int) -> Modification:
-    """The mask that lets a query attend to the last ``window`` tokens, the query's own token included.
+    """Return the mask with which a query attends only to the last ``window`` tokens, its own token included.
 
-    A query at position q attends to keys at positions k with q - k < window. Hugging Face and vLLM count the window in
-    this way. ``window_left`` of FlashAttention and FlashInfer is window - 1.
+    Hugging Face and vLLM count the tokens of a window in this way, too. ``window_left`` of FlashAttention and
+    FlashInfer is window - 1.
     """
     return Modification("sliding window", None, f"q - k < {window}")
 
 
 def entries(variant: AttentionVariant) -> tuple[Modification, ...]:
-    """The modifications that the kernel ``variant`` has, in this order: softcap, ALiBi, the modification that the spec
-    defines, sliding window.
+    """Return the modifications of the kernel ``variant``.
+
+    Their order is softcap, ALiBi, the modification that the spec defines, sliding window.
     """
     found = (
         softcap(variant.softcap) if variant.softcap is not None else None,

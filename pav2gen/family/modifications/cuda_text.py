@@ -1,10 +1,7 @@
-"""Translates the tree of a typed expression to the text of a CUDA expression, which computes with float32 numbers and
-32-bit integers.
+"""Translates a typed expression tree to a CUDA expression that computes with float32 numbers and 32-bit integers.
 
-Division and remainder of integers follow Python. If an operand may be negative, C's rules differ from Python's, so that
-the text calls ``floor_div`` and ``floor_mod`` of runtime/cuda/pav2_integer.cuh. The text uses the precise functions
-``tanhf`` and ``expf``. The fast ``__expf`` would exceed the tolerance of the tests, because its error grows with its
-argument. A tanh that is computed with ``__expf`` overflows for arguments from 88 on.
+Integers are divided as in Python. If an operand may be negative, the CUDA expression calls ``floor_div`` or
+``floor_mod`` of runtime/cuda/pav2_integer.cuh, because C rounds toward zero.
 """
 
 from __future__ import annotations
@@ -14,22 +11,25 @@ from collections.abc import Mapping
 
 from pav2gen.family.modifications.tree import ARITHMETIC, COMPARISONS, INTEGER, NUMBER, Expression
 
-#: Operation of a tree -> the precedence in C++ of its CUDA text. An operator with a higher number binds more tightly.
-#: Calls and names bind most tightly (``_TIGHTEST``).
+#: Maps an operation of a tree to the precedence of its operator in C++. A higher number binds more tightly. Calls and
+#: names bind most tightly (``_TIGHTEST``).
 _PRECEDENCE = {
     "if": 1, "or": 2, "and": 3, "==": 4, "!=": 4, "<": 5, "<=": 5, ">": 5, ">=": 5,
     "+": 6, "-": 6, "*": 7, "/": 7, "//": 7, "%": 7, "neg": 8, "not": 8,
 }  # fmt: skip
 _TIGHTEST = 9
 
+# The precise functions: the error of the fast ``__expf`` grows with its argument and would exceed the tests' tolerance,
+# and a tanh that is computed with ``__expf`` overflows for arguments from 88 on.
 _FUNCTIONS = {"tanh": "tanhf", "exp": "expf", "log": "logf", "sqrt": "sqrtf", "floor": "floorf"}
 _OF_TYPE = {("abs", NUMBER): "fabsf", ("min", NUMBER): "fminf", ("max", NUMBER): "fmaxf",
             ("abs", INTEGER): "abs", ("min", INTEGER): "min", ("max", INTEGER): "max"}  # fmt: skip
 
 
 def cuda_text(x: Expression, names: Mapping[str, str]) -> str:
-    """The CUDA expression for the tree ``x``. ``names`` maps each name and each parameter tensor to the CUDA text that
-    reads its value.
+    """Return the CUDA expression for the tree ``x``.
+
+    names: maps each name and each parameter tensor in ``x`` to the CUDA text that reads its value.
     """
     return _text(x, names)[0]
 
@@ -40,7 +40,7 @@ def uses_floor(x: Expression) -> bool:
 
 
 def literal(value: int | float | bool | str) -> str:
-    """``value`` as a CUDA literal: ``true``, ``7`` or ``0.5f``. A float is rounded to float32."""
+    """Return ``value`` as a CUDA literal: ``true``, ``7`` or ``0.5f``. A float is rounded to float32."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -50,7 +50,7 @@ def literal(value: int | float | bool | str) -> str:
 
 
 def shortest(value: float) -> str:
-    """The decimal text with the fewest digits that still gives the float32 that is nearest to ``value``."""
+    """Return the decimal text with the fewest digits that rounds to the same float32 as ``value``."""
     rounded = struct.unpack("f", struct.pack("f", value))[0]
     for digits in range(1, 10):
         text = f"{rounded:.{digits}g}"
@@ -60,15 +60,13 @@ def shortest(value: float) -> str:
 
 
 def _c_rule_serves(x: Expression) -> bool:
-    """Whether C's ``/`` and ``%`` give the same results as Python's for the operands of ``x``, which is so if neither
-    operand can be negative.
-    """
+    """Whether C divides the operands of ``x`` as Python does, because neither operand can be negative."""
     a, b = x.args
     return a.low >= 0 and b.low > 0
 
 
 def _text(x: Expression, names: Mapping[str, str]) -> tuple[str, int]:
-    """The CUDA text of the tree ``x``, and the precedence of the tree's outermost operation, as in ``_PRECEDENCE``."""
+    """Return the CUDA text of the tree ``x``, and the precedence of its outermost operation."""
     if x.op == "literal":
         negative = not isinstance(x.value, (bool, str)) and x.value < 0
         return literal(x.value), _PRECEDENCE["neg"] if negative else _TIGHTEST
@@ -92,11 +90,10 @@ def _text(x: Expression, names: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _infix(x: Expression, names: Mapping[str, str]) -> str:
-    """The CUDA text of the binary operation ``x``. An ``and`` that is an operand of ``or`` gets parentheses, because
-    compilers warn without them.
-    """
+    """Return the CUDA text of the binary operation ``x``."""
     sign = {"and": "&&", "or": "||", "//": "/"}.get(x.op, x.op)
     binds = _PRECEDENCE[x.op]
+    # An ``and`` that is an operand of ``or`` gets parentheses, because compilers warn without them.
     left = _PRECEDENCE["=="] if x.op == "or" and x.args[0].op == "and" else binds
     right = _PRECEDENCE["=="] if x.op in ("and", "or") and x.args[1].op != x.op else binds + 1
     if x.op in COMPARISONS:
@@ -105,8 +102,6 @@ def _infix(x: Expression, names: Mapping[str, str]) -> str:
 
 
 def _within(x: Expression, binds: int, names: Mapping[str, str]) -> str:
-    """The CUDA text of the operand ``x``, in parentheses if the precedence of the operand's outermost operation is
-    lower than ``binds``.
-    """
+    """Return the CUDA text of the operand ``x``, in parentheses if its precedence is lower than ``binds``."""
     text, own = _text(x, names)
     return text if own >= binds else f"({text})"

@@ -1,6 +1,4 @@
-"""A modification of attention, which a spec defines or which is built in: its expressions for score and mask, and its
-parameter tensors.
-"""
+"""Defines ``Modification``: expressions that change or mask attention scores, and the tensors that they read."""
 
 from __future__ import annotations
 
@@ -17,10 +15,13 @@ from pav2gen.runtime import dispatch_row
 class Modification:
     """One modification of attention: an entry of a spec's ``modifications``, or a built-in one such as ALiBi.
 
-    score: the text of the expression that computes the new score, or None.
-    mask: the text of the condition under which a query attends to a key, or None. Score and mask are not both None.
-    tensors: for each parameter tensor, its only dimension: ``heads`` or ``kv_heads``. The caller of the operator passes
-    these tensors as float32.
+    A parameter tensor is a float32 tensor of one dimension that the expressions read. Each call of the operator passes
+    it.
+
+    score: the text of the expression that computes a new score, or None if the modification does not change scores.
+    mask: the text of the condition under which a query attends to a key, or None if the modification hides no keys.
+    Score and mask are not both None.
+    tensors: maps the name of each parameter tensor to its dimension, ``heads`` or ``kv_heads``.
     """
 
     name: str
@@ -30,18 +31,20 @@ class Modification:
 
     @cached_property
     def score_tree(self) -> Expression | None:
-        """The expression ``score`` as a typed tree, or None if ``score`` is None. Raises ExpressionError if the text
-        has a mistake.
+        """The expression ``score`` as a typed tree, or None if ``score`` is None.
+
+        Raises ExpressionError if the text has a mistake.
         """
         return None if self.score is None else parse_score(self.score, self.tensors)
 
     @cached_property
     def mask_tree(self) -> Expression | None:
-        """The condition ``mask`` as a typed tree, or None if ``mask`` is None. Raises ExpressionError if the text has a
-        mistake.
+        """The condition ``mask`` as a typed tree, or None if ``mask`` is None.
+
+        Raises ExpressionError if the text has a mistake.
         """
         return None if self.mask is None else parse_mask(self.mask, self.tensors)
 
     def for_table(self) -> dispatch_row.Modification:
-        """Convert this modification to the form that the generated dispatch table stores."""
+        """Return this modification in the form that the generated dispatch table stores."""
         return dispatch_row.Modification(self.score or "", self.mask or "", tuple(self.tensors.items()))

@@ -1,8 +1,8 @@
-"""Parses the text of an expression into a typed tree. An error message gives the column of the mistake and what to
-write instead.
+"""Parses the text of an expression into a typed tree.
 
-The syntax of expressions is a part of Python's syntax. ``ast`` parses the text, and this module refuses each construct
-that is not part of the language of expressions.
+Error messages give the column of a mistake and what to write instead.
+
+The language of expressions is a part of Python's. ``ast`` parses the text, and this module refuses all other syntax.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ LONGEST = 400  # characters
 DEEPEST = 24  # operations within one another
 MOST_NODES = 120
 
-#: Dimension of a parameter tensor -> the name that an expression must write as the tensor's index, such as
-#: ``slopes[h]``.
+#: Maps the dimension of a parameter tensor to the index that an expression must write, such as ``h`` in ``slopes[h]``.
 INDEX = {"heads": "h", "kv_heads": "kvh"}
 
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
 _COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 
-#: Class of ``ast`` nodes that an expression must not contain -> the error message, with advice.
+#: Maps each class of ``ast`` nodes that an expression must not contain to an error message with advice.
 _INSTEAD: Mapping[type, str] = {
     ast.Pow: "'**' is not part of the language; write x * x, or exp(y * log(x))",
     ast.BitAnd: "'&' is not part of the language; write 'and'",
@@ -54,7 +53,7 @@ _INSTEAD: Mapping[type, str] = {
 }
 
 
-#: Operator of another language, which Python's parser does not read -> the error message, with advice.
+#: Maps operators of other languages, which Python's parser cannot read, to an error message with advice.
 _FOREIGN = {
     "&&": "'&&' is not part of the language; write 'and'",
     "||": "'||' is not part of the language; write 'or'",
@@ -69,7 +68,7 @@ _FOREIGN = {
 }
 _FOREIGN_OPERATOR = re.compile(r"!==|===|&&|\|\||<>|=>|=<|!(?!=)|\?|;")
 
-#: Function that users may expect, but that expressions do not have -> the error message, with advice.
+#: Maps functions that users may expect, but that expressions do not have, to an error message with advice.
 _OTHER_FUNCTIONS = {
     "float": "float() is not part of the language; an integer beside a number is converted: write 1.0 * x",
     "int": "int() is not part of the language; floor() rounds a number down, and '//' divides integers",
@@ -78,7 +77,7 @@ _OTHER_FUNCTIONS = {
     "pow": "pow() is not part of the language; write x * x, or exp(y * log(x))",
 }
 
-#: Constant that users may expect, but that expressions do not have -> the advice at the end of the error message.
+#: Maps constants that users may expect, but that expressions do not have, to the advice that ends the error message.
 _OTHER_NAMES = {
     **dict.fromkeys(("True", "true", "False", "false"), "a condition compares values, such as k < 4"),
     **dict.fromkeys(("None", "null"), "to leave out a score or a mask, remove its key"),
@@ -86,8 +85,10 @@ _OTHER_NAMES = {
 
 
 class ExpressionError(Exception):
-    """The text of an expression has a mistake. ``message`` describes the mistake. ``column`` is the column, counted
-    from 1, at which the mistake is in the text.
+    """Raised if the text of an expression has a mistake.
+
+    message: what the mistake is, and what to write instead.
+    column: the column of the mistake in the text, counted from 1.
     """
 
     def __init__(self, message: str, column: int) -> None:
@@ -97,9 +98,10 @@ class ExpressionError(Exception):
 
 
 def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """Parse the text of a score: an expression of type number, which may use ``s``, the score before this modification.
+    """Parse ``text``, an expression for a new score, into a tree of type number. In the text, ``s`` is the old score.
 
-    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``, by the tensor's name.
+    tensors: maps the name of each parameter tensor to its dimension, ``heads`` or ``kv_heads``.
+
     Raises ExpressionError for a mistake in ``text``.
     """
     found = _parse(text, tensors or {}, ())
@@ -109,10 +111,11 @@ def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expressi
 
 
 def parse_mask(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """Parse the text of a mask: a condition that is true if the query attends to the key.
+    """Parse ``text``, the condition under which a query attends to a key, into a tree of type condition.
 
-    tensors: the dimension of each parameter tensor, ``heads`` or ``kv_heads``, by the tensor's name.
-    Raises ExpressionError for a mistake in ``text``.
+    tensors: maps the name of each parameter tensor to its dimension, ``heads`` or ``kv_heads``.
+
+    Raises ExpressionError for a mistake in ``text``, and for a condition that is always true or always false.
     """
     found = _parse(text, tensors or {}, ("s",))
     if found.type != CONDITION:
@@ -165,7 +168,7 @@ def _syntax_error(text: str, error: Exception, start: int) -> ExpressionError:
 class _Reader:
     """Converts the ``ast`` nodes of one expression to a typed tree.
 
-    tensors: the dimension of each parameter tensor, by the tensor's name.
+    tensors: maps the name of each parameter tensor to its dimension.
     hidden: names that must not occur in this expression, such as the score ``s`` in a mask.
     start: the number of spaces before the expression in its text.
     """
@@ -176,8 +179,9 @@ class _Reader:
         self.start = start
 
     def read(self, node: ast.expr, depth: int) -> Expression:
-        """Convert ``node``, with all nodes in it, to a typed tree. ``depth`` is 1 for the whole expression, and greater
-        by 1 with each operation around ``node``.
+        """Convert ``node``, with all nodes in it, to a typed tree.
+
+        depth: 1 for the whole expression, 2 for the operands of its outermost operation, and so on.
         """
         if depth > DEEPEST:
             raise self.error(node, f"is nested more than {DEEPEST} deep")
@@ -201,13 +205,14 @@ class _Reader:
             raise self.error(node, str(mistake)) from None
 
     def error(self, node: ast.expr, message: str) -> ExpressionError:
-        """Make an ExpressionError with ``message`` and the column of ``node``."""
+        """Return an ExpressionError with ``message`` and the column of ``node``."""
         return ExpressionError(message, node.col_offset + self.start + 1)
 
     def operator(self, node: ast.expr, operator: object, known: Mapping[Any, str]) -> str:
-        """The text of an operator of ``node``, such as ``+``. Raises ExpressionError if ``known`` lacks the operator.
+        """Return the text of ``operator``, such as ``+``. Raises ExpressionError if ``known`` does not contain it.
 
-        operator: the operator, as an instance of a class of ``ast`` such as ``ast.Add``.
+        node: the node that contains the operator.
+        operator: an instance of a class of ``ast``, such as ``ast.Add``.
         known: maps the classes of the allowed operators to their texts.
         """
         if type(operator) not in known:
@@ -215,9 +220,7 @@ class _Reader:
         return known[type(operator)]
 
     def constant(self, node: ast.Constant, depth: int) -> Expression:
-        """Convert a constant to a literal of the typed tree. Raises Mistake unless the constant is an integer or a
-        float.
-        """
+        """Convert an integer or a float to a literal of the typed tree. Raises Mistake for any other constant."""
         if type(node.value) is int:
             return tree.integer(node.value)
         if type(node.value) is float:
@@ -226,8 +229,9 @@ class _Reader:
         raise Mistake(f"{quoted(node.value)} is not part of the language; {instead}")
 
     def name(self, node: ast.Name, depth: int) -> Expression:
-        """Convert a name of ``NAMES``, such as ``s`` or ``len``, to a node of the typed tree. Raises Mistake for other
-        names.
+        """Convert a name such as ``s`` or ``len`` to a node of the typed tree.
+
+        Raises Mistake for a name that is not in ``NAMES``, or that must not occur in this expression.
         """
         if node.id in self.hidden:
             raise Mistake(f"a mask does not see the score {node.id}; it decides by q, k, h, kvh and len")
@@ -243,8 +247,9 @@ class _Reader:
         raise Mistake(f"the name {quoted(node.id)} is unknown; {did_you_mean(node.id, known)}")
 
     def subscript(self, node: ast.Subscript, depth: int) -> Expression:
-        """Convert ``tensor[index]`` to a node of the typed tree, if it is an element of a parameter tensor. Raises
-        Mistake for any other subscript.
+        """Convert an element of a parameter tensor, such as ``slopes[h]``, to a node of the typed tree.
+
+        Raises Mistake for any other subscript.
         """
         tensor = node.value.id if isinstance(node.value, ast.Name) else ""
         if tensor not in self.tensors:
@@ -277,9 +282,7 @@ class _Reader:
         return result
 
     def compare(self, node: ast.Compare, depth: int) -> Expression:
-        """Convert a comparison to nodes of the typed tree. A chain such as ``a < b < c`` means ``a < b and b < c``, as
-        in Python.
-        """
+        """Convert a comparison to nodes of the typed tree. As in Python, ``a < b < c`` means ``a < b and b < c``."""
         sides = [self.read(side, depth) for side in (node.left, *node.comparators)]
         ops = [self.operator(node, op, _COMPARISONS) for op in node.ops]
         result = tree.compare(ops[0], sides[0], sides[1])
@@ -292,8 +295,9 @@ class _Reader:
         return tree.choose(self.read(node.test, depth), self.read(node.body, depth), self.read(node.orelse, depth))
 
     def call(self, node: ast.Call, depth: int) -> Expression:
-        """Convert a call of one of the language's functions to a node of the typed tree. Raises Mistake or
-        ExpressionError for any other call.
+        """Convert a call of one of ``FUNCTIONS`` to a node of the typed tree.
+
+        Raises Mistake or ExpressionError for any other call.
         """
         if not isinstance(node.func, ast.Name):
             raise self.error(node, _INSTEAD.get(type(node.func), "only a function can be called"))
@@ -307,5 +311,5 @@ class _Reader:
 
 
 def _called(node: ast.expr) -> str:
-    """What messages call the syntax of ``node``: the name of its ``ast`` class, as in ``a listcomp``."""
+    """Return the name of the ``ast`` class of ``node`` for a message, such as ``a listcomp``."""
     return f"a {type(node).__name__.lower()}"

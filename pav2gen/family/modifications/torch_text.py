@@ -1,11 +1,12 @@
-"""Translates the tree of a typed expression to PyTorch statements for whole tensors, which work in place where
-possible.
+"""Translates a typed expression tree to PyTorch statements that compute it for a whole tensor of scores.
 
-The scores are a tensor with the dimensions of ``DIMENSIONS``. The value of each operation in the tree is a tensor with
-the same number of dimensions; a dimension over which the value does not vary has size 1. A value that varies over heads
-and tokens can be as large as the scores. A value of this size is stored in a part of the workspace, called a slot. When
-no later statement needs the value, the slot is used again. Each statement makes one ATen call, not counting views, so
-that a plan can count the calls.
+The scores have the dimensions of ``DIMENSIONS``, or of ``EXTEND_DIMENSIONS`` in an extend kernel. The value of each
+operation in the tree is a tensor with the same number of dimensions. A dimension over which the value does not vary has
+size 1.
+
+A value that varies over KV heads and tokens can be as large as the scores. It is stored in a slot: a buffer in the
+workspace that a later value can use again. Each statement makes at most one ATen call besides views, so that a plan can
+count the calls.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from pav2gen.family.modifications.tree import CONDITION, INTEGER, MIRRORED, NUMB
 
 DTYPES = {INTEGER: "int32", NUMBER: "float32", CONDITION: "bool"}
 
-#: The dimensions of the scores, in this order: sequences, partitions, KV heads, query heads of a KV head, tokens of a
-#: partition.
+#: The dimensions of the scores in a decode kernel: sequences, partitions, KV heads, query heads of a KV head, tokens of
+#: a partition.
 DIMENSIONS = ("row", "part", "kv_head", "head", "token")
 
-#: The dimensions of the scores in an extend kernel. ``row`` is a run of consecutive query tokens of one sequence, and
-#: ``query`` is the query token within the run.
+#: The dimensions of the scores in an extend kernel. ``row`` counts query tiles (consecutive new tokens of one
+#: sequence), and ``query`` counts the tokens in a query tile.
 EXTEND_DIMENSIONS = ("row", "part", "kv_head", "query", "head", "token")
 
-#: Name in an expression, or dimension of a parameter tensor -> the dimensions of the scores over which the value of the
-#: name, or of the tensor's element, varies. ``k by row`` is k in a kernel with a sliding window, where the first
-#: partition of each sequence begins at a different position. Names with ``by query`` are for extend kernels.
+#: Maps a name in an expression, or the dimension of a parameter tensor, to the dimensions of the scores over which its
+#: value varies. ``k by row`` is k in a kernel with a sliding window, where the first partition of each sequence begins
+#: at a different position. Names with ``by query`` are for extend kernels.
 REACH: Mapping[str, frozenset[str]] = {
     "s": frozenset(DIMENSIONS),
     "s by query": frozenset(EXTEND_DIMENSIONS),
@@ -49,14 +50,13 @@ _INFIX = {"+": "add", "-": "sub", "*": "mul", "/": "div", "//": "div", "%": "rem
 
 @dataclass(frozen=True)
 class TorchText:
-    """The PyTorch statements for an expression, and their costs.
+    """The PyTorch statements that compute an expression, and their costs.
 
     lines: the statements, one per line.
     result: the PyTorch text that reads the expression's value after the statements have run.
     calls: the number of ATen calls that the statements make, not counting views.
-    slots: the number of workspace slots that the statements use, each as large as the scores.
-    token_values: the number of tensors that the statements allocate for values that vary over tokens, not over KV
-    heads. (Tensors that vary only over heads are too small to count.)
+    slots: the number of workspace slots that the statements use. A slot is as large as the scores.
+    token_values: the number of new tensors for values that vary over tokens but not over KV heads.
     names: the names and parameter tensors that the statements read.
     """
 
@@ -75,15 +75,15 @@ def score_text(
     slots: str,
     dimensions: Sequence[str] = DIMENSIONS,
 ) -> TorchText:
-    """The statements that replace the scores, in place, by the value of the expression ``x``.
+    """Return the statements that overwrite the scores with the value of the expression ``x``.
 
-    names: maps each name and each parameter tensor to the PyTorch text that reads it. The text of the name ``s`` reads
-    the scores, which the statements overwrite. All other tensors must broadcast to the shape of the scores.
-    tensors: maps each parameter tensor to its dimension, ``heads`` or ``kv_heads``. It may also map a name such as
-    ``k`` to a key of ``REACH``, such as ``k by row``, which tells over which dimensions of the scores the name's values
-    vary.
-    slots: the PyTorch text of a workspace slot (a buffer), with {} in place of the slot's number.
-    dimensions: the names of the dimensions of the scores.
+    names: maps each name and each parameter tensor in ``x`` to the PyTorch text that reads it. The text of ``s`` reads
+    the scores. All other tensors must broadcast to the shape of the scores.
+    tensors: maps each parameter tensor to its dimension, ``heads`` or ``kv_heads``. It can also map a name to a key of
+    ``REACH``, such as ``k`` to ``k by row``, if the name's values vary over more dimensions than ``REACH`` says.
+    slots: the PyTorch text that reads a workspace slot (a buffer as large as the scores), with {} in place of its
+    number.
+    dimensions: the names of the dimensions of the scores, in their order.
     """
     writer = _Writer(_normal(x), names, tensors, slots, names["s"], dimensions)
     result = writer.text(writer.root)
@@ -99,7 +99,7 @@ def hidden_text(
     slots: str,
     dimensions: Sequence[str] = DIMENSIONS,
 ) -> TorchText:
-    """The statements that compute a bool tensor from ``mask``: true where the mask hides a key from a query.
+    """Return the statements that compute a bool tensor from ``mask``: true where the mask hides a key from a query.
 
     The tensor broadcasts to the shape of the scores. The parameters other than ``mask`` are those of ``score_text``.
     """
@@ -108,18 +108,18 @@ def hidden_text(
 
 
 def reach_of(x: Expression, tensors: Mapping[str, str]) -> frozenset[str]:
-    """The dimensions of the scores over which the value of ``x`` varies. ``tensors`` is as in ``score_text``."""
+    """Return the dimensions of the scores over which the value of ``x`` varies.
+
+    tensors: as in ``score_text``.
+    """
     if x.op in ("name", "element"):
         return REACH[tensors.get(str(x.value), str(x.value))]
     return frozenset().union(*(reach_of(arg, tensors) for arg in x.args))
 
 
 def _normal(x: Expression) -> Expression:
-    """Rewrite the tree ``x`` so that literals are second operands of operations, and first results of an ``if``. The
-    value of the tree does not change.
-
-    A literal stays the first operand if the operands of the operation cannot be exchanged, as in ``1 - s``.
-    """
+    """Return a tree of the same value, with literals as second operands and first results of ``if`` where possible."""
+    # A literal stays first where the operands cannot be exchanged, as in ``1 - s``.
     args = tuple(map(_normal, x.args))
     if x.op == "if" and args[2].is_literal and not args[1].is_literal:
         return replace(x, args=(_normal(opposite(args[0])), args[2], args[1]))
@@ -133,11 +133,12 @@ def _normal(x: Expression) -> Expression:
 
 @dataclass(frozen=True)
 class _Value:
-    """Where the value of an expression is stored. ``text`` is the PyTorch text that reads the value.
+    """Where the value of an expression is stored.
 
-    ``slot`` is the number of the workspace slot that stores the value, -1 for the scores, or None for a literal or
-    another tensor. ``owned`` says whether a statement may overwrite the value. It is false for a literal and for a
-    tensor that the kernel is given.
+    text: the PyTorch text that reads the value.
+    slot: the number of the workspace slot that stores the value, -1 for the tensor of the scores, or None for a literal
+    or any other tensor.
+    owned: whether a statement may overwrite the value.
     """
 
     text: str
@@ -178,7 +179,10 @@ class _Writer:
         self.free: list[int] = [] if reads_scores or root.type == CONDITION else [-1]
 
     def finish(self, result: str) -> TorchText:
-        """Make the ``TorchText`` of the whole tree. ``result`` is the PyTorch text that reads the tree's value."""
+        """Return the ``TorchText`` of the whole tree.
+
+        result: the PyTorch text that reads the value of the tree.
+        """
         leaves = (str(node.value) for node in walk(self.root) if node.op in ("name", "element"))
         return TorchText(
             lines=tuple(self.lines),
@@ -195,15 +199,19 @@ class _Writer:
         self.calls += calls
 
     def text(self, x: Expression) -> str:
-        """The PyTorch text that reads the value of ``x``. The first request for a value writes the statements that
-        compute it.
+        """Return the PyTorch text that reads the value of ``x``.
+
+        The first call for a value also writes the statements that compute it.
         """
         if x not in self.values:
             self.values[x] = self.leaf(x) if not x.args else self.operation(x)
         return self.values[x].text
 
     def leaf(self, x: Expression) -> _Value:
-        """Where the value of ``x`` is stored. ``x`` is a literal, a name, or an element of a parameter tensor."""
+        """Return where the value of ``x`` is stored.
+
+        x: a node without operands: a literal, a name, or an element of a parameter tensor.
+        """
         if x.is_literal:
             return _Value(repr(x.value))
         if x.value == "s" and x.op == "name":
@@ -211,10 +219,7 @@ class _Writer:
         return _Value(self.names[str(x.value)])
 
     def operation(self, x: Expression) -> _Value:
-        """Write the statements of the operation ``x`` and of its operands. Return where the result is stored.
-
-        Where possible, the sum or the difference of a value and a product becomes one fused call.
-        """
+        """Write the statements for the operation ``x`` and for its operands, and return where the result is stored."""
         fused = self.fused(x) if x.op in ("+", "-") else None
         if fused is not None:
             return fused
@@ -229,8 +234,9 @@ class _Writer:
         return self.plain(x)
 
     def fused(self, x: Expression) -> _Value | None:
-        """Write ``x``, which is ``a + b * c`` or ``a - b * c``, as one call that overwrites ``a``. Return where ``a``
-        is stored, or None if the call cannot overwrite ``a`` or ``x`` is of another form.
+        """Write ``a + b * c`` or ``a - b * c`` as one call that overwrites ``a``, and return where ``a`` is stored.
+
+        Returns None, and writes no such call, if ``x`` has another form or if ``a`` must not be overwritten.
         """
         for a, product in (x.args, x.args[::-1]) if x.op == "+" else (x.args,):
             fits = product.op == "*" and x.type == NUMBER and self.uses[product] == 1 and product not in self.values
@@ -250,7 +256,7 @@ class _Writer:
         return None
 
     def reusable(self, arg: Expression, x: Expression) -> _Value | None:
-        """Where the operand ``arg`` is stored, if the result of the operation ``x`` may overwrite it, else None."""
+        """Return where the operand ``arg`` of ``x`` is stored if the result of ``x`` may overwrite it, else None."""
         if arg.is_literal or arg.type != x.type or reach_of(arg, self.tensors) != reach_of(x, self.tensors):
             return None
         if self.uses[arg] > 1:
@@ -259,9 +265,7 @@ class _Writer:
         return self.values[arg] if self.values[arg].owned else None
 
     def plain(self, x: Expression) -> _Value:
-        """Write the operation ``x``, whose first operand is a tensor. Return where the result is stored. Where
-        possible, the result overwrites an operand.
-        """
+        """Write the operation ``x``, which has a tensor as its first operand, and return where the result is stored."""
         function, options = _function(x)
         order = x.args
         kept = self.reusable(order[0], x)
@@ -280,9 +284,7 @@ class _Writer:
         return kept
 
     def literal_first(self, x: Expression) -> _Value:
-        """Write the operation ``x``, whose first operand is a literal and whose operands cannot be exchanged, such as
-        ``1 - s``. Return where the result is stored.
-        """
+        """Write an operation on a literal and a tensor, such as ``1 - s``, and return where the result is stored."""
         literal, b = map(self.text, x.args)
         if x.op in ("-", "/"):
             first, then = ("neg", "add_") if x.op == "-" else ("reciprocal", "mul_")
@@ -302,10 +304,9 @@ class _Writer:
         return held
 
     def choose(self, x: Expression) -> _Value:
-        """Write ``x``, which is ``a if test else b``. Return where the result is stored. After ``_normal``, three cases
-        are left: only ``a`` is a literal, both ``a`` and ``b`` are literals, or neither is.
-        """
+        """Write ``x``, which is ``a if test else b``, and return where the result is stored."""
         test, a, b = map(self.text, x.args)
+        # After ``_normal``, only ``a`` is a literal, both ``a`` and ``b`` are literals, or neither is.
         if not x.args[1].is_literal:
             given = f"{test}, {a}, {b}"
             return self.functional(x, f"torch.where({given})", f"torch.where({given}, out=", out=True)
@@ -325,12 +326,12 @@ class _Writer:
         return held
 
     def functional(self, x: Expression, small: str, large: str, out: bool = False) -> _Value:
-        """Write the call that computes ``x`` into new storage. Return the storage.
+        """Write the call that computes ``x`` into new storage, and return the storage.
 
-        ``allocate`` chooses the storage. ``small`` is the text that computes the value as a new tensor. ``large`` is
-        the text that computes the value into an existing tensor: a workspace slot or the scores. If ``out`` is true,
-        ``large`` ends in ``out=``, and the tensor's text is inserted after it. If ``out`` is false, ``large`` is the
-        call of an in-place method of the tensor.
+        small: the text of a call that returns the value as a new tensor.
+        large: the text of a call that stores the value in an existing tensor: a workspace slot or the scores.
+        out: whether ``large`` ends in ``out=``, so that the name of the existing tensor follows. If ``out`` is false,
+        ``large`` is a call of a method of the existing tensor.
         """
         held = self.allocate(x)
         self.assign(held, small, large, out)
@@ -338,8 +339,9 @@ class _Writer:
         return held
 
     def assign(self, held: _Value, small: str, large: str, out: bool = False) -> None:
-        """Append the statement that computes a value into the new storage ``held``. The other parameters are as in
-        ``functional``.
+        """Write the statement that computes a value into the storage ``held``.
+
+        The other parameters are as in ``functional``.
         """
         if held.slot is None:
             self.emit(f"{held.text} = {small}")
@@ -347,9 +349,7 @@ class _Writer:
             self.emit(f"{large}{held.text})" if out else f"{held.text}.{large}")
 
     def allocate(self, x: Expression) -> _Value:
-        """Choose storage for the value of ``x``: the tensor of the scores if the scores are no longer needed, a new
-        tensor, or a workspace slot.
-        """
+        """Return storage for the value of ``x``: the scores if no longer needed, a new tensor, or a workspace slot."""
         reach = reach_of(x, self.tensors)
         large = "token" in reach and "kv_head" in reach
         if -1 in self.free and x.type == NUMBER and len(reach) == len(self.dimensions):
@@ -370,10 +370,11 @@ class _Writer:
         return _Value(name, slot=slot, owned=True)
 
     def consume(self, args: Sequence[Expression], kept: _Value | None = None) -> None:
-        """Record that an operation has used its operands ``args``. Frees the slots of operands that no later operation
-        uses.
+        """Record that an operation has used its operands ``args``.
 
-        ``kept`` is where the operation's result is stored, if it overwrites an operand. The slot of ``kept`` is not
+        The workspace slots of operands that no later operation uses become free.
+
+        kept: where the operation's result is stored, if it overwrites an operand. The slot of that operand is not
         freed.
         """
         for arg in args:
@@ -387,9 +388,7 @@ _COMMUTATIVE = ("+", "*", "min", "max", "and", "or")
 
 
 def _function(x: Expression) -> tuple[str, tuple[str, ...]]:
-    """The name of the torch function for the operation ``x``, whose first operand is a tensor, and the function's
-    arguments that follow the operands.
-    """
+    """Return the name of the torch function for the operation ``x``, and the arguments that follow the operands."""
     if x.op in ("min", "max"):
         return ("clamp_" + ("max" if x.op == "min" else "min"), ()) if x.args[1].is_literal else (f"{x.op}imum", ())
     names = {**_COMPARE, **_INFIX, "and": "logical_and", "or": "logical_or", "not": "logical_not"}

@@ -1,4 +1,4 @@
-"""Trees of typed expressions: each node has a type, and each integer has an interval of its possible values.
+"""Trees of typed expressions. Each node has a type, and each integer node has an interval of its possible values.
 
 There are three types: an integer (32 bits), a number (float32) and a condition. The intervals serve to detect overflow
 and division by zero before a kernel is generated.
@@ -15,8 +15,7 @@ from pav2gen.wording import quoted
 
 INTEGER, NUMBER, CONDITION = "an integer", "a number", "a condition"
 
-#: The most query heads, and the most KV heads, of a tensor-parallel rank. This number bounds the values of ``h`` and
-#: ``kvh``.
+#: The largest allowed number of query heads, and of KV heads, on a tensor-parallel rank.
 MOST_HEADS = 4096
 #: The largest absolute value of an integer in an expression.
 LARGEST_INTEGER = 2**31 - 1
@@ -31,14 +30,14 @@ class Mistake(Exception):
 class Expression:
     """One node of the tree of a typed expression.
 
-    op: ``literal``, ``name`` (of ``NAMES``), ``element`` (of a parameter tensor, at the query head or the KV head),
-    ``float`` (conversion of an integer to a number), ``neg``, ``not``, ``and``, ``or``, ``if``, or one of
-    ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``.
+    op: the operation: ``neg``, ``not``, ``and``, ``or``, ``if``, ``float`` (conversion of an integer to a number), or
+    one of ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``. A node without operands has ``literal``, ``name`` (a name
+    of ``NAMES``) or ``element`` (an element of a parameter tensor).
     type: the type of the node's value: ``INTEGER``, ``NUMBER`` or ``CONDITION``.
-    args: the operands; those of ``if`` are the condition, the value if true, and the value if false.
-    value: the value of a ``literal`` node, the name that a ``name`` node reads, or the name of an ``element`` node's
-    tensor.
-    low, high: the least and the greatest value that an integer node can have; 0 for the other types.
+    args: the operands. Those of ``if`` are the condition, the value if it is true, and the value if it is false.
+    value: the value of a ``literal`` node, the name of a ``name`` node, or the name of the tensor of an ``element``
+    node. Other nodes do not use it.
+    low, high: the least and the greatest value that an integer node can have. Both are 0 for the other types.
     """
 
     op: str
@@ -50,13 +49,13 @@ class Expression:
 
     @property
     def is_literal(self) -> bool:
-        """Whether this node is a literal: an integer, a number or a condition with a fixed value."""
+        """Whether this node is an integer, a number or a condition with a fixed value."""
         return self.op == "literal"
 
 
-#: Every name that an expression may use besides its parameter tensors -> the node of the name, with its type and its
-#: interval. ``s`` is the score, ``q`` and ``k`` are the positions of the query and the key, ``h`` and ``kvh`` are the
-#: query head and the KV head, ``len`` is the length of the sequence in tokens.
+#: Maps each name that an expression may use, besides its parameter tensors, to the node of the name. ``s`` is the
+#: score, ``q`` and ``k`` are the positions of the query and the key, ``h`` and ``kvh`` are the query head and the KV
+#: head, ``len`` is the length of the sequence in tokens.
 NAMES: Mapping[str, Expression] = {
     "s": Expression("name", NUMBER, value="s"),
     "q": Expression("name", INTEGER, value="q", low=0, high=MOST_TOKENS - 1),
@@ -77,13 +76,13 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "!=": lambda a, b: a != b,
 }
 
-#: MIRRORED: each comparison -> the comparison that gives the same result after the sides are swapped. NEGATED: each
-#: comparison -> the comparison that is true where the first is false.
+#: MIRRORED maps each comparison to the one that gives the same result after the sides are swapped. NEGATED maps each
+#: comparison to its opposite.
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 NEGATED = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
 
-#: Function that an expression may call and that always returns a number -> the Python function that computes the result
-#: if the argument is a literal.
+#: Maps each function of expressions that always returns a number to the Python function that computes its result if the
+#: argument is a literal.
 NUMBER_FUNCTIONS: Mapping[str, Callable[[float], float]] = {
     "tanh": math.tanh,
     "exp": math.exp,
@@ -95,14 +94,14 @@ FUNCTIONS = (*NUMBER_FUNCTIONS, "abs", "min", "max")
 
 
 def integer(value: int) -> Expression:
-    """Make a literal of type integer. Raises Mistake if ``value`` does not fit in 32 bits."""
+    """Return a literal of type integer. Raises Mistake if ``value`` does not fit in 32 bits."""
     if abs(value) > LARGEST_INTEGER:
         raise Mistake(f"{quoted(value)} does not fit an integer of 32 bits; a number does, with '.0' behind it")
     return Expression("literal", INTEGER, value=value, low=value, high=value)
 
 
 def number(value: float) -> Expression:
-    """Make a literal of type number. Raises Mistake if ``value`` is outside the range of normal float32 numbers."""
+    """Return a literal of type number. Raises Mistake if ``value`` is outside the range of normal float32 numbers."""
     if not math.isfinite(value) or abs(value) > LARGEST_FLOAT:
         raise Mistake(f"{value} is beyond float32, which ends at 3.4e38")
     if value != 0 and abs(value) < SMALLEST_FLOAT:
@@ -111,20 +110,22 @@ def number(value: float) -> Expression:
 
 
 def condition(value: bool) -> Expression:
-    """Make a literal of type condition, which is always true or always false, as ``value`` says."""
+    """Return a literal of type condition: one that is always true or always false, like ``value``."""
     return Expression("literal", CONDITION, value=value)
 
 
 def element(tensor: str) -> Expression:
-    """Make a node for an element of the parameter tensor ``tensor``. The index is the query head or the KV head of the
-    score, depending on the tensor's dimension.
+    """Return a node that reads the parameter tensor ``tensor`` at the query head or the KV head of the score.
+
+    The tensor's dimension decides which of the two heads is the index.
     """
     return Expression("element", NUMBER, value=tensor)
 
 
 def as_number(x: Expression) -> Expression:
-    """Return ``x`` if its type is number, else a node that converts the integer ``x`` to a number (float32). Raises
-    Mistake for a condition.
+    """Return ``x`` if it is a number, else a node that converts the integer ``x`` to a number.
+
+    Raises Mistake for a condition.
     """
     if x.type == NUMBER:
         return x
@@ -144,7 +145,10 @@ def _interval(op: str, args: tuple[Expression, ...], corners: list[int]) -> Expr
 
 
 def negate(x: Expression) -> Expression:
-    """The expression ``-x``. Raises Mistake if ``x`` is a condition, or if the result may not fit in 32 bits."""
+    """Return the node for ``-x``.
+
+    Raises Mistake if ``x`` is a condition, or an integer with a negative that may not fit in 32 bits.
+    """
     if x.type == CONDITION:
         raise Mistake("'-' takes a number, not a condition; the opposite of a condition is 'not ...'")
     if x.is_literal:
@@ -153,10 +157,12 @@ def negate(x: Expression) -> Expression:
 
 
 def arithmetic(op: str, a: Expression, b: Expression) -> Expression:
-    """The expression ``a op b`` for an ``op`` of ``ARITHMETIC``.
+    """Return the node for ``a op b``. ``op`` is one of ``ARITHMETIC``.
 
-    The result of ``/`` is a number. ``//`` and ``%`` take integers and round as in Python. Raises Mistake for an
-    operand of a wrong type, for a result that may overflow and for a divisor that may be 0.
+    The result of ``/`` is a number. ``//`` and ``%`` take integers and round as in Python.
+
+    Raises Mistake for an operand of a wrong type, for an integer result that may not fit in 32 bits, for a divisor that
+    is 0, and for an integer divisor that may be 0.
     """
     if CONDITION in (a.type, b.type):
         raise Mistake(f"'{op}' takes numbers, not a condition; write '1 if ... else 0'")
@@ -182,7 +188,7 @@ def _check_divisor(op: str, b: Expression) -> None:
         raise Mistake(f"the divisor of '{op}' may be 0; {works}")
 
 
-#: Arithmetic operation -> the Python function that computes its result for two literals. The divisor must not be 0.
+#: Maps each arithmetic operation to the Python function that computes its result for two literals.
 _ARITHMETIC: Mapping[str, Callable[..., float]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -198,13 +204,8 @@ def _fold_integer(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def _corners(op: str, a: Expression, b: Expression) -> list[int]:
-    """Integers that include the least and the greatest possible result of ``a op b``, where ``a`` and ``b`` are
-    integers.
-
-    For all operations except ``%``, these results are reached at the bounds of the operands. A result of ``%`` lies
-    between 0 and the divisor ``b``.
-    """
-    if op != "%":
+    """Return integers between which all results of ``a op b`` lie. ``a`` and ``b`` are nodes of type integer."""
+    if op != "%":  # reaches its least and its greatest result at bounds of the operands
         return [int(_ARITHMETIC[op](x, y)) for x in (a.low, a.high) for y in (b.low, b.high)]
     if a.low >= 0 and a.high < b.low:
         return [a.low, a.high]
@@ -212,8 +213,9 @@ def _corners(op: str, a: Expression, b: Expression) -> list[int]:
 
 
 def compare(op: str, a: Expression, b: Expression) -> Expression:
-    """The expression ``a op b`` for an ``op`` of ``COMPARISONS``. If one operand is a number and the other is an
-    integer, the integer is converted to a number. Raises Mistake if an operand is a condition.
+    """Return the node for ``a op b``. ``op`` is one of ``COMPARISONS``.
+
+    If only one operand is a number, the other is converted to a number. Raises Mistake if an operand is a condition.
     """
     if CONDITION in (a.type, b.type):
         raise Mistake(f"'{op}' compares numbers, not conditions; combine conditions with and, or, not")
@@ -225,8 +227,9 @@ def compare(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def logic(op: str, a: Expression, b: Expression) -> Expression:
-    """The expression ``a and b`` or ``a or b``, according to ``op``. Raises Mistake unless both operands are
-    conditions.
+    """Return the node for ``a and b`` or ``a or b``. ``op`` is "and" or "or".
+
+    Raises Mistake unless both operands are conditions.
     """
     for x in (a, b):
         if x.type != CONDITION:
@@ -238,8 +241,9 @@ def logic(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def opposite(x: Expression) -> Expression:
-    """The expression ``not x``, simplified: a comparison is replaced by its opposite, and ``not`` moves inside
-    ``and``/``or``. Raises Mistake unless ``x`` is a condition.
+    """Return the node for ``not x``. Raises Mistake unless ``x`` is a condition.
+
+    The node is simplified: a comparison is replaced by its opposite, and ``not`` moves inside ``and`` and ``or``.
     """
     if x.type != CONDITION:
         raise Mistake(f"'not' takes a condition, not {x.type}; compare it, such as '... == 0'")
@@ -255,8 +259,9 @@ def opposite(x: Expression) -> Expression:
 
 
 def choose(test: Expression, a: Expression, b: Expression) -> Expression:
-    """The expression ``a if test else b``. If one of ``a`` and ``b`` is a number and the other is an integer, the
-    integer is converted to a number.
+    """Return the node for ``a if test else b``.
+
+    If only one of ``a`` and ``b`` is a number, the other is converted to a number.
 
     Raises Mistake if ``test`` is not a condition, or if only one of ``a`` and ``b`` is a condition.
     """
@@ -276,8 +281,9 @@ def choose(test: Expression, a: Expression, b: Expression) -> Expression:
 
 
 def call(function: str, args: tuple[Expression, ...]) -> Expression:
-    """The expression ``function(args)`` for a function of ``FUNCTIONS``. Raises Mistake for a wrong number of
-    arguments, or for an argument of a wrong type.
+    """Return the node for ``function(args)``. ``function`` is one of ``FUNCTIONS``.
+
+    Raises Mistake for a wrong number of arguments, or for an argument of a wrong type.
     """
     most = "two or more arguments" if function in ("min", "max") else "one argument"
     if len(args) != 1 if most == "one argument" else len(args) < 2:
@@ -311,7 +317,7 @@ def _absolute(x: Expression) -> Expression:
 
 
 def _extreme(function: str, a: Expression, b: Expression) -> Expression:
-    """The expression ``min(a, b)`` or ``max(a, b)``: ``function`` is ``min`` or ``max``."""
+    """Return the node for ``min(a, b)`` or ``max(a, b)``. ``function`` is "min" or "max"."""
     pick = min if function == "min" else max
     if a.type != b.type:
         a, b = as_number(a), as_number(b)
@@ -322,7 +328,7 @@ def _extreme(function: str, a: Expression, b: Expression) -> Expression:
 
 
 def walk(x: Expression) -> list[Expression]:
-    """Every node of the tree ``x``. The operands of an operation come before the operation."""
+    """Return all nodes of the tree ``x``. The operands of an operation come before the operation."""
     return [node for arg in x.args for node in walk(arg)] + [x]
 
 

@@ -1,6 +1,6 @@
-"""Finds the lines that an install changed in a file of vLLM, as hunks, and undoes these changes.
+"""Finds the lines that an install changed in a file of vLLM, and undoes these changes.
 
-A hunk is a block of consecutive lines. It can be undone even if someone edits other lines of the file later.
+A hunk is one block of consecutive changed lines. It can be undone even if someone edits other lines of the file later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ TEST_CHANGE = re.compile(r"(\s*(?:el)?if)\b[^\n]*:[^\n]*\n\0\1 use_v1:[^\n]*\n")
 
 
 class Hunk(NamedTuple):
-    """One changed block of a file: the lines that an edit removed, and the lines that it put in their place."""
+    """One changed block of a file.
+
+    old: the lines that an install removed.
+    new: the lines that it put in their place.
+    """
 
     old: str
     new: str
@@ -28,16 +32,16 @@ class Hunk(NamedTuple):
 def is_ours(hunk: Hunk) -> bool:
     """Whether an install can have made the change ``hunk``.
 
-    An install only inserts lines below a comment that begins with ``MARKER``, and replaces conditions with ``use_v1``.
+    An install only inserts lines below a comment that begins with ``MARKER``, and replaces the conditions of ``if``
+    statements with the name ``use_v1``.
     """
     return MARKER in hunk.new or bool(TEST_CHANGE.fullmatch(f"{hunk.old}\0{hunk.new}"))
 
 
 def hunks(before: str, after: str) -> tuple[Hunk, ...]:
-    """Return the hunks that turn ``before``, the text of a file, into ``after``, its text after an install.
+    """Return the changed blocks of a file. Applied to the text ``before``, they give the text ``after``.
 
-    The new lines of each hunk occur exactly once in ``after``, so that ``reverse`` finds them. ``is_ours`` is true for
-    each hunk.
+    The new lines of each hunk occur exactly once in ``after``, so that ``reverse`` finds them.
     """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     found = []
@@ -55,9 +59,9 @@ def hunks(before: str, after: str) -> tuple[Hunk, ...]:
 def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
     """Yield the ranges of lines that differ, as (start in ``old``, end in ``old``, start in ``new``, end in ``new``).
 
-    As in slices, line numbers begin with 0, and an end is not part of its range. The equal lines at the start and
-    at the end of both texts are skipped first, because SequenceMatcher is slow on long texts.
+    As in slices, lines are numbered from 0, and an end is not part of its range.
     """
+    # The equal lines at both ends are skipped first, because SequenceMatcher is slow on long texts.
     shorter = min(len(old), len(new))
     head = next((i for i in range(shorter) if old[i] != new[i]), shorter)
     tail = next((i for i in range(shorter - head) if old[-1 - i] != new[-1 - i]), shorter - head)
@@ -68,7 +72,10 @@ def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def reverse(text: str, applied: Sequence[Hunk]) -> str | None:
-    """Return ``text`` without the changes of ``applied``. None if the new lines of a hunk do not occur exactly once."""
+    """Return ``text`` without the changes of ``applied``.
+
+    Returns None if the new lines of a hunk do not occur exactly once in the text.
+    """
     for hunk in applied:
         if text.count(hunk.new) != 1:
             return None

@@ -1,10 +1,10 @@
 """Computes the edits that make the source files of a vLLM tree call the generated kernels.
 
-The edits insert calls of hooks. Hooks are functions that an install copies from the folder ``payload`` into the tree.
-They run a generated kernel, choose between V1 and V2, or check, when a model is loaded, that it has kernels. V1 and V2
-are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. The edits only add lines, and change conditions
-of ``if`` statements, so that vLLM's own code stays as the fallback. If the environment variable PAV2_DISABLE is 1, only
-vLLM's own code runs.
+The edits insert calls of hooks: functions that an install copies from the folder ``payload`` into the tree. Each hook
+runs a generated kernel or a check, or leaves the work to vLLM's own code. vLLM's own code stays in the files. It runs
+alone if the environment variable PAV2_DISABLE is 1.
+
+V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ Found = TypeVar("Found")
 #: The name by which the edited source files of vLLM import the installed package.
 HOOKS = f"vllm.{PAV2.replace('/', '.')}"
 
-#: The values of ``Fork.scales``: how vLLM's V2 takes the scales of keys and values. Each has words for messages,
-#: which also name the versions of vLLM with such a V2.
+#: Maps each value of ``Fork.scales`` to words for messages: how vLLM's V2 takes the scales of keys and values, and
+#: which versions of vLLM have such a V2.
 FAMILIES = {
     "one": "one kv_scale, as vLLM 0.4.3 to 0.5.2",
     "float": "float scales, as vLLM 0.5.3 to 0.6",
     "tensor": "tensor scales, as vLLM 0.7 to 0.11",
 }
 
-#: Whether vLLM's own V1 works, in words for messages. The keys are the values of the argument ``v1`` of ``choose_v1``.
+#: Maps each value of ``Fork.v1`` to words for messages: whether vLLM's own V1 works.
 V1_KINDS = {
     "whole": "V1 works",
     "plain": "V1 works, but takes neither kv_cache_dtype nor the block-sparse pattern",
@@ -66,17 +66,14 @@ PREFIX_KINDS = ("works", "hangs", "none")
 class Fork:
     """Which of the attention functions of a vLLM tree work without the generated kernels.
 
-    V1 and V2 are the tree's own ``paged_attention_v1`` and ``paged_attention_v2``.
-
-    scales: how V2 takes the scales of keys and values, as a key of ``FAMILIES``.
-    v1: whether V1 works, and takes all arguments, as a key of ``V1_KINDS``.
-    v2_works: whether V2 does more than raise an error.
-    writer: which KV caches the tree's own ``reshape_and_cache`` can write, as one of ``WRITER_KINDS``. Empty if this
+    scales: how the tree's ``paged_attention_v2`` takes the scales of keys and values, as a key of ``FAMILIES``.
+    v1: whether the tree's ``paged_attention_v1`` works and takes all arguments, as a key of ``V1_KINDS``.
+    v2_works: whether the tree's ``paged_attention_v2`` does more than raise an error.
+    writer: which KV caches the tree's ``reshape_and_cache`` can write, as one of ``WRITER_KINDS``. Empty if this
     function is missing or has an unexpected form.
-    prefix: whether the tree's own ``forward_prefix`` works, as one of ``PREFIX_KINDS``. Empty if this function is
-    missing or has an unexpected form.
-    refuses_softcap: whether the XFormers backend raises an error for a softcap (a limit on scores). If it does, an
-    install inserts a call of ``take_softcap`` at the start of the backend's constructor.
+    prefix: whether the tree's ``forward_prefix`` works, as one of ``PREFIX_KINDS``. Empty if this function is missing
+    or has an unexpected form.
+    refuses_softcap: whether the tree's XFormers backend raises an error for a model with a softcap (a limit on scores).
     """
 
     scales: str
@@ -93,10 +90,10 @@ class Fork:
 
 @dataclass(frozen=True)
 class PatchedSources:
-    """The source files of a vLLM tree after the edits.
+    """The source files of a vLLM tree after the edits of an install.
 
     fork: which of the tree's own attention functions work.
-    sources: the new content of each edited file, by path below vLLM's folder.
+    sources: maps the path of each edited file, relative to vLLM's folder, to its new content.
     notes: sentences that tell the user which parts of vLLM will not call the kernels.
     """
 
@@ -106,14 +103,15 @@ class PatchedSources:
 
 
 def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto") -> PatchedSources:
-    """Return ``sources`` with inserted calls of the generated kernels. Nothing is written to the disk.
+    """Compute vLLM's source files with calls of the generated kernels. Nothing is written to the disk.
 
-    sources: the content of vLLM's source files, by path below vLLM's folder. The attention layer (``LAYER``) and the
-    XFormers backend (``BACKEND``) may be missing.
+    sources: maps the path of each source file, relative to vLLM's folder, to its content. The attention layer
+    (``LAYER``) and the XFormers backend (``BACKEND``) may be missing.
     shown: the name that messages give to the vLLM tree.
     writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
 
-    Raises UserError for a file that differs from every vLLM that pav2gen knows, or that already calls hooks.
+    Raises UserError for a file that differs from every vLLM that pav2gen knows, and for a file that already calls
+    hooks.
     """
     parsed = {path: SourceFile.parse(content, f"{shown}/{path}") for path, content in sources.items()}
     for source in parsed.values():
@@ -150,10 +148,9 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
 
 
 def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[Prefix], list[str]]:
-    """Find vLLM's functions that write the KV cache, and those that compute attention to a cached prefix.
+    """Return vLLM's functions that write the KV cache, those that attend to a cached prefix, and notes for the user.
 
-    Returns the list of writers, the list of prefix functions, and the list of notes. If a kind of function is missing
-    or has an unexpected form, its list is empty, and a note tells the user why.
+    If a kind of function is missing or has an unexpected form, its list is empty, and a note says why.
     """
     writers: list[Writer] = []
     prefixes: list[Prefix] = []
@@ -170,27 +167,26 @@ def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[P
 
 
 def least(kinds: Sequence[str], found: Iterable[str]) -> str:
-    """Return the kind in ``found`` that comes last in ``kinds``, or an empty string if ``found`` is empty.
+    """Return the kind in ``found`` that serves the fewest calls, or an empty string if ``found`` is empty.
 
-    kinds: all kinds of a function, such as ``WRITER_KINDS``. A function of the first kind serves
-    all calls, one of the last kind serves none.
-    found: the kinds of the definitions of this function in a vLLM tree.
+    kinds: all kinds of a function, such as ``WRITER_KINDS``. The first kind serves all calls, the last one serves none.
+    found: the kinds of all definitions of this function in a vLLM tree.
     """
     there = set(found)
     return next((kind for kind in reversed(kinds) if kind in there), "")
 
 
 def v1_kind(works: bool, plain: bool) -> str:
-    """Return the key of ``V1_KINDS`` for vLLM's V1. The hook ``choose_v1`` gets it as its argument ``v1``.
+    """Return the key of ``V1_KINDS`` that describes vLLM's ``paged_attention_v1``.
 
-    works: whether vLLM's V1 does more than raise an error.
-    plain: whether vLLM calls V1 without kv_cache_dtype or without the block-sparse pattern.
+    works: whether this function does more than raise an error.
+    plain: whether vLLM calls it without kv_cache_dtype or without the block-sparse pattern.
     """
     return "none" if not works else "plain" if plain else "whole"
 
 
 def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
-    """Return the result of ``find``, called with the syntax tree of ``source``.
+    """Return the result of ``find`` for the syntax tree of ``source``.
 
     Raises UserError if ``find`` raises Unfit, because the file does not have the expected form.
     """
@@ -201,19 +197,16 @@ def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
 
 
 def _v2_call(operator: Operator) -> Insertion:
-    """Return the insertion of a call of ``serve_v2`` at the start of ``paged_attention_v2``.
-
-    If ``serve_v2`` does not serve a call of this function, the body of vLLM's own function runs.
-    """
+    """Return the insertion of a call of the hook ``serve_v2`` at the start of ``paged_attention_v2``."""
     lines = _served("hooks", "serve_v2", operator, [f"fallback={operator.works}"])
     comment = "pav2gen: the generated kernels first; PAV2_DISABLE=1 skips them."
     return Insertion(operator.function.lineno, "start", comment, lines)
 
 
 def _write_call(writer: Writer, always: bool) -> Insertion:
-    """Return the insertion of a call of ``serve_write`` at the start of ``reshape_and_cache``.
+    """Return the insertion of a call of the hook ``serve_write`` at the start of ``reshape_and_cache``.
 
-    always: whether ``serve_write`` prefers the generated cache writer to vLLM's own one.
+    always: whether to prefer the generated cache writer to vLLM's own one.
     """
     lines = _served("cache_hooks", "serve_write", writer, [f'writer="{writer.kind}"', f"always={always}"])
     comment = "pav2gen: the generated writer, for what the code below cannot write."
@@ -221,11 +214,11 @@ def _write_call(writer: Writer, always: bool) -> Insertion:
 
 
 def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[str]) -> str:
-    """Return Python lines for the start of one of vLLM's functions. They call a hook, and return if it served the call.
+    """Return Python lines that make a function of vLLM call a hook first, and return if the hook has served the call.
 
     module: the module that defines the hook.
     hook: the name of the hook, such as ``serve_v2``.
-    found: vLLM's function. The lines pass its parameters on to the hook.
+    found: the function of vLLM. The lines pass its parameters on to the hook.
     first: the arguments of the hook that come before these parameters, as source text.
     """
     at_default = [f"{name} {'is' if default == 'None' else '=='} {default}" for name, default in found.extras.items()]
@@ -235,10 +228,7 @@ def _served(module: str, hook: str, found: Operator | Writer, first: Sequence[st
 
 
 def _prefix_call(prefix: Prefix) -> Insertion:
-    """Return the insertion of a call of ``serve_prefix`` at the start of ``forward_prefix``.
-
-    If ``serve_prefix`` returns None, the body of vLLM's own function runs.
-    """
+    """Return the insertion of a call of the hook ``serve_prefix`` at the start of ``forward_prefix``."""
     arguments = [f'own="{prefix.own}"', *(f"{ours}={theirs}" for ours, theirs in prefix.arguments.items())]
     lines = (
         f"{_import('serve_prefix', 'prefix_hooks')}served = {_call('serve_prefix', arguments)}"
@@ -249,11 +239,9 @@ def _prefix_call(prefix: Prefix) -> Insertion:
 
 
 def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
-    """Return the insertion of a call of ``choose_v1`` before the ``if`` with which vLLM chooses between V1 and V2.
+    """Return the insertion of a call of the hook ``choose_v1`` above the ``if`` that chooses vLLM's decode operator.
 
-    The arguments of the call tell the hook which one vLLM itself would choose, and whether vLLM's V1 and V2 work.
-
-    v1_runs, v2_runs: whether vLLM's V1 and vLLM's V2 do more than raise an error.
+    v1_runs, v2_runs: whether vLLM's ``paged_attention_v1`` and ``paged_attention_v2`` do more than raise an error.
     """
     v1, v2 = v1_kind(v1_runs, decode.plain), "works" if v2_runs or decode.detours else "stub"
     told = (f"{ours}={theirs}" for ours, theirs in decode.arguments.items())
@@ -263,7 +251,7 @@ def _choice(decode: Decode, v1_runs: bool, v2_runs: bool) -> Insertion:
 
 
 def _softcap(function: ast.FunctionDef) -> Insertion:
-    """Return the insertion of a call of ``take_softcap`` at the start of ``function``.
+    """Return the insertion of a call of the hook ``take_softcap`` at the start of ``function``.
 
     function: the constructor of an attention backend that raises an error for a softcap.
     """
@@ -273,7 +261,7 @@ def _softcap(function: ast.FunctionDef) -> Insertion:
 
 
 def _layer_check(layer: Layer, fork: Fork) -> Insertion:
-    """Return the insertion of a call of ``check_layer`` at the end of the constructor of vLLM's attention layer."""
+    """Return the insertion of a call of the hook ``check_layer`` at the end of an attention layer's constructor."""
     told = [f'writer="{fork.writer}"', f'prefix="{fork.prefix}"']
     arguments = [f"{ours}={theirs}" for ours, theirs in layer.arguments.items()]
     lines = _call("check_layer", ("self.impl", *told, *arguments))
@@ -282,10 +270,7 @@ def _layer_check(layer: Layer, fork: Fork) -> Insertion:
 
 
 def _notes(decodes: Decodes) -> Iterator[str]:
-    """Yield a sentence for the user for each place in ``DECODE`` where vLLM may decode without V1 and V2.
-
-    Such a place is an ``if`` that may choose another kernel, or a class that overrides ``forward_decode``.
-    """
+    """Yield a sentence for the user for each place in ``DECODE`` where vLLM may bypass the generated kernels."""
     for decode in decodes.choices:
         for test in (*decode.others, *decode.detours):
             yield (
@@ -297,13 +282,11 @@ def _notes(decodes: Decodes) -> Iterator[str]:
 
 
 def _import(name: str, module: str = "hooks") -> str:
-    """Return the line that imports the hook ``name`` from ``module`` of the installed package.
-
-    The line is inserted into a function, so that the module is loaded only when vLLM calls this function.
-    """
+    """Return the line that imports the hook ``name`` from ``module`` of the installed package."""
+    # It is inserted into a function, so that the module is loaded only when vLLM calls this function.
     return f"from {HOOKS}.{module} import {name}\n"
 
 
 def _call(name: str, arguments: Iterable[str]) -> str:
-    """Return the source text of a call of ``name``, with one argument on each line, as black and yapf format it."""
+    """Return the source text of a call of ``name``, with one argument on each line."""
     return f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")\n"

@@ -1,6 +1,6 @@
-"""Inserts lines into Python source files of vLLM, and replaces conditions of ``if`` statements, with libcst.
+"""Inserts lines into Python source files of vLLM, and replaces conditions of ``if`` statements.
 
-Every other byte of a file stays as it is, including the byte order mark (BOM), line ends, indentation and comments.
+Every other byte of a file stays as it is, including the byte order mark, line ends, indentation and comments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class SourceFile:
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> SourceFile:
-        """Parse ``content``, the bytes of a file. Raises UserError if they are not UTF-8 or not valid Python."""
+        """Parse ``content``, the bytes of a file. Raises UserError if they are not UTF-8 or not valid Python.
+
+        where: the name that messages give to the file.
+        """
         bom = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
         try:
             text = content[len(bom) :].decode()
@@ -47,11 +50,10 @@ class SourceFile:
 
 
 class Insertion(NamedTuple):
-    """Lines to insert into a source file, and the comment to put above them.
+    """Lines to insert into a source file, and a comment to put above them.
 
-    at: the line number of the ``def`` or the ``if`` that the insertion refers to.
-    place: "start" or "end" to insert at the start or the end of the function's body; "before" to insert above the
-    ``if``.
+    at: the line number of a ``def`` or an ``if``. The lines are inserted into this function, or above this ``if``.
+    place: "start" or "end" for the start or the end of the function's body, or "before" for above the ``if``.
     comment: the text of the comment, without ``#``.
     lines: Python statements, as source text without indentation.
     """
@@ -63,16 +65,16 @@ class Insertion(NamedTuple):
 
 
 def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Mapping[int, str] = {}) -> bytes:
-    """Return the bytes of ``source`` with all ``insertions``, each below its comment, and with new conditions.
+    """Return the bytes of ``source`` with all ``insertions``, and with the conditions replaced that ``tests`` names.
 
     tests: maps the line number of an ``if`` or ``elif`` to the name that replaces its condition. In the inserted lines,
     the name ``TEST`` stands for the condition that was replaced.
 
-    libcst parses only the top-level statements into which something is inserted. Raises UserError if libcst cannot
-    reproduce such a statement exactly, or if the place of an insertion is not found.
+    Raises UserError if the place of an insertion is not found, or if libcst cannot reproduce the code around it
+    exactly.
     """
     lines = list(io.StringIO(source.text, newline=""))
-    for statement in reversed(source.tree.body):
+    for statement in reversed(source.tree.body):  # libcst parses only the statements that change
         first, last = _lines_of(statement)
         within = [
             insertion._replace(at=insertion.at - first + 1) for insertion in insertions if first <= insertion.at <= last
@@ -86,7 +88,7 @@ def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Map
 
 
 def _lines_of(statement: ast.stmt) -> tuple[int, int]:
-    """Return the numbers of the first and the last line of a statement. Its decorators are included."""
+    """Return the numbers of the first and the last line of a statement, including its decorators."""
     decorators = getattr(statement, "decorator_list", ())
     return min(node.lineno for node in (statement, *decorators)), statement.end_lineno or statement.lineno
 
@@ -94,7 +96,7 @@ def _lines_of(statement: ast.stmt) -> tuple[int, int]:
 def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str], where: str) -> str:
     """Return ``text``, one top-level statement, with the ``insertions`` and the new conditions of ``tests``.
 
-    The line numbers in ``insertions`` and ``tests`` count from the first line of this statement, which is line 1.
+    Line numbers count from the first line of this statement, which is line 1.
     """
     try:
         module = cst.parse_module(text)
@@ -110,7 +112,7 @@ def _edited(text: str, insertions: Sequence[Insertion], tests: Mapping[int, str]
 class _Editor(cst.CSTTransformer):
     """A libcst transformer that inserts lines and replaces conditions.
 
-    ``pending`` has the line numbers of those insertions and conditions whose place has not been found yet.
+    pending: the line numbers of the insertions and conditions that have not been found yet.
     """
 
     METADATA_DEPENDENCIES = (PositionProvider,)
@@ -167,7 +169,7 @@ class _Editor(cst.CSTTransformer):
     def _take(self, line: int, place: str) -> list[cst.SimpleStatementLine | cst.BaseCompoundStatement]:
         """Return the statements to insert at ``place`` of the ``def`` or ``if`` on ``line``, and mark them as inserted.
 
-        The first statement has the comment of the insertion above it. The list is empty if there is nothing to insert.
+        The list is empty if there is nothing to insert.
         """
         insertion = self._insertions.pop((line, place), None)
         if insertion is None:
@@ -180,7 +182,7 @@ class _Editor(cst.CSTTransformer):
 
 
 class _Test(cst.CSTTransformer):
-    """A libcst transformer that replaces each name ``TEST`` with the expression that the constructor gets."""
+    """A libcst transformer that replaces each name ``TEST`` with the expression ``test``."""
 
     def __init__(self, test: cst.BaseExpression) -> None:
         super().__init__()
@@ -191,7 +193,7 @@ class _Test(cst.CSTTransformer):
 
 
 def _block(suite: cst.BaseSuite) -> cst.IndentedBlock:
-    """Return ``suite``, the body of a function, as an indented block. It may be on the same line as the ``def``."""
+    """Return ``suite``, the body of a function, as an indented block, even if it is on the same line as the ``def``."""
     if isinstance(suite, cst.IndentedBlock):
         return suite
     assert isinstance(suite, cst.SimpleStatementSuite)

@@ -1,4 +1,4 @@
-"""Writes and removes files of a vLLM tree, one after the other. If one of these changes fails, all are undone."""
+"""Writes and removes several files of a vLLM tree. If one of these changes fails, all are undone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pav2gen.errors import UserError
 from pav2gen.output.disk import look
 from pav2gen.output.transaction import Transaction
 
-#: The prefix of the names of temporary files. A command that is killed may leave such files in a vLLM tree.
+#: The prefix of the names of temporary files. A killed command may leave such files in a vLLM tree.
 ASIDE = ".pav2gen-"
 
 REMEDY = "some files could not be restored; restore them from version control"
@@ -23,9 +23,9 @@ REMEDY = "some files could not be restored; restore them from version control"
 class Change:
     """A file to write, to replace or to remove.
 
-    content: the new bytes of the file, or None to remove it.
-    expected: the SHA-256 of the file's content when the command read it. If the content has another SHA-256 now, the
-    change fails. An empty string means that no file may exist yet. None means that the old content is not checked.
+    content: the new bytes of the file, or None to remove the file.
+    expected: the SHA-256 that the file must have before the change, or else the change fails. An empty string means
+    that there must be no file yet. None means that the old content is not checked.
     """
 
     path: Path
@@ -37,13 +37,13 @@ class Change:
 def transaction(changes: Iterable[Change], shown: str) -> Iterator[None]:
     """Make the changes, then run the ``with`` block.
 
-    If a change fails or the block raises an exception, the changes are undone, the last one first. A file that is
-    replaced keeps its permissions and its owner.
+    If a change fails or the block raises an exception, all changes are undone.
+
+    A file that is replaced keeps its permissions and its owner.
 
     shown: the name that messages give to the vLLM tree.
 
-    Raises UserError, after undoing all changes, if a file cannot be written, or if someone changed it after the command
-    had read it.
+    Raises UserError if a file cannot be written, or does not have the content that ``Change.expected`` describes.
     """
     changes = list(dict.fromkeys(changes))  # two trees may share a file
     _check_writable(changes, shown)
@@ -66,10 +66,7 @@ def _make(steps: Transaction, change: Change) -> None:
 
 
 def _check_writable(changes: Iterable[Change], shown: str) -> None:
-    """Raise UserError if the command has no permission to write in the folder of a changed file.
-
-    This is checked before the first change is made.
-    """
+    """Raise UserError if this process has no permission to write in the folder of a changed file."""
     for folder in sorted({change.path.parent for change in changes}):
         there = next(above for above in (folder, *folder.parents) if above.exists())
         if not os.access(there, os.W_OK | os.X_OK):

@@ -6,7 +6,7 @@ import difflib
 
 
 def unified(name: str, before: bytes, after: bytes) -> str:
-    """Return the unified diff from ``before`` to ``after``, with ``a/`` and ``b/`` before the file's name, as git does.
+    """Return the unified diff from ``before`` to ``after``, in the form that git prints.
 
     name: the path of the file in the diff.
 

@@ -1,6 +1,6 @@
-"""The hook that a patched vLLM calls to fill the KV cache.
+"""The hook that a patched vLLM calls to write keys and values into the KV cache.
 
-The generated cache writers can fill caches whose dtype vLLM's own cache writer does not support.
+The generated cache writers can fill caches of dtypes that vLLM's own writer does not support.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .serving import disabled, foreign_codes, how_to_build, log_once, stored, st
 
 
 def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
-    """Run the generated ``reshape_and_cache`` with the arguments ``call``, unless vLLM's own writer shall run.
+    """Run the generated ``reshape_and_cache`` with the arguments ``call``, or leave the call to vLLM's own writer.
 
     Returns True if the generated writer has filled the cache, and False if vLLM must run its own writer.
 
-    writer: which caches vLLM's own writer can fill. "whole": those of every kv_cache_dtype. "plain": only those whose
-    kv_cache_dtype is "auto". "none": none, because it only raises an error.
-    always: whether to prefer the generated writer (``pav2gen install --writer always``). If False, vLLM's writer
-    gets all calls that it can serve, and the generated writer gets all others.
+    writer: which caches vLLM's own writer can fill. "whole": those of every kv_cache_dtype. "plain": only those of the
+    kv_cache_dtype "auto". "none": no cache, because it only raises an error.
+    always: whether to prefer the generated writer. If False, the generated writer gets only the calls that vLLM's own
+    writer cannot serve.
 
-    If the package has no kernel for a call that vLLM's writer cannot serve, this hook raises an error that says why.
+    Raises ValueError or NoKernelError for a call that neither of the two writers can serve.
     """
     if disabled():
         return False

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from .structure import Unfit, named, refuse_rebinding
 from .syntax import block_only_raises, functions, has_call, imports, methods, only_raises, parameters, rebinding
 
-#: The operator that fills the KV cache, and its parameters. Each line has the names that vLLM and its forks give to one
-#: parameter.
+#: WRITER is vLLM's operator that fills the KV cache. WRITE has its parameters: each entry has the names that vLLM and
+#: its forks give to one parameter.
 WRITER = "reshape_and_cache"
 WRITE = (
     ("key",),
@@ -22,8 +22,8 @@ WRITE = (
     ("k_scale", "kv_scale"),
     ("v_scale", "kv_scale"),
 )
-#: The parameters of ``forward_prefix`` that ``serve_prefix`` needs. Each line of ``PREFIX`` has the names of one
-#: parameter. Those in ``PREFIX_OPTIONAL`` may be missing in a vLLM tree.
+#: The parameters of ``forward_prefix`` that the hook ``serve_prefix`` needs. Each entry of PREFIX has the names of one
+#: parameter. The parameters in PREFIX_OPTIONAL may be missing in a vLLM tree.
 PREFIX = (
     ("query",),
     ("key_cache",),
@@ -36,14 +36,15 @@ PREFIX = (
 )
 PREFIX_OPTIONAL = ("kv_cache_dtype", "sliding_window", "k_scale", "v_scale")
 
-#: Iluvatar's Python package, which its forks of vLLM import; and the Triton kernel of vLLM that hangs Iluvatar's GPUs.
+#: VENDOR is Iluvatar's Python package, which its forks of vLLM import. HANGING is the function of vLLM with the Triton
+#: kernel that hangs Iluvatar's GPUs.
 VENDOR, HANGING = "ixformer", "context_attention_fwd"
 
 
 class Writer(NamedTuple):
     """A definition of ``reshape_and_cache`` in a vLLM tree.
 
-    arguments: maps each argument of ``serve_write`` to the name of the same parameter in this definition.
+    arguments: maps each argument of the hook ``serve_write`` to the name of the same parameter in this definition.
     extras: maps each further parameter to the source text of its default.
     kind: "none" if the function only raises an error; "plain" if it ignores kv_cache_dtype, or raises an error for some
     values of kv_cache_dtype; else "whole".
@@ -58,7 +59,7 @@ class Writer(NamedTuple):
 class Prefix(NamedTuple):
     """A definition of ``PagedAttention.forward_prefix`` in a vLLM tree.
 
-    arguments: maps each argument of ``serve_prefix`` to the name of the same parameter in this definition.
+    arguments: maps each argument of the hook ``serve_prefix`` to the name of the same parameter in this definition.
     own: "none" if the function only raises an error; "hangs" if it runs a Triton kernel that hangs the GPU; else
     "works".
     """
@@ -71,8 +72,8 @@ class Prefix(NamedTuple):
 def find_writers(tree: ast.Module) -> list[Writer]:
     """Return every definition of ``reshape_and_cache`` in a module.
 
-    Raises Unfit if there is no definition, if a definition has an unknown parameter without a default, or if the module
-    also assigns another value to ``reshape_and_cache``.
+    Raises Unfit if there is no definition, if a definition lacks a parameter or has an unknown one without a default,
+    or if the module also assigns another value to ``reshape_and_cache``.
     """
     found = [_writer(function) for function in functions(tree.body, WRITER)]
     if not found:
@@ -109,7 +110,7 @@ def _writer(function: ast.FunctionDef) -> Writer:
 
 
 def _kind(function: ast.FunctionDef, dtype: str) -> str:
-    """Return the kind of a ``reshape_and_cache`` (see ``Writer``).
+    """Return the kind of a ``reshape_and_cache``, as in ``Writer.kind``.
 
     dtype: the name that ``function`` gives to the parameter kv_cache_dtype.
     """

@@ -1,11 +1,11 @@
 """The functions (hooks) that a patched vLLM calls when it decodes, and when it makes the attention layers of a model.
 
-The hooks choose between V1 and V2 (vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``), run generated
+The hooks choose between vLLM's operators ``paged_attention_v1`` (V1) and ``paged_attention_v2`` (V2), run generated
 kernels in place of V2, and report which kernels serve a layer.
 
-``pav2gen install`` puts this file beside the kernels, and puts calls of the hooks into vLLM's files.
-``pav2gen wheel`` packs this file with a plugin that makes the same calls without changing vLLM's files. With the
-environment variable PAV2_DISABLE=1, all hooks leave the work to vLLM's own code.
+``pav2gen install`` puts this file beside the kernels, and calls of the hooks into vLLM's files. The plugin of ``pav2gen
+wheel`` makes the same calls without a change of vLLM's files. If the environment variable PAV2_DISABLE is 1, all hooks
+leave the work to vLLM's own code.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .serving import (
 )
 from .softcap_hooks import TAKEN, require_softcap
 
-#: vLLM itself never takes V1 if a sequence is longer than this many tokens, because V1 keeps the scores of a whole
-#: sequence in shared memory.
+#: The number of tokens of a sequence above which vLLM itself never takes V1. (V1 keeps the scores of a whole sequence
+#: in shared memory.)
 V1_LIMIT = 8192
 
 
@@ -52,24 +52,25 @@ def choose_v1(
     alibi_slopes: torch.Tensor | None,
     blocksparse_vert_stride: int | None = 0,
 ) -> bool:
-    """Return whether vLLM must decode with V1. If not, vLLM calls V2, which runs the generated kernels.
+    """Return whether vLLM must decode with ``paged_attention_v1`` (V1), and not with ``paged_attention_v2`` (V2).
+
+    A patched V2 runs the generated kernels.
 
     use_v1: whether vLLM itself has chosen V1.
-    v1: whether vLLM's V1 works. "whole": with all arguments. "plain": it works, but vLLM calls it without
-    kv_cache_dtype or without the block-sparse pattern, so that V1 ignores them. "none": V1 only raises an error.
-    v2: "stub" if vLLM's own V2 only raises an error; "works" if V2, or another kernel that vLLM calls in its place,
+    v1: whether vLLM's own V1 works. "whole": with all arguments. "plain": it works, but vLLM calls it without
+    kv_cache_dtype or without the block-sparse pattern. "none": it only raises an error.
+    v2: "stub" if vLLM's own V2 only raises an error. "works" if V2, or another kernel that vLLM calls in its place,
     computes the result.
-    query: [sequences, heads, head size], one new token of each sequence.
+    query: [sequences, query heads, head size], one new token of each sequence.
     key_cache: [blocks, KV heads, head size / x, block size, x], where x is the number of elements in 16 bytes.
 
     The answer is False if V1 only raises an error, or would ignore an argument of the call or a feature of its layer.
     The answer is also False if a generated kernel takes the call and the package's ``prefer_v2`` returns True.
 
-    In all other cases, the answer is vLLM's own choice, with one exception. The answer is True if a generated kernel
-    takes the call, vLLM's own V2 is a stub, and no sequence is longer than 8192 tokens.
+    In all other cases, the answer is ``use_v1``, with one exception. The answer is True if a generated kernel takes the
+    call, vLLM's own V2 is a stub, and no sequence is longer than ``V1_LIMIT`` tokens.
 
-    This function does not read the elements of tensors. So its answer also holds if a captured CUDA graph runs again
-    with other elements.
+    The answer does not depend on the elements of the tensors, so that it stays valid in a captured CUDA graph.
     """
     if disabled():
         return use_v1
@@ -90,26 +91,26 @@ def choose_v1(
 
 
 def v1_ignores(v1: str, kv_cache_dtype: str, blocksparse: bool, features: Features) -> bool:
-    """Whether vLLM's V1 cannot run, or would ignore an argument of a decode call or a feature of its layer.
+    """Whether vLLM's ``paged_attention_v1`` would fail, or ignore an argument of a call or a feature of its layer.
 
-    v1: see ``choose_v1``.
+    v1: whether this operator works, as in ``choose_v1``.
     blocksparse: whether the call has a block-sparse pattern.
-    features: the features of the layer that makes the call.
+    features: the softcap, the window and similar features of the layer that makes the call.
     """
     plain = v1 == "plain" and (kv_cache_dtype != "auto" or blocksparse)
     return v1 == "none" or plain or features.required or foreign_codes(kv_cache_dtype)
 
 
 def serve_v2(*, fallback: bool, **call: Any) -> bool:
-    """Run the generated ``paged_attention_v2`` with the arguments ``call``, unless vLLM's own V2 shall run.
+    """Run the generated ``paged_attention_v2`` with the arguments ``call``, or leave the call to vLLM's own operator.
 
-    Returns True if the generated operator has run, and False if vLLM must run its own V2.
+    Returns True if the generated operator has run, and False if vLLM must run its own operator.
 
-    fallback: whether vLLM's own V2 works. If it works, vLLM's V2 serves two kinds of calls: those that no generated
-    kernel takes, and those that are shorter than the package is meant for (its ``prefer_v2`` returns False).
+    fallback: whether vLLM's own operator works. If it does, it serves the calls that no generated kernel takes, and the
+    calls for which the package's ``prefer_v2`` returns False.
 
-    If vLLM's own V2 does not work, or would ignore a feature of the layer that makes the call, the generated operator
-    always runs. It then raises an error for a call that it cannot serve.
+    If vLLM's own operator does not work, or would ignore a feature of the layer that makes the call, the generated
+    operator always runs. It raises ValueError or NoKernelError for a call that it cannot serve.
     """
     if disabled():
         return False
@@ -157,16 +158,17 @@ def check_layer(
 
     A patched vLLM calls this function at the end of the layer's constructor.
 
-    impl: the layer's backend object. If this backend does not decode with ``PagedAttention``, nothing is done.
-    writer, prefix: see ``report``.
+    impl: the layer's backend object (its attribute ``impl``). If the backend does not use ``PagedAttention``, nothing
+    is done.
+    writer, prefix: as in ``report``.
 
-    The other arguments are those that the constructor itself gets. The numbers of heads are those of one
-    tensor-parallel rank. The dtype of the layer is taken from torch's default dtype, which vLLM sets to the model's
-    dtype while it loads a model.
+    The other arguments are those of the layer's constructor. The numbers of heads are those of one tensor-parallel
+    rank. The dtype of the layer is torch's default dtype, which vLLM sets while it loads a model.
 
-    A layer may use features that vLLM does not pass to its operators, such as a softcap. This function wraps
-    ``impl.forward``, so that the hooks know these features while it runs. Raises ValueError for a layer that neither
-    vLLM nor the generated kernels can serve.
+    A layer may use features that vLLM does not pass to its operators, such as a softcap (a limit on scores).
+    ``impl.forward`` is wrapped, so that the hooks know these features while it runs.
+
+    Raises ValueError for a layer that neither vLLM nor the generated kernels can serve.
     """
     if disabled() or not hasattr(sys.modules.get(type(impl).__module__), "PagedAttention"):
         return
@@ -195,8 +197,8 @@ def check_layer(
 def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any) -> Features:
     """Return the features of a layer that vLLM does not pass to its operators.
 
-    impl: the layer's backend object, from which the scale and the sinks are read.
-    softcap: the layer's bound of the scores, or None or 0 if it has none.
+    impl: the layer's backend object (its attribute ``impl``), from which the scale and the sinks are read.
+    softcap: the layer's limit on scores, or None or 0 if it has none.
     window: the layer's sliding window in tokens, or None or 0 if it has none. A value of another type, such as a list,
     is converted to text.
     """
@@ -211,11 +213,11 @@ def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any
 
 
 def report(shape: dict[str, Any], writer: str, prefix: str) -> None:
-    """Log which generated operators serve a layer, and which kernels are missing. Log it once for all equal layers.
+    """Log which generated operators serve a layer, and which kernels are missing. Equal layers are logged once.
 
-    shape: the arguments of ``supports`` that describe the layer.
-    writer: the argument ``writer`` of ``serve_write``, or empty if this vLLM does not call that hook.
-    prefix: the argument ``own`` of ``serve_prefix``, or empty if this vLLM does not call that hook.
+    shape: the arguments of the package's ``supports`` that describe the layer.
+    writer: the argument ``writer`` of the hook ``serve_write``, or empty if this vLLM does not call that hook.
+    prefix: the argument ``own`` of the hook ``serve_prefix``, or empty if this vLLM does not call that hook.
     """
     text = " ".join(f"{name}={shape[name]}" for name in shape)
     if without := miss(**shape):

@@ -1,8 +1,7 @@
 """The features of an attention layer that vLLM does not pass to its operators: softcap, window, sinks and scale.
 
-The constructor of a layer calls ``check_layer``, which reads these features from the layer's backend object.
-``check_layer`` then wraps the backend's ``forward``. While ``forward`` runs, the hooks get the features from
-``active``.
+``check_layer`` reads these features when vLLM makes a layer, and wraps the ``forward`` of the layer's backend object.
+While ``forward`` runs, ``active`` returns the features.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import torch
 class Features(NamedTuple):
     """The features of an attention layer. A feature that the layer does not use is None.
 
-    softcap: the bound of the scores: a score s becomes softcap * tanh(s / softcap).
+    softcap: the limit on scores: a score s becomes softcap * tanh(s / softcap).
     sliding_window: the number of tokens that a query sees, including its own. A value that is not an int is passed on
     to the operators, but no kernel serves it.
-    sinks: [heads] float32, for each head the score of its attention sink, which only adds to the sum of the softmax.
-    scale: the factor by which the product of query and key is multiplied; None means head_size ** -0.5.
+    sinks: [number of query heads] float32, for each head a logit that takes part in the softmax and has no value.
+    scale: the factor by which the product of query and key is multiplied. None means head_size ** -0.5.
     required: whether vLLM's own kernels must not run, because they would ignore these features.
     """
 
@@ -35,7 +34,7 @@ class Features(NamedTuple):
     def key(self) -> dict[str, Any]:
         """Return softcap, window and sinks, if used, as keyword arguments of ``supports`` and ``check_model``.
 
-        The value of ``sinks`` is True, because these functions do not need the scores.
+        The value of ``sinks`` is True, not the tensor.
         """
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks is not None}
         return {name: value for name, value in given.items() if value not in (None, False)}
@@ -59,7 +58,7 @@ def active() -> Features:
 def wrap_forward(impl: Any, features: Features) -> None:
     """Wrap ``impl.forward``, so that ``active`` returns ``features`` while ``impl.forward`` runs.
 
-    impl: the backend object of a layer.
+    impl: the backend object of an attention layer (its attribute ``impl``).
     """
     impl.forward = _with_features(impl.forward, features)
 

@@ -33,10 +33,10 @@ Definition = TypeVar("Definition", Operator, Decode, Layer, Writer, Prefix, "Ref
 
 
 def register() -> None:
-    """Make the vLLM of this process call the hooks, unless ``pav2gen install`` has put the calls into its files.
+    """Make the vLLM of this process call the hooks, unless ``pav2gen install`` has put the calls into vLLM's files.
 
-    Raises Unfit and changes nothing if the source of vLLM does not have the form that ``structure`` expects. In that
-    case, vLLM logs the error and goes on.
+    Raises Unfit, and changes nothing, if vLLM's source does not have the expected form. vLLM then logs the error and
+    goes on.
     """
     if find_spec("vllm.attention.ops.pav2") is not None:
         log_once(logging.INFO, "kernels are installed in this vLLM's own tree; the plugin changes nothing")
@@ -49,9 +49,9 @@ def register() -> None:
 def apply_softcap(backend: ModuleType) -> None:
     """Make the constructor of the backend XFormers call ``take_softcap`` before it can raise an error for a softcap.
 
-    A second call of this function changes nothing.
+    A second call changes nothing.
 
-    backend: the module of vLLM that defines this backend.
+    backend: vLLM's module that defines this backend.
     """
     impl = getattr(backend, IMPL, None)
     if impl is None or hasattr(impl.__init__, MARK):
@@ -62,7 +62,7 @@ def apply_softcap(backend: ModuleType) -> None:
 
 
 class Refusal(NamedTuple):
-    """The source of a backend's constructor that raises an error if the model has a softcap."""
+    """The definition of a backend's constructor that raises an error for a softcap."""
 
     function: ast.FunctionDef
 
@@ -70,7 +70,7 @@ class Refusal(NamedTuple):
 def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that calls ``take_softcap``, and then calls ``original`` with the result as the softcap.
 
-    original: vLLM's own constructor of a backend, which raises an error for a softcap.
+    original: the constructor of a vLLM backend, which raises an error for a softcap.
     """
     signature = inspect.signature(original)
 
@@ -88,13 +88,15 @@ def replaced_refusal(original: Callable[..., None]) -> Callable[..., None]:
 def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
     """Replace in memory the functions of vLLM that ``pav2gen install`` would edit in vLLM's files.
 
-    ops, decode, layer: the modules of vLLM that define the operators, ``PagedAttention`` and the attention layer.
+    ops: vLLM's module that defines the operators.
+    decode: vLLM's module that defines ``PagedAttention``.
+    layer: vLLM's module that defines the attention layer.
 
-    Two functions are always replaced: ``paged_attention_v2``, and ``forward_decode`` of ``PagedAttention`` and of its
-    subclasses. Three functions are replaced if their source has the expected form: ``reshape_and_cache`` (see
-    ``wanted_writers``), ``forward_prefix`` and ``Attention.__init__``. A second call of ``apply`` changes nothing.
+    ``paged_attention_v2``, and each ``forward_decode`` that calls it, are always replaced. ``reshape_and_cache``,
+    ``forward_prefix`` and ``Attention.__init__`` are replaced if their source has the expected form. A second call
+    changes nothing.
 
-    Raises Unfit and replaces nothing if the source of ``paged_attention_v2`` or of ``forward_decode`` is not found.
+    Raises Unfit, and replaces nothing, if the source of ``paged_attention_v2`` or of ``forward_decode`` is not found.
     """
     if hasattr(ops.paged_attention_v2, MARK):
         return
@@ -123,11 +125,12 @@ def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
 
 
 def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
-    """Return a list with the definition of vLLM's ``reshape_and_cache``, or an empty list if vLLM keeps this function.
+    """Return the definition of vLLM's ``reshape_and_cache`` in a list. The list is empty if vLLM keeps this function.
 
     vLLM keeps it if it can write every cache dtype and PAV2_WRITER is not "always", or if its definition is not found.
 
-    tree: the syntax tree of ``ops``, the module of vLLM's operators.
+    tree: the syntax tree of ``ops``.
+    ops: vLLM's module that defines the operators.
     """
     found: list[Writer] = optional(find_writers, tree, live_one=getattr(ops, "reshape_and_cache", None))
     return [writer for writer in found if writer.kind != "whole" or always()]
@@ -139,13 +142,11 @@ def always() -> bool:
 
 
 def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) -> list[Any]:
-    """Return a list with the definition that made the function ``live_one``.
+    """Return the definition of the function ``live_one`` in a list. The list is empty if the definition is not found.
 
-    The list is empty if ``live_one`` is None, or if ``find`` does not find its definition. If ``find`` raises Unfit,
-    the list is empty too, and the log says why.
-
-    find: a function that finds definitions in the syntax trees ``trees``.
-    live_one: the function that vLLM calls now, or None.
+    find: a function that takes the syntax trees ``trees`` and returns definitions. If it raises Unfit, the log says
+    why.
+    live_one: the function that vLLM calls now, or None if there is none.
     """
     try:
         return matching(find(*trees), live_one) if live_one else []
@@ -163,9 +164,9 @@ def overriding(base: type) -> list[Any]:
 
 
 def matching(definitions: Sequence[Definition], function: Callable[..., Any]) -> list[Definition]:
-    """Return a list with the one of ``definitions`` that made ``function``, found by the line on which it begins.
+    """Return a list with the one of ``definitions`` that begins on the same line as ``function``.
 
-    The list is empty if none of them made ``function``, such as when another plugin replaced it.
+    The list is empty if there is none, for example because another plugin replaced the function.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
     line = code.co_firstlineno if code else 0
@@ -173,12 +174,12 @@ def matching(definitions: Sequence[Definition], function: Callable[..., Any]) ->
 
 
 def first_line(function: ast.FunctionDef) -> int:
-    """Return the number of the line on which a function begins: that of its first decorator, or else of its ``def``."""
+    """Return the number of the line on which a function begins. Its decorators are a part of it."""
     return min([function.lineno, *(node.lineno for node in function.decorator_list)])
 
 
 def live(definitions: Sequence[Definition], function: Callable[..., Any]) -> Definition:
-    """Return the one of ``definitions`` that made ``function``. Raises Unfit if none of them did."""
+    """Return the one of ``definitions`` that begins on the same line as ``function``. Raises Unfit if there is none."""
     found = matching(definitions, function)
     if not found:
         raise Unfit(f"{function.__module__}: {function.__qualname__} is not one of the definitions in the file")
@@ -196,7 +197,8 @@ def parsed(module: ModuleType) -> ast.Module:
 def replaced_v2(found: Operator, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``paged_attention_v2`` that calls ``original`` only if the generated kernels do not serve a call.
 
-    found: the definition of ``original``, which is vLLM's own function.
+    original: vLLM's own function.
+    found: the definition of ``original``.
     """
     return replaced_operator(found, original, functools.partial(hooks.serve_v2, fallback=found.works))
 
@@ -204,7 +206,8 @@ def replaced_v2(found: Operator, original: Callable[..., Any]) -> Callable[..., 
 def replaced_writer(found: Writer, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``reshape_and_cache`` that calls ``original`` only if the generated cache writer does not serve a call.
 
-    found: the definition of ``original``, which is vLLM's own function.
+    original: vLLM's own function.
+    found: the definition of ``original``.
     """
     serve = functools.partial(cache_hooks.serve_write, writer=found.kind, always=always())
     return replaced_operator(found, original, serve)
@@ -213,13 +216,12 @@ def replaced_writer(found: Writer, original: Callable[..., Any]) -> Callable[...
 def replaced_operator(
     found: Operator | Writer, original: Callable[..., Any], serve: Callable[..., bool]
 ) -> Callable[..., Any]:
-    """Return a function that calls ``serve``, and calls ``original`` only if ``serve`` returned False.
+    """Return a function that calls the hook ``serve``, and calls ``original`` only if the hook returned False.
 
-    A fork of vLLM may have parameters that the generated kernels do not know. If a call gives such a parameter another
-    value than its default, the new function calls ``original`` without calling ``serve``.
+    If a call gives a value other than the default to a parameter that the hook does not have, the hook is not called.
 
-    found: the definition of ``original``, which is vLLM's own operator.
-    serve: a hook, such as ``serve_v2``.
+    original: vLLM's own operator.
+    found: the definition of ``original``.
     """
     signature = inspect.signature(original)
 
@@ -240,7 +242,8 @@ def replaced_operator(
 def replaced_prefix(found: Prefix, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``forward_prefix`` that calls ``original`` only if the generated extend kernels do not serve a call.
 
-    found: the definition of ``original``, which is vLLM's own method.
+    original: vLLM's own method.
+    found: the definition of ``original``.
     """
     signature = inspect.signature(original)
 
@@ -256,14 +259,15 @@ def replaced_prefix(found: Prefix, original: Callable[..., Any]) -> Callable[...
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Whether the argument ``value`` is the default of its parameter, or a number or text equal to the default."""
+    """Whether the argument ``value`` is the default of its parameter, or a number or text equal to it."""
     return value is default or (isinstance(value, (int, float, str)) and bool(value == default))
 
 
 def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: Operator) -> Callable[..., Any]:
-    """Return a copy of vLLM's ``forward_decode`` that asks ``choose_v1`` whether to call V1 or V2.
+    """Return a copy of vLLM's ``forward_decode`` that asks the hook ``choose_v1`` which operator to call.
 
-    The copy is made by editing and compiling the syntax tree of vLLM's method.
+    The operators are ``paged_attention_v1`` (V1) and ``paged_attention_v2`` (V2). The copy is made from the syntax tree
+    in ``found``, which is changed.
 
     found: the choice between V1 and V2 in vLLM's method.
     module: the module of vLLM that defines the method.
@@ -295,7 +299,7 @@ def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: 
 
 
 def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
-    """Return the block of ``function`` that contains ``statement``, as a list of statements."""
+    """Return the list of statements in ``function`` that contains ``statement``."""
     return next(
         block
         for node in ast.walk(function)
@@ -305,9 +309,10 @@ def _block_of(function: ast.FunctionDef, statement: ast.stmt) -> list[ast.stmt]:
 
 
 def replaced_init(found: Layer, original: Callable[..., None], told: dict[str, Any]) -> Callable[..., None]:
-    """Return an ``Attention.__init__`` that calls ``check_layer`` after ``original``.
+    """Return an ``Attention.__init__`` that calls ``original`` and then the hook ``check_layer``.
 
-    found: the definition of ``original``, which is vLLM's own constructor.
+    original: vLLM's own constructor.
+    found: the definition of ``original``.
     told: the arguments ``writer`` and ``prefix`` for ``check_layer``.
     """
     signature = inspect.signature(original)

@@ -1,7 +1,7 @@
 """The hook that a patched vLLM calls for a prefill with a cached prefix.
 
-In such a prefill, K and V of the first tokens of each sequence are in the KV cache, and several new tokens attend to
-them.
+In such a prefill, keys and values of the first tokens of each sequence are in the KV cache, and several new tokens
+attend to them.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ def serve_prefix(
 
     Returns the attention output, in the shape of ``query``, or None if vLLM must run its own ``forward_prefix``.
 
-    own: what vLLM's own ``forward_prefix`` does. "works" means that it computes the result. "hangs" means that it runs
-    a Triton kernel that hangs the GPU. "none" means that it only raises an error.
-    query: [new tokens of all sequences, heads, head size]. The new tokens of sequence s are the rows query_start_loc[s]
-    to query_start_loc[s + 1] - 1.
-    key_cache, value_cache: the KV cache in vLLM's layout. It already contains K and V of the new tokens.
+    own: what vLLM's own ``forward_prefix`` does. "works": it computes the result. "hangs": it runs a Triton kernel that
+    hangs the GPU. "none": it only raises an error.
+    query: [new tokens of all sequences, query heads, head size]. The new tokens of sequence s are the rows
+    query_start_loc[s] to query_start_loc[s + 1] - 1.
+    key_cache, value_cache: the KV cache in vLLM's layout. It already contains the keys and values of the new tokens.
+    query_start_loc: [sequences + 1], the first row of each sequence in ``query``, then the number of rows.
     seq_lens: [sequences] int32, the number of tokens of each sequence, including the new tokens.
     max_query_len: the largest number of new tokens of a sequence.
 
-    If no generated kernel takes the call, vLLM's own function serves it, and the log says so once. If that function
-    does not work, or would ignore a feature of the layer, this hook raises NoKernelError or ValueError with the reason.
+    If no generated kernel takes the call, vLLM's own function serves it. If that function does not work, or would
+    ignore a feature of the layer, this hook raises NoKernelError or ValueError with the reason.
     """
     if disabled():
         return None
@@ -89,13 +90,11 @@ def extend(
     block_tables: torch.Tensor,
     **call: Any,
 ) -> torch.Tensor:
-    """Call the generated operator ``paged_attention_extend``.
+    """Call the generated operator ``paged_attention_extend``. Return its output, in the shape and dtype of ``query``.
 
-    Returns the operator's output, in the shape and the dtype of ``query``.
-
-    query: [new tokens of all sequences, heads, head size].
+    query: [new tokens of all sequences, query heads, head size].
     kv_cache_dtype: vLLM's name for the cache dtype.
-    features: the features of the layer that makes the call.
+    features: the softcap, the window and similar features of the layer that makes the call.
     call: the other arguments of the operator, by their names.
 
     Raises ValueError or NoKernelError for a call that no kernel takes.

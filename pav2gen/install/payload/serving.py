@@ -1,4 +1,4 @@
-"""Code that all hooks share: the sizes and dtypes of a call, the reasons why no kernel takes a call, and the log."""
+"""Code that all hooks share. Hooks are the functions that a patched vLLM calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("vllm.pav2")
 OPERATORS = {"paged_attention_v2": "decode", "paged_attention_extend": "extend", "reshape_and_cache": "cache"}
 
 #: The allowed values of the environment variable PAV2_KV_CACHE_DTYPE. The variable sets the dtype of the codes in
-#: the caches that vLLM calls fp8. So a cache can contain int8 codes in a vLLM that has no int8 caches.
+#: caches that vLLM calls fp8, so that a vLLM without int8 caches can use int8 codes.
 STORED = ("fp8_e4m3", "fp8_e5m2", "int8")
 
 
@@ -47,15 +47,17 @@ def stored_dtype(kv_cache_dtype: str) -> str:
 
 
 def foreign_codes(kv_cache_dtype: str) -> bool:
-    """Whether a cache contains int8 codes although its dtype in vLLM, ``kv_cache_dtype``, says fp8.
+    """Whether a cache contains int8 codes although vLLM calls its dtype fp8.
 
-    Only generated kernels can read and write such a cache.
+    Only generated kernels can use such a cache.
+
+    kv_cache_dtype: vLLM's name for the cache dtype.
     """
     return stored_dtype(kv_cache_dtype) == "int8" != kv_cache_dtype
 
 
 def stored(cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Return ``cache``, or its view as int8 if it contains int8 codes that vLLM stores as uint8.
+    """Return ``cache``, or its view as int8 if it is a uint8 tensor that contains int8 codes.
 
     kv_cache_dtype: vLLM's name for the cache dtype.
     """
@@ -70,13 +72,15 @@ def shape_of(
     vert_stride: int | None,
     features: Features,
 ) -> dict[str, Any]:
-    """Return the arguments of ``supports`` that describe a call of vLLM, taken mostly from its tensors.
+    """Return the keyword arguments of the package's ``supports`` that describe a call of vLLM.
 
-    The number of KV heads is taken from the key cache, because some forks pass ``num_kv_heads`` as a tensor. If the
-    query or the key cache has another number of dimensions than in vLLM, all sizes are 0. No kernel has such sizes.
+    query: [query tokens, query heads, head size].
+    key_cache: [blocks, KV heads, head size / x, block size, x], where x is the number of elements in 16 bytes.
+    kv_cache_dtype: vLLM's name for the cache dtype.
+    vert_stride: the stride of the block-sparse pattern. The call is block-sparse if the stride is above 1.
+    features: the softcap, the window and similar features of the layer that makes the call.
 
-    vert_stride: the stride of the block-sparse pattern; above 1, the call is block-sparse.
-    features: the features of the layer that makes the call.
+    If the query or the key cache has another number of dimensions, all sizes are 0. No kernel has such sizes.
     """
     known = query.dim() == 3 and key_cache.dim() == 5
     return {
@@ -102,10 +106,9 @@ def refusal(
     alibi_slopes: torch.Tensor | None,
     kv_cache_dtype: str,
 ) -> str:
-    """Return why the generated decode operator would raise an error for the tensors of a call.
+    """Return why the generated decode operator would raise an error for these arguments, or an empty string.
 
-    The text is empty if the operator takes them. ``supports`` checks only sizes and dtypes; this function also checks
-    the memory layout of the tensors.
+    Unlike ``supports``, this function also checks the memory layout of the tensors.
     """
     call = Call(
         out=torch.empty(query.shape, dtype=query.dtype, device=query.device),
@@ -131,12 +134,13 @@ def refusal(
 
 @functools.cache
 def miss(**shape: Any) -> str:
-    """Return why no decode kernel serves the layers that ``shape`` describes. The text is empty if a kernel does.
+    """Return why no decode kernel serves the layers that ``shape`` describes, or an empty string if a kernel does.
 
-    shape: the arguments of ``supports`` that describe the layers, with the heads of one tensor-parallel rank.
+    shape: the arguments of the package's ``supports`` that describe the layers. The numbers of heads are those of one
+    tensor-parallel rank.
 
-    If a kernel serves the layers, the compiled library of the CUDA kernels is loaded: the file that PAV2_LIBRARY names,
-    or else the library that was installed with the kernels.
+    If a kernel serves the layers, this function loads the compiled library of the CUDA kernels. It is the file that the
+    environment variable PAV2_LIBRARY names, or else the library that was installed with the kernels.
     """
     if not shape["block_size"]:
         return "the query or the key cache has another number of dimensions than vLLM's"
@@ -153,8 +157,8 @@ def miss(**shape: Any) -> str:
 def lacks(operator: str, **shape: Any) -> str:
     """Return why a generated operator does not serve the layers that ``shape`` describes. Empty if it does.
 
-    operator: a key of ``OPERATORS``.
-    shape: the arguments of ``supports`` that describe the layers.
+    operator: a key of ``OPERATORS``, such as ``paged_attention_v2``.
+    shape: the arguments of the package's ``supports`` that describe the layers.
     """
     word = OPERATORS[operator]
     if word == "decode":
@@ -175,7 +179,7 @@ def how_to_build(word: str) -> str:
 
 
 def log_once(level: int, message: str, about: tuple[Any, ...] = ()) -> None:
-    """Log a message, unless this process has logged one with the same key before.
+    """Log ``message``, unless this process has logged a message with the same key before.
 
     level: the level of the message, such as ``logging.WARNING``.
     about: the key of the message. If it is empty, the text of the message is its key.

@@ -1,9 +1,11 @@
-"""Hooks with which models with a softcap run in a backend of vLLM that cannot compute a softcap, such as XFormers.
+"""Hooks that let models with a softcap run in a backend of vLLM that cannot compute a softcap, such as XFormers.
 
-When vLLM makes a layer with a softcap (a limit on scores), such a backend raises an error, or logs a warning and
-ignores the softcap. With these hooks, the generated decode kernels compute the layer's decodes, and the generated
-extend kernels compute its prompts. vLLM writes K and V of a prompt into the cache before it computes the prompt's
-attention. So the extend kernels can read K and V there; for these kernels, all tokens of the prompt are new tokens.
+A softcap is a limit on scores. Without these hooks, such a backend raises an error when vLLM makes a layer with a
+softcap, or logs a warning and ignores the softcap. With them, generated decode kernels compute the layer's decodes, and
+generated extend kernels compute its prompts.
+
+vLLM writes keys and values of a prompt into the cache before it computes the prompt's attention. The extend kernels
+read them from the cache.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ _arguments: ContextVar[dict[str, Any]] = ContextVar("pav2_arguments")
 def take_softcap(impl: Any, softcap: float | None) -> float | None:
     """Keep the softcap of a layer in ``impl``, and return None, so that the backend's constructor raises no error.
 
-    If the package has no extend kernels, return ``softcap`` itself, so that the constructor raises its own error. The
-    log then says why.
+    If the package has no extend kernels, log a warning and return ``softcap`` itself, so that the constructor raises
+    its own error.
 
-    impl: the layer's backend object.
-    softcap: the softcap that vLLM passes to the constructor; None means that the model has none.
+    impl: the layer's backend object (its attribute ``impl``).
+    softcap: the softcap that vLLM passes to the constructor. None means that the model has none.
     """
     if softcap is None or disabled():
         return softcap
@@ -57,14 +59,14 @@ def take_softcap(impl: Any, softcap: float | None) -> float | None:
 def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Features:
     """Make the generated kernels serve decodes and prompts of a layer with a softcap.
 
-    Returns ``features``, in which ``required`` is True if the kernels serve the layer.
+    Returns ``features``. Its field ``required`` is True if the generated kernels serve the layer.
 
-    impl: the layer's backend object.
-    shape: the arguments of ``supports`` that describe the layer.
-    features: the features of the layer.
+    impl: the layer's backend object (its attribute ``impl``).
+    shape: the arguments of the package's ``supports`` that describe the layer.
+    features: the softcap, the window and similar features of the layer.
 
-    If the kernels cannot serve the layer, the result depends on its backend. For a backend that would have raised an
-    error for the softcap, this hook raises ValueError. For a backend that ignores the softcap, it logs a warning.
+    If the kernels cannot serve the layer, this function raises ValueError for a backend that itself raises an error for
+    softcaps. For a backend that ignores softcaps, it logs a warning.
     """
     reason = _obstacle(impl, shape)
     if not reason:
@@ -78,10 +80,10 @@ def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Fea
 
 
 def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
-    """Return why the generated kernels cannot serve decodes and prompts of a layer. The text is empty if they can.
+    """Return why the generated kernels cannot serve decodes and prompts of a layer, or an empty string if they can.
 
-    impl: the layer's backend object.
-    shape: the arguments of ``supports`` that describe the layer.
+    impl: the layer's backend object (its attribute ``impl``).
+    shape: the arguments of the package's ``supports`` that describe the layer.
     """
     if not hasattr(impl, PROMPTS):
         return "this backend computes prompts in another way"
@@ -91,10 +93,7 @@ def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
 
 
 def _serve_prompts(impl: Any, features: Features) -> None:
-    """Make the extend kernels compute prompts, by replacing a method of ``impl``, a layer's backend object.
-
-    features: the features of the layer.
-    """
+    """Replace methods of ``impl``, a layer's backend object, so that the generated extend kernels compute prompts."""
     forward, own = impl.forward, getattr(impl, PROMPTS)
     signature = inspect.signature(forward)
 
@@ -120,13 +119,13 @@ def _serve_prompts(impl: Any, features: Features) -> None:
 def prompt_through_cache(
     impl: Any, query: torch.Tensor, metadata: Any, given: dict[str, Any], features: Features
 ) -> torch.Tensor:
-    """Return the attention output of whole prompts, in the shape of ``query``, with K and V from the cache.
+    """Return the attention output of whole prompts, in the shape of ``query``. Keys and values are read from the cache.
 
-    impl: the layer's backend object.
-    query: [tokens of all prompts, heads, head size]. The prompts follow one another.
-    metadata: vLLM's metadata of these prompts.
-    given: the arguments, by their names, of the call of the backend's ``forward``.
-    features: the features of the layer.
+    impl: the layer's backend object (its attribute ``impl``).
+    query: [tokens of all prompts, query heads, head size]. The prompts follow one another.
+    metadata: vLLM's attention metadata of these prompts.
+    given: the arguments of the running call of the backend's ``forward``, by their names.
+    features: the softcap, the window and similar features of the layer.
     """
     attention = sys.modules[type(impl).__module__].PagedAttention
     key_cache, value_cache = attention.split_kv_cache(given["kv_cache"], impl.num_kv_heads, impl.head_size)
@@ -140,11 +139,11 @@ def prompt_through_cache(
 
 
 def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page: int) -> torch.Tensor:
-    """Return the block tables of prompts, [prompts, pages of the longest prompt] int32, computed from ``slots``.
+    """Return the block tables of prompts, [prompts, pages of the longest prompt] int32.
 
     vLLM itself makes no block tables for prompts.
 
-    slots: [tokens of all prompts], for each token its slot in the cache: block * page + offset in the block.
+    slots: [tokens of all prompts], the slot of each token in the cache, which is block * page + offset in the block.
     starts: [prompts + 1], the index in ``slots`` of the first token of each prompt, then the number of tokens.
     longest: the number of tokens of the longest prompt.
     page: the number of tokens in a page.

@@ -1,4 +1,4 @@
-"""Finds the constructors in vLLM's XFormers backend that raise an error for a softcap."""
+"""Finds the constructors in vLLM's XFormers backend that raise an error for a softcap (a limit on scores)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .syntax import block_only_raises, methods, parameters
 #: The file of the backend XFormers, relative to the folder of the package ``vllm``, and the name of its class.
 BACKEND, IMPL = "attention/backends/xformers.py", "XFormersImpl"
 
-#: The constructor's parameter for the softcap; and the other methods that the class must have so that the hooks work,
-#: each with parameters that it must have.
+#: SOFTCAP is the constructor's parameter for the softcap. NEEDED maps each other method that the class must have, so
+#: that the hooks work, to parameters that the method must have.
 SOFTCAP = "logits_soft_cap"
 NEEDED = {
     "forward": {"kv_cache", "attn_metadata"},

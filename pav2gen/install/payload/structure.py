@@ -1,8 +1,7 @@
 """Finds the functions of a vLLM tree that decode. Only their syntax and names matter, not lines or formatting.
 
 V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. ``forward_decode`` is the method of
-vLLM that calls one of them. ``pav2gen install`` edits V2 and ``forward_decode`` in vLLM's files. The plugin of a
-wheel replaces them in memory.
+vLLM that calls one of them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ LAYER = "attention/layer.py"
 #: The names of the operators of vLLM that decode.
 V1, V2 = "paged_attention_v1", "paged_attention_v2"
 
-#: The parameters of V2. Each line has the names that vLLM and its forks give to one parameter. The hooks use the first.
+#: The parameters of V2. Each entry has the names that vLLM and its forks give to one parameter. Hooks use the first
+#: name.
 ALIASES = (
     ("out", "output"),
     ("exp_sums", "exp_sum"),
@@ -63,7 +63,8 @@ OPTIONAL = (
     "blocksparse_block_size",
     "blocksparse_head_sliding_step",
 )
-#: The arguments of ``choose_v1``. ``forward_decode`` must have them all as parameters, by any name in ``ALIASES``.
+#: The arguments of the hook ``choose_v1``. ``forward_decode`` must have a parameter for each, by any name in
+#: ``ALIASES``.
 CHOICE = (
     "query",
     "key_cache",
@@ -74,14 +75,14 @@ CHOICE = (
     "kv_cache_dtype",
     "alibi_slopes",
 )
-#: The required arguments of ``check_layer``. ``Attention.__init__`` must have them all as parameters.
+#: The required arguments of the hook ``check_layer``. ``Attention.__init__`` must have a parameter for each.
 SHAPE = ("num_heads", "num_kv_heads", "head_size", "alibi_slopes", "cache_config")
-#: The optional arguments of ``check_layer``. ``Attention.__init__`` may lack these parameters.
+#: The optional arguments of the hook ``check_layer``. ``Attention.__init__`` may lack a parameter for them.
 FEATURES = ("blocksparse_params", "logits_soft_cap", "per_layer_sliding_window")
 
 
 class Unfit(Exception):
-    """Raised if a source file of vLLM does not have the expected form, so that no hooks can be put into it.
+    """Raised if a source file of vLLM does not have the expected form.
 
     The message is the rest of a sentence that begins with the file's name, such as "defines no function ...".
     """
@@ -93,7 +94,7 @@ class Operator(NamedTuple):
     arguments: maps each argument of the hook ``serve_v2`` to the name of the same parameter in this definition.
     extras: maps each further parameter to the source text of its default.
     works: whether the function does more than raise an error.
-    scales: the type of k_scale and v_scale, "float" or "tensor"; or "one" if there is one kv_scale for K and V.
+    scales: the type of the parameters k_scale and v_scale, "float" or "tensor". It is "one" if there is only kv_scale.
     """
 
     function: ast.FunctionDef
@@ -104,11 +105,12 @@ class Operator(NamedTuple):
 
 
 class Decode(NamedTuple):
-    """The ``if`` statement in a ``forward_decode`` that chooses between V1 and V2.
+    """The ``if`` of a ``forward_decode`` that calls either ``paged_attention_v1`` (V1) or ``paged_attention_v2`` (V2).
 
+    function: the definition of ``forward_decode``.
+    first: the first ``if`` of the elif chain that contains ``choice``.
     choice: the ``if`` that calls V1 in its body and V2 in its else branch.
-    first: the ``if`` at the start of the elif chain that contains ``choice``.
-    arguments: maps each argument of ``choose_v1`` to the name of the same parameter of this ``forward_decode``.
+    arguments: maps each argument of the hook ``choose_v1`` to the name of the same parameter of ``function``.
     plain: whether ``choice`` calls V1 without kv_cache_dtype or without the block-sparse pattern.
     detours: the ``if`` statements in the else branch of ``choice`` that can call a kernel other than V2.
     others: the ``if`` statements outside of ``choice`` that can call a kernel other than V1 and V2.
@@ -124,10 +126,10 @@ class Decode(NamedTuple):
 
 
 class Decodes(NamedTuple):
-    """How the definitions of ``forward_decode`` in a module decode: by V1 and V2, or in another way.
+    """All definitions of ``forward_decode`` in a module of vLLM that do more than call another ``forward_decode``.
 
-    choices: the choices between V1 and V2, one for each definition that makes one.
-    foreign: the overrides of ``forward_decode`` that make no such choice.
+    choices: the definitions that call ``paged_attention_v1`` or ``paged_attention_v2``.
+    foreign: the overrides in subclasses that call neither of these operators.
     """
 
     choices: tuple[Decode, ...]
@@ -135,9 +137,9 @@ class Decodes(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A definition of ``Attention.__init__`` in a vLLM tree. A call of ``check_layer`` can be put at its end.
+    """A definition of ``Attention.__init__`` in a vLLM tree.
 
-    arguments: maps each argument of ``check_layer`` to the name of the same parameter in this definition.
+    arguments: maps each argument of the hook ``check_layer`` to the name of the same parameter in this definition.
     """
 
     function: ast.FunctionDef
@@ -147,8 +149,8 @@ class Layer(NamedTuple):
 def find_v2(tree: ast.Module) -> list[Operator]:
     """Return every definition of ``paged_attention_v2`` in a module.
 
-    Raises Unfit if there is no definition, if a definition has an unknown parameter without a default, or if the module
-    also assigns another value to ``paged_attention_v2``.
+    Raises Unfit if there is no definition, if a definition lacks a parameter or has an unknown one without a default,
+    or if the module also assigns another value to ``paged_attention_v2``.
     """
     found = [_operator(function) for function in functions(tree.body, V2)]
     if not found:
@@ -167,13 +169,11 @@ def v1_works(tree: ast.Module) -> bool:
 
 
 def find_decode(tree: ast.Module) -> Decodes:
-    """Return every choice between V1 and V2 in ``PagedAttention.forward_decode`` and its overrides.
+    """Return the definitions of ``PagedAttention.forward_decode`` and of its overrides in a module.
 
-    An override that calls neither V1 nor V2 is returned as ``foreign``. A definition in ``PagedAttention`` that only
-    raises an error is left out.
-
-    Raises Unfit if no definition in ``PagedAttention`` is left, if a definition has more or less than one choice, or if
-    the module also assigns another value to ``forward_decode``.
+    Raises Unfit if ``PagedAttention`` has no ``forward_decode`` that does more than raise an error, if a definition
+    does not have exactly one choice between ``paged_attention_v1`` and ``paged_attention_v2``, or if the module also
+    assigns another value to ``forward_decode``.
     """
     defined = methods(tree, "PagedAttention", "forward_decode")
     if not defined:
@@ -192,7 +192,7 @@ def find_decode(tree: ast.Module) -> Decodes:
 def find_layers(tree: ast.Module) -> list[Layer]:
     """Return those definitions of ``Attention.__init__`` in a module that make a backend object.
 
-    Definitions without a parameter for each required argument of ``check_layer`` are left out.
+    Definitions without a parameter for each required argument of the hook ``check_layer`` are left out.
     """
     found = []
     for method in methods(tree, "Attention", "__init__"):
@@ -206,7 +206,8 @@ def find_layers(tree: ast.Module) -> list[Layer]:
 def refuse_rebinding(statement: ast.stmt | None, name: str) -> None:
     """Raise Unfit unless ``statement`` is None.
 
-    statement: a statement that assigns another value to ``name``, so that calls of ``name`` may not run its definition.
+    statement: a statement that assigns another value to ``name``, so that calls may not reach the definition of
+    ``name``.
     """
     if statement is not None:
         raise Unfit(
@@ -235,7 +236,7 @@ def _operator(function: ast.FunctionDef) -> Operator:
 
 
 def _scales(function: ast.FunctionDef, name: str) -> str:
-    """Return the type of the parameter ``name``, a scale, from its annotation: "tensor" (since vLLM 0.7) or "float"."""
+    """Return the type of the parameter ``name``, a scale, by its annotation: "tensor" (since vLLM 0.7) or "float"."""
     args = function.args
     annotations = [arg.annotation for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs) if arg.arg == name]
     return "tensor" if annotations[0] is not None and "Tensor" in ast.unparse(annotations[0]) else "float"
@@ -247,7 +248,7 @@ def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: s
     wanted: for each wanted parameter, all names that vLLM and its forks give to it.
     owner: what the error message calls ``function``.
 
-    Raises Unfit if the function lacks a parameter.
+    Raises Unfit if ``function`` lacks a wanted parameter.
     """
     given = parameters(function)
     found: dict[str, str] = {}
@@ -260,9 +261,10 @@ def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: s
 
 
 def _decode(function: ast.FunctionDef) -> Decode:
-    """Return the choice between V1 and V2 in ``function``, a definition of ``forward_decode``.
+    """Return the ``Decode`` for ``function``, a definition of ``forward_decode``.
 
-    Raises Unfit unless there is exactly one choice, and the function's parameters include those of ``CHOICE``.
+    Raises Unfit unless ``function`` has exactly one ``if`` that chooses between ``V1`` and ``V2``, and a parameter for
+    each argument of ``CHOICE``.
     """
     found = list(_choices(function.body))
     if len(found) != 1:
@@ -283,11 +285,7 @@ def _decode(function: ast.FunctionDef) -> Decode:
 
 
 def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
-    """Yield each choice between V1 and V2 in ``body`` and in its nested blocks, as a pair of ``if`` statements.
-
-    The pair is the ``if`` at the start of an elif chain, and the ``if`` or ``elif`` of this chain that makes the
-    choice.
-    """
+    """Yield pairs of ``if`` statements in ``body``: the first of an elif chain, and the one that calls V1 or V2."""
     for statement in body:
         if isinstance(statement, ast.If):
             for link in elif_chain(statement):
@@ -303,10 +301,7 @@ def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
 
 
 def _detours(body: list[ast.stmt], name: str) -> Iterator[ast.If]:
-    """Yield each ``if`` in ``body`` and in its nested blocks that calls ``name`` in only one of its branches.
-
-    The other branch must call another function, and not only raise an error.
-    """
+    """Yield each ``if`` in ``body`` that calls ``name`` in one branch, and another function in another branch."""
     for statement in body:
         for block in blocks(statement):
             if has_call(block, name):

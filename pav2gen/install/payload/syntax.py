@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 
 class Method(NamedTuple):
-    """A definition of a method (``function``), and the class whose body contains it (``owner``)."""
+    """A definition of a method.
+
+    owner: the class whose body contains the definition.
+    function: the definition.
+    """
 
     owner: ast.ClassDef
     function: ast.FunctionDef
@@ -35,13 +39,13 @@ def classes(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef]:
 
 
 def methods(tree: ast.Module, owner: str, name: str) -> list[Method]:
-    """Return every definition of the method ``name`` in the module's classes with the name ``owner``."""
+    """Return every definition of the method ``name`` in the classes of a module that are called ``owner``."""
     owners = [found for found in classes(tree.body) if found.name == owner]
     return [Method(found, function) for found in owners for function in functions(found.body, name)]
 
 
 def overrides(tree: ast.Module, owner: str, name: str) -> list[Method]:
-    """Return every definition of the method ``name`` in the module's direct and indirect subclasses of ``owner``."""
+    """Return every definition of the method ``name`` in direct and indirect subclasses of ``owner`` in a module."""
     bases, found = {owner}, []
     for each in classes(tree.body):
         if each.name != owner and any(_last_name(base) in bases for base in each.bases):
@@ -57,11 +61,13 @@ def only_delegates(method: Method) -> bool:
 
 
 def rebinding(tree: ast.Module, name: str, owner: str = "") -> ast.stmt | None:
-    """Return a statement that assigns another value to ``name``, in the module or in the class ``owner``.
+    """Return a statement that gives another value to ``name`` than its definition, or None if there is none.
 
-    Such a statement assigns to the name, to ``owner.name`` or to ``owner`` itself, sets ``owner.name`` by ``setattr``,
-    or imports the name. An assignment that uses the definition, such as ``name = staticmethod(name)``, does not count.
-    Returns None if there is no such statement.
+    Such a statement assigns to the name, imports it, or sets it by ``setattr``. A value that uses the definition, such
+    as ``staticmethod(name)``, does not count.
+
+    owner: the class that defines ``name``, or empty if the module defines it. Statements that give another value to
+    this class count too.
     """
     for statement in _in_same_scope(tree.body):
         if _binds(statement, owner or name) or (owner and _sets_attribute(statement, owner, name)):
@@ -83,14 +89,14 @@ def blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
 def only_raises(function: ast.FunctionDef) -> bool:
     """Whether a function is a stub: it does nothing, or only raises an error.
 
-    A function only raises an error if its last statement is a ``raise`` or ``assert False``, and no statement before
-    that is a ``return`` or contains a block.
+    A function only raises an error if it ends in ``raise`` or ``assert False``, and has no ``return`` and no nested
+    block.
     """
     return block_only_raises(function.body)
 
 
 def block_only_raises(block: Iterable[ast.stmt]) -> bool:
-    """Whether a function with the body ``block`` would be a stub (see ``only_raises``)."""
+    """Whether a function with the body ``block`` would be a stub, as in ``only_raises``."""
     body = [statement for statement in block if not _does_nothing(statement)]
     if not body:
         return True
@@ -100,7 +106,7 @@ def block_only_raises(block: Iterable[ast.stmt]) -> bool:
 
 
 def parameters(function: ast.FunctionDef) -> dict[str, str]:
-    """Map each parameter of a function to the source text of its default, or to "" if it has no default."""
+    """Return a dict from each parameter of a function to the source text of its default, or to "" if it has none."""
     args = function.args
     positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
     found = dict.fromkeys(positional, "")
@@ -110,7 +116,7 @@ def parameters(function: ast.FunctionDef) -> dict[str, str]:
 
 
 def calls(body: Iterable[ast.AST], name: str) -> Iterator[ast.Call]:
-    """Yield the calls of ``name`` or ``anything.name`` within the nodes ``body``, at any depth."""
+    """Yield the calls of ``name`` or ``anything.name`` in the nodes ``body``, at any depth."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Call) and _last_name(node.func) == name:
@@ -124,7 +130,7 @@ def has_call(body: Iterable[ast.AST], *names: str) -> bool:
 
 
 def names_in_calls(body: Iterable[ast.AST], name: str) -> set[str]:
-    """Return the names of the variables in the arguments of all calls of the function ``name`` within ``body``."""
+    """Return the names of the variables in the arguments of all calls of the function ``name`` in ``body``."""
     return {
         node.id
         for call in calls(body, name)
@@ -154,7 +160,7 @@ def elif_chain(statement: ast.If) -> Iterator[ast.If]:
 
 
 def has_elif(statement: ast.If) -> bool:
-    """Whether the else branch of ``statement`` is an ``elif``: in the syntax tree, an ``if`` in the same column."""
+    """Whether the else branch of ``statement`` is an ``elif``."""
     block = statement.orelse
     return len(block) == 1 and isinstance(block[0], ast.If) and block[0].col_offset == statement.col_offset
 

@@ -21,16 +21,17 @@ _SUBCLASS = re.compile(rb"^\s*class \w+\([^)]*\bPagedAttention\b", re.M)
 def calls_forward_decode(tree: VllmTree) -> bool:
     """Whether an attention backend of the tree calls ``PagedAttention.forward_decode``.
 
-    True also for a tree that has no files of attention backends.
+    The answer is also True for a tree that has no files of attention backends.
     """
     files = [file for folder in BACKENDS for file in _sources(tree, folder)]
     return not files or any(_CALL.search(file.read_bytes()) for file in files)
 
 
 def foreign_overrides(tree: VllmTree) -> Iterator[str]:
-    """Yield a sentence for the user for each subclass of ``PagedAttention`` with a ``forward_decode`` of its own.
+    """Yield a sentence for the user for each subclass of ``PagedAttention`` that decodes without the generated kernels.
 
-    Subclasses in ``DECODE``, and methods that only call the method of ``PagedAttention``, are left out.
+    Such a class has a ``forward_decode`` of its own that does more than call the method of ``PagedAttention``. Classes
+    in the file ``DECODE`` are left out.
     """
     for folder in ("attention/ops", *BACKENDS):
         for file in _sources(tree, folder):
@@ -43,8 +44,8 @@ def foreign_overrides(tree: VllmTree) -> Iterator[str]:
 def foreign_note(method: Method, path: str) -> str:
     """Return the sentence that tells the user that a class decodes without the generated kernels.
 
-    method: the class's own ``forward_decode``.
-    path: the file of the class, below vLLM's folder.
+    method: the method ``forward_decode`` of the class.
+    path: the path of the class's file, relative to vLLM's folder.
     """
     return (
         f"{path} line {method.function.lineno}: {method.owner.name} decodes in its own way; its decodes do not reach "

@@ -36,9 +36,10 @@ class Repository:
             )
 
     def commit(self, paths: Sequence[Path], message: str) -> str:
-        """Commit the files ``paths`` as they are now, also those that were removed. Returns the commit's short hash.
+        """Commit the files ``paths`` as they are now, also those that were removed. Return the commit's short hash.
 
-        If git refuses to commit, for example because of a hook, reset git's index and raise UserError.
+        Raises UserError if git refuses to commit, for example because of a git hook. The files are then no longer
+        staged.
         """
         names = [str(path.relative_to(self._top)) for path in paths]
         tracked = set(self._git(self._top, "ls-files", "-z", "--", *names).split("\0"))

@@ -1,4 +1,4 @@
-"""Reads which files an earlier install left in a vLLM tree, and vLLM's sources with and without its edits."""
+"""Reads what an earlier install left in a vLLM tree, and vLLM's source files with and without its edits."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class SourceState:
     """A source file of vLLM, with and without the edits of an install.
 
     now: the bytes of the file.
-    original: the bytes of the file after undoing the edits of an install.
+    original: the bytes of the file without the edits of the install.
     patched: whether the file contains the edits of an install.
-    edited: whether somebody edited the file after the install. ``now`` and ``original`` both contain that edit.
+    edited: whether somebody edited the file after the install. ``now`` and ``original`` both contain that person's
+    edits.
     """
 
     now: bytes
@@ -41,10 +42,10 @@ class TreeState:
     """What is in a vLLM tree before a command changes it.
 
     record: the record of the install, or None if nothing is installed.
-    sources: maps the path of each source file that an install edits, below vLLM's folder, to its state.
-    files: maps the path of each file below ``pav2/`` to its SHA-256, or to an empty string if it is not a regular file.
-    The record and ``leftovers`` are not included.
-    leftovers: the paths below ``pav2/`` of caches, compiled files and temporary files that no install put there.
+    sources: maps the path of each source file that an install edits, relative to vLLM's folder, to its state.
+    files: maps the path of each file in the package's folder ``pav2/`` to its SHA-256, or to an empty string if it is
+    not a regular file. The file of the record and ``leftovers`` are not included.
+    leftovers: the paths in ``pav2/`` of caches, compiled files and temporary files that no install put there.
     """
 
     tree: VllmTree
@@ -54,13 +55,16 @@ class TreeState:
     leftovers: tuple[str, ...]
 
     def edited(self) -> list[str]:
-        """Return the paths below ``pav2/`` of the installed files that were removed or edited since the install."""
+        """Return the paths of the installed files that were removed or edited since the install.
+
+        The paths are relative to the package's folder ``pav2/``.
+        """
         if self.record is None:
             return []
         return [path for path in sorted(self.record.files) if self.files.get(path) not in self.record.known(path)]
 
     def strangers(self) -> list[str]:
-        """Return the paths below ``pav2/`` of the files that no install put there, sorted."""
+        """Return the sorted paths of the files in the package's folder that no install put there."""
         ours = {path for state in (self.record.states() if self.record else ()) for path in state.files}
         return sorted(self.files.keys() - ours)
 
@@ -68,9 +72,8 @@ class TreeState:
 def read_tree_state(tree: VllmTree) -> TreeState:
     """Read the record, the installed files and vLLM's source files in ``tree``.
 
-    Raises UserError if vLLM's file ``OPS`` or ``DECODE`` is missing, if a file cannot be read, or if the record is
-    damaged. Also raises UserError if somebody edited the lines that an install inserted, so that they cannot be
-    removed.
+    Raises UserError if vLLM's file ``OPS`` or ``DECODE`` is missing, if a file cannot be read, if the record is
+    damaged, or if somebody edited the lines that an install inserted, so that they cannot be removed.
     """
     disk = Disk(tree.pav2, tree.where(PAV2))
     if tree.pav2.is_symlink():
@@ -88,7 +91,7 @@ def read_tree_state(tree: VllmTree) -> TreeState:
 
 
 def _sources(tree: VllmTree) -> list[str]:
-    """Return the paths, below vLLM's folder, of the source files that an install edits in ``tree``.
+    """Return the paths of the source files that an install edits in ``tree``, relative to vLLM's folder.
 
     Raises UserError if ``OPS`` or ``DECODE`` is missing. ``LAYER`` and ``BACKEND`` are left out if they are missing.
     """
@@ -101,9 +104,9 @@ def _sources(tree: VllmTree) -> list[str]:
 
 
 def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
-    """Read vLLM's source file ``path``, and undo the edits of the install in the bytes read, not in the file.
+    """Read vLLM's source file ``path``, and compute its content without the edits of the install.
 
-    record: the record of the install, which says how to undo its edits, or None if nothing is installed.
+    record: the record of the install, or None if nothing is installed.
 
     Raises UserError if the edits cannot be undone.
     """
@@ -131,13 +134,9 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
 
 
 def tidy(found: TreeState, files: Collection[str] = ()) -> None:
-    """Remove what is no longer needed: temporary files, caches of removed files, and empty folders.
+    """Remove what is no longer needed from a vLLM tree: temporary files, caches of removed files, and empty folders.
 
-    Temporary files of a command that was killed are removed from ``pav2/`` and from the folders of vLLM's source files.
-    Caches and compiled files are removed from the folders of ``pav2/`` that have none of ``files``. Empty folders are
-    removed from ``pav2/``.
-
-    files: the paths below ``pav2/`` of the files that stay installed.
+    files: the paths of the files that stay installed, relative to the package's folder.
     """
     folders = {os.path.dirname(path) for path in files}
     for path in found.leftovers:

@@ -23,8 +23,8 @@ TWINS = {"lib": "lib64", "lib64": "lib"}
 class VllmTree:
     """A folder that contains vLLM's Python package.
 
-    folder: its path, with symbolic links resolved.
-    shown: the name that messages give to it.
+    folder: the path of the folder, with symbolic links resolved.
+    shown: the name that messages give to the folder.
     """
 
     folder: Path
@@ -36,7 +36,10 @@ class VllmTree:
         return self.folder / PAV2
 
     def source(self, path: str) -> Path:
-        """Return the absolute path of vLLM's file ``path`` (relative to ``folder``), with symbolic links resolved."""
+        """Return the absolute path of the file ``path`` of vLLM, with symbolic links resolved.
+
+        path: the path of the file, relative to ``folder``.
+        """
         return (self.folder / path).resolve()
 
     def where(self, path: str) -> str:
@@ -45,12 +48,15 @@ class VllmTree:
 
 
 def find_trees(path: Path) -> list[VllmTree]:
-    """Return the vLLM trees at ``path``, each once. If one lies below ``lib``, its copy below ``lib64`` is found too.
+    """Return the vLLM trees at ``path``, each once.
 
-    path: vLLM's package folder, the folder that contains it, or a prefix that has vLLM installed below ``lib*``.
+    The copy below ``lib64`` of a tree below ``lib`` is found too, and the reverse.
 
-    Raises UserError if there is no vLLM tree, or if ``path`` cannot be read. Also raises UserError if a file to edit is
-    a symbolic link to a place outside of these trees.
+    path: vLLM's package folder, the folder that contains it, or a prefix such as ``/usr/local`` below which vLLM is
+    installed.
+
+    Raises UserError if there is no vLLM tree, if ``path`` cannot be read, or if a file to edit is a symbolic link to a
+    place outside of these trees.
     """
     try:
         if not path.is_dir():
@@ -66,7 +72,7 @@ def find_trees(path: Path) -> list[VllmTree]:
 
 
 def _check_links(trees: Sequence[VllmTree]) -> None:
-    """Raise UserError if a file or folder in which an install writes is a link to a place outside of ``trees``."""
+    """Raise UserError if a file or folder that an install changes is a link to a place outside of ``trees``."""
     for tree in trees:
         for path in (PAV2.rpartition("/")[0], *EDITED):
             place = tree.source(path)
@@ -77,7 +83,7 @@ def _check_links(trees: Sequence[VllmTree]) -> None:
 
 
 def _candidates(path: Path) -> Iterator[Path]:
-    """Yield vLLM's package folders: ``path`` or ``path/vllm`` if it is one, and those installed below ``path/lib*``."""
+    """Yield vLLM's package folders: ``path``, ``path/vllm`` and those installed below ``path/lib*``, if they exist."""
     installed = path.glob("lib*/python*/*-packages/vllm")
     for folder in (path, path / "vllm", *sorted(installed)):
         if is_vllm(folder):
@@ -85,10 +91,7 @@ def _candidates(path: Path) -> Iterator[Path]:
 
 
 def _with_twins(folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield each of ``folders``, and then its twin if the twin is vLLM's package folder too.
-
-    The twin of a folder below ``lib`` has the same path with ``lib64`` in place of ``lib``, and the reverse.
-    """
+    """Yield each of ``folders``, and its copy below ``lib64`` or ``lib`` if there is one."""
     for folder in folders:
         yield folder
         parts = folder.absolute().parts
@@ -100,5 +103,5 @@ def _with_twins(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def is_vllm(folder: Path) -> bool:
-    """Whether a folder looks like vLLM's package: it has the file ``OPS`` or ``DECODE``, or vLLM's folder of models."""
+    """Whether ``folder`` looks like vLLM's package folder."""
     return any((folder / path).is_file() for path in (OPS, DECODE)) or (folder / "model_executor/models").is_dir()

@@ -1,4 +1,4 @@
-"""Tests, before an install, that the Python that will run vLLM can import the generated package."""
+"""Tests, before an install, that the Python interpreter that will run vLLM can import the generated package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pav2gen.errors import UserError
 
-#: The exit code of the process that imports the package, if its Python has no torch.
+#: The exit code with which the test process says that its Python has no torch.
 NO_TORCH = 9
 SECONDS = 300
 
@@ -23,14 +23,12 @@ import pav2_trial.hooks
 
 
 def try_import(files: Mapping[str, bytes], python: str) -> bool:
-    """Import the package of ``files`` in a new process of ``python``.
-
-    Returns True, or False if that Python has no torch.
+    """Import the package ``files`` in a new Python process. Return True, or False if that Python has no torch.
 
     files: maps the path of each file in the package to its content.
     python: the name or path of a Python interpreter.
 
-    If the import fails, raises UserError with the last line of Python's error message.
+    Raises UserError with the last line of Python's error message if the import fails.
     """
     with tempfile.TemporaryDirectory(prefix="pav2gen-") as folder:
         for path, content in files.items():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: Flags in bytes 4 to 7 of a compiled file. HASHED: the file has a hash of its source, in place of the source's time.
-#: CHECKED: Python compares this hash with the source before it runs the file.
+#: Flags in bytes 4 to 7 of a compiled file. HASHED: the file contains a hash of its source file. CHECKED: Python
+#: compares this hash with the source file before it runs the compiled file.
 HASHED, CHECKED = 1, 2
 
 

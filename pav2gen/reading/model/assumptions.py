@@ -1,4 +1,4 @@
-"""Remarks on what was assumed for a config.json: about an unknown model type, and about values that are left out."""
+"""Writes remarks for the user on values that a config.json leaves out, and on an unknown model type."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ MOST_KEYS = 6
 
 
 def assumption_notes(fields: Fields) -> Iterator[str]:
-    """Sentences about the model type and the defaults. Call it after all values of ``fields`` have been read."""
+    """Yield remarks on the defaults that were taken, and on an unknown model type.
+
+    Call this function last, because its remarks depend on which keys of ``fields`` have been looked up.
+    """
     taken = [f"{key} {spelled(fields.defaulted[key])}" for key in _TOLD if key in fields.defaulted]
     if taken:
         kind = quoted(fields.model_type)
@@ -39,7 +42,9 @@ def assumption_notes(fields: Fields) -> Iterator[str]:
 
 
 def _unread(fields: Fields) -> Iterator[str]:
-    """The keys of the config that were not looked up and that may describe a feature of the attention."""
+    """At most ``MOST_KEYS`` keys of the config that were not looked up, but that may describe a feature of the
+    attention.
+    """
     found = (
         key
         for key, value in fields.own.items()

@@ -1,7 +1,7 @@
-"""The default values of the configuration classes of transformers 4.57, by ``model_type``.
+"""The default values of the keys of a config.json, by ``model_type``.
 
-A config.json often leaves out a value that equals the default of its configuration class. None in ``_TABLE`` means that
-the class's default is None, or that the class lacks the key.
+A config.json often leaves out a value that equals the default. The defaults here are those of the configuration classes
+in transformers 4.57.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _COLUMNS = (
 )
 
 # fmt: off
+#: Model type -> its default of each key in ``_COLUMNS``. None: the default is None, or the model type lacks the key.
 _TABLE: Mapping[str, tuple[int | None, ...]] = {
     "apertus": (32, None, None, 4096, 32, 65536),
     "arcee": (32, None, None, 2560, 32, 4096),
@@ -101,7 +102,7 @@ _TABLE: Mapping[str, tuple[int | None, ...]] = {
 
 _WINDOW_THAT_IS_OFF: Mapping[str, Any] = {"sliding_window": 4096, "use_sliding_window": False}
 
-#: Model type -> its defaults of further keys: those about windows, patterns of layers, and scores.
+#: Model type -> its further defaults, by key. These keys are about windows, patterns of layers, and scores.
 _MORE: Mapping[str, Mapping[str, Any]] = {
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4},
     "exaone4": {"sliding_window": 4096, "sliding_window_pattern": 4},
@@ -138,8 +139,8 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
 }
 # fmt: on
 
-#: Type of a model of several parts, such as text and images -> the type of its language model, for models whose
-#: config.json does not state the type of the language model.
+#: Type of a model of several parts, such as text and images -> the type of its language model. It is used if the
+#: config.json does not state the latter.
 TEXT_TYPES: Mapping[str, str] = {
     "aria": "aria_text",
     "aya_vision": "cohere2",
@@ -189,7 +190,7 @@ READ_WITHOUT_DEFAULTS = frozenset(
 
 
 def defaults_of(model_type: object) -> dict[str, Any]:
-    """The default values of the configuration class for ``model_type``, by key. Empty for an unknown model type."""
+    """The default values for ``model_type``, by key of a config.json. Empty for an unknown model type."""
     if not isinstance(model_type, str):
         return {}
     row = _TABLE.get(model_type, ())

@@ -1,4 +1,4 @@
-"""Reads values from a config.json. A missing value is replaced by the default of the model's configuration class."""
+"""Reads values from a config.json. A missing value is replaced by the default for the model's type."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pav2gen.errors import UserError
 from pav2gen.reading.model.defaults import TEXT_TYPES, defaults_of
 from pav2gen.wording import LONGEST_QUOTE, quoted, spelled
 
-#: Keys whose value is the config of the language model, in the config.json of a model of several parts, such as text
-#: and images. An outer key comes before a key nested in it.
+#: Keys that have the config of the language model as their value, in models of several parts, such as text and images.
+#: An outer key comes before a key nested in it.
 PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 #: A number must be less than this, which is far beyond the values of any model.
@@ -18,14 +18,16 @@ LARGEST_NUMBER = 1e300
 
 
 class Fields:
-    """The values that a config.json states about a language model. If the model has several parts, such as text and
-    images, the language model's own config is nested in the config of the whole model.
+    """The values that a config.json states about a language model.
 
-    A key is looked up in this order: in the language model's own config, in the defaults of its configuration class, in
-    the configs around it.
+    If the model has several parts, such as text and images, the config of the language model is nested in that of the
+    whole model. A key is looked up first in the language model's own config, then in the defaults of the model type,
+    then in the outer config.
 
-    ``looked_up`` has the keys that were looked up. ``defaulted`` has the values that were taken from the defaults, by
-    key.
+    own: the language model's own config.
+    outer: the values around it. Empty if the config is not nested.
+    looked_up: the keys that were looked up so far.
+    defaulted: the values that were taken from the defaults, by key.
     """
 
     def __init__(self, config: Mapping[str, Any], file: str) -> None:
@@ -42,11 +44,10 @@ class Fields:
         self.defaults = defaults_of(self.model_type)
 
     def get(self, *keys: str) -> Any:
-        """The first value other than null that is found for one of ``keys``. None if no key has such a value.
+        """The first value other than null that is found for one of ``keys``. None if there is no such value.
 
-        The configs and defaults are searched in the order that the class describes, and each of them for all ``keys``
-        in turn. The defaults of the configuration class are skipped if the language model's own config has null for one
-        of ``keys``.
+        First all ``keys`` are looked up in the language model's own config, then in the defaults, then in the outer
+        config. The defaults are skipped if the own config has null for one of ``keys``.
         """
         self.looked_up.update(keys)
         nulls = any(key in self.own for key in keys)
@@ -59,11 +60,13 @@ class Fields:
         return None
 
     def given(self, key: str) -> bool:
-        """Whether the config.json itself, apart from defaults, has a value other than null for ``key``."""
+        """Whether the config.json itself has a value other than null for ``key``. Defaults do not count."""
         return self.own.get(key) is not None or self.outer.get(key) is not None
 
     def count(self, *keys: str) -> int:
-        """The value that ``get(*keys)`` returns, as an int. Raises UserError unless the value is a positive integer."""
+        """The value that ``get(*keys)`` returns, as an int. Raises UserError if there is no value, or if it is not a
+        positive integer.
+        """
         value = self.get(*keys)
         if value is None:
             raise self.fail(f"lacks {keys[0]}; {self._hint()}")
@@ -72,16 +75,16 @@ class Fields:
         return int(value)
 
     def count_or_none(self, *keys: str) -> int | None:
-        """The value of ``count``, or None if no key has a value. 0, -1 and false count as no value: in configs they
-        turn a feature off.
+        """The value of ``count(*keys)``, or None if there is no value or if it is 0, -1 or false. Configs use these
+        three to turn a feature off.
         """
         value = self.get(*keys)
         return None if value is None or is_off(value) else self.count(*keys)
 
     def number_or_none(self, *keys: str) -> float | None:
-        """The value of ``get(*keys)`` as a float. None if no key has a value, or if the value is 0, -1 or false.
+        """The value of ``get(*keys)`` as a float. None if there is no value, or if it is 0, -1 or false.
 
-        Raises UserError unless the value is a positive finite number.
+        Raises UserError for any other value that is not a positive finite number.
         """
         value = self.get(*keys)
         if value is None or is_off(value):
@@ -98,9 +101,8 @@ class Fields:
         return value
 
     def text(self, *keys: str) -> str:
-        """The text that the config has at ``keys``, or "" if it has no value there.
-
-        Raises UserError if the value is not a text.
+        """The text that ``get(*keys)`` returns. Empty if there is no value. Raises UserError if the value is not a
+        text.
         """
         value = self.get(*keys)
         if value is not None and not isinstance(value, str):
@@ -135,7 +137,7 @@ class Fields:
         return self.fail(f"{key} must be {wanted}, not {described(value)}")
 
     def _hint(self) -> str:
-        """The end of the error message about a missing key: what the user can do about it."""
+        """The end of the error message about a missing key, which says what the user can do."""
         if self.model_type and not self.defaults and (self.own or self.outer):
             return (
                 f"the defaults of model type {quoted(self.model_type)} are not known: write the key into a copy of the "
@@ -145,7 +147,10 @@ class Fields:
 
 
 def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a config into two dicts: the values around the language model's own config, and the values in it."""
+    """Split a config into two dicts: the values outside the language model's own config, and the values in it.
+
+    If no config is nested in ``config``, the first dict is empty.
+    """
     outer: dict[str, Any] = {}
     own = dict(config)
     while key := next((key for key in PARTS if isinstance(own.get(key), dict)), ""):
@@ -155,7 +160,7 @@ def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def described(value: object) -> str:
-    """A value of a config.json in words, for a message that says which type was expected."""
+    """Describe a value of a config.json in words, for error messages."""
     if isinstance(value, str):
         return f"the text {quoted(value)}"
     if isinstance(value, (list, dict)):

@@ -9,8 +9,8 @@ from typing import Any
 from pav2gen.reading.model.fields import Fields, is_count
 from pav2gen.wording import one_of
 
-#: The head size in the KV cache for DeepSeek models. vLLM 0.6 pads their heads of 192 elements to this size
-#: (deepseek_v2.py).
+#: The head size in the KV cache for DeepSeek models, in elements. vLLM 0.6 pads their heads of 192 elements to this
+#: size (deepseek_v2.py).
 PADDED_LATENT = 256
 
 QUERY_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -26,8 +26,8 @@ KV_HEADS = (
     "num_query_groups",
 )
 HEAD_SIZES = ("global_head_dim", "head_dim", "kv_channels", "attention_head_dim")
-#: What may differ between the layers with a window and those without one, with the keys of a config.json that give it:
-#: the keys for both kinds of layers, for the layers without a window, and for the layers with a window.
+#: What may differ between layers with a window and layers without one. Each entry has a name and three tuples of keys
+#: of a config.json: keys for both kinds of layers, for layers without a window, and for layers with a window.
 _BY_KIND_OF_LAYER = (
     ("query heads", QUERY_HEADS, (), ("swa_num_attention_heads",)),
     ("KV heads", KV_HEADS[1:], KV_HEADS[:1], ("swa_num_key_value_heads",)),
@@ -48,8 +48,10 @@ def num_heads(fields: Fields) -> int:
 
 
 def num_kv_heads(fields: Fields, heads: int) -> int:
-    """The number of KV heads of a model with ``heads`` query heads. If no known key states this number, it is
-    ``heads``.
+    """The number of KV heads of a model with ``heads`` query heads. If the config states a number for each layer, it is
+    the largest.
+
+    It is ``heads`` for latent attention (MLA), and if no known key states a number.
     """
     if is_latent(fields):
         return heads
@@ -66,8 +68,11 @@ def num_kv_heads(fields: Fields, heads: int) -> int:
 
 
 def head_size(fields: Fields, heads: int) -> int:
-    """The size of a head of Q and K, in elements: the stated size, else the hidden size divided by ``heads``, the
-    number of query heads.
+    """The size of a head of Q and K, in elements. If no key states it, it is the hidden size divided by ``heads``.
+
+    heads: the number of query heads.
+
+    Raises UserError if the config states no usable size.
     """
     if is_latent(fields):
         return _latent_head_size(fields)
@@ -80,10 +85,11 @@ def head_size(fields: Fields, heads: int) -> int:
 
 
 def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
-    """The distinct numbers of KV heads of the layers of a model with ``heads`` query heads. Empty if the config does
-    not state a number for each layer.
+    """The distinct numbers of KV heads of the layers. Empty if the config does not state a number for each layer.
 
-    Raises UserError if layers have different numbers of KV heads, and vLLM does not repeat KV heads to make them equal.
+    heads: the number of query heads.
+
+    Raises UserError if the numbers differ, unless vLLM makes them equal by repeating KV heads.
     """
     if listed := fields.listed(
         "num_key_value_heads_per_layer"
@@ -109,16 +115,15 @@ def is_latent(fields: Fields) -> bool:
 
 
 def _latent_head_size(fields: Fields) -> int:
-    """The size, in elements, of the keys that vLLM 0.6 computes from the latent vector and stores in the KV cache.
-    Raises UserError if the config does not state this size.
-    """
+    """The size of a head of K, in elements, in the KV cache of vLLM 0.6 for a model with latent attention (MLA)."""
     size = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     return PADDED_LATENT if fields.model_type.startswith("deepseek") else size
 
 
 def head_notes(fields: Fields, heads: int) -> Iterator[str]:
-    """Sentences about unusual properties of the heads, such as layers that differ in their KV heads. ``init`` writes
-    these sentences as comments into the spec that it drafts.
+    """Yield sentences for the user about unusual heads, such as layers with different numbers of KV heads.
+
+    heads: the number of query heads.
     """
     if is_latent(fields):
         yield (
@@ -139,19 +144,16 @@ def head_notes(fields: Fields, heads: int) -> Iterator[str]:
 
 
 def value_size(fields: Fields, size: int) -> int:
-    """The size of a head of V, in elements. It is ``size``, the size of a head of K, if the config states no other
-    size.
-    """
+    """The size of a head of V, in elements: ``size``, the size of a head of K, unless the config states another."""
     value = fields.count_or_none("v_head_dim")
     return size if value is None or is_latent(fields) else value
 
 
 def windowed_heads(fields: Fields) -> str:
-    """How the heads of the layers with a sliding window differ from those of the other layers.
+    """How the heads of the layers with a sliding window differ from those of the other layers: ``KV heads 4, head size
+    256``.
 
-    The result has the form ``KV heads 4, head size 256``. Empty if the heads are the same.
-
-    Raises UserError if one of these values is not a positive integer.
+    Empty if the heads are the same. Raises UserError if a number or a size of heads is not a positive integer.
     """
     said = []
     for what, shared, full, windowed in _BY_KIND_OF_LAYER:
@@ -163,9 +165,7 @@ def windowed_heads(fields: Fields) -> str:
 
 
 def _unknown_kv_heads(fields: Fields, heads: int) -> Iterator[tuple[str, int]]:
-    """Keys that pav2gen does not know and that may give the number of KV heads, each with its value. ``heads`` is the
-    number of query heads.
-    """
+    """Keys of the config that pav2gen does not know, but that may give the number of KV heads, each with its value."""
     known = {*KV_HEADS, *QUERY_HEADS, "multi_query_group_num", "num_key_value_groups"}
     for key, value in fields.own.items():
         looks = _LIKE_KV_HEADS.search(key) and not _NOT_KV_HEADS.search(key) and key.isidentifier() and len(key) < 64

@@ -8,8 +8,8 @@ from typing import Any
 from pav2gen.reading.model.fields import Fields, described, is_count, is_off
 from pav2gen.reading.model.heads import windowed_heads
 
-#: The kinds of layers, by what a layer has: attention to all past tokens, attention to a sliding window, attention
-#: within a chunk, linear attention, no attention.
+#: The kinds of layers. In this order, they have attention to all past tokens, attention to a sliding window, attention
+#: within a chunk of tokens, linear attention, and no attention.
 FULL, WINDOW, CHUNK, LINEAR, OTHER = "full", "window", "chunk", "linear", "other"
 
 #: Start of the name that a config.json gives to a layer -> the kind of the layer.
@@ -24,7 +24,7 @@ _NAMES = (
     ("hybrid", FULL),
 )
 
-#: The most layers of which ``layer_kinds`` states the kinds.
+#: ``layer_kinds`` returns the kinds of at most this many layers.
 MOST_LAYERS = 4096
 
 #: Types of models in which all layers have a sliding window, if the config.json gives a window.
@@ -46,11 +46,11 @@ def layer_kinds(fields: Fields) -> tuple[str, ...]:
 
 
 def windows(fields: Fields, max_seq_len: int) -> tuple[int | None, ...]:
-    """The distinct window sizes, in tokens, of the layers that the spec serves. None means attention to all tokens.
+    """The distinct window sizes, in tokens, of the layers with a paged KV cache. None means attention to all tokens.
 
-    The spec serves the layers with a paged KV cache. If the layers with a window have other heads than the layers
-    without one, the spec serves only the latter. A window of ``max_seq_len`` tokens or more also counts as None. None
-    comes first, then the windows in ascending order.
+    None comes first, then the sizes in ascending order. A window of ``max_seq_len`` tokens or more counts as None. The
+    result is ``(None,)`` if layers with a window have other heads than the rest, because a spec then serves only the
+    rest.
     """
     if windowed_heads(fields):
         return (None,)
@@ -71,15 +71,17 @@ def _sizes(fields: Fields) -> set[int | None]:
 
 
 def _window(fields: Fields) -> int | None:
-    """The window size of the layers with a sliding window, in tokens. None if the model has no sliding window."""
+    """The window size, in tokens, if the config states one for all layers with a window and does not turn it off; else
+    None.
+    """
     if fields.flag("use_sliding_window") is False or isinstance(fields.get(*WINDOWS), list):
         return None
     return fields.count_or_none(*WINDOWS)
 
 
 def _listed_windows(fields: Fields) -> tuple[int | None, ...]:
-    """The window of each layer, in tokens, or None for a layer that attends to all tokens. The tuple is empty if the
-    config does not list a window for each layer.
+    """The window of each layer, in tokens, or None for a layer that attends to all tokens. Empty if the config does not
+    list the windows by layer.
     """
     if not isinstance(fields.get("sliding_window"), list):
         return ()
@@ -91,8 +93,9 @@ def _listed_windows(fields: Fields) -> tuple[int | None, ...]:
 
 
 def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """A sentence that states the model's sliding windows and the layers that have them. Yields nothing if the model has
-    no sliding window.
+    """Yield a sentence about the model's sliding windows, or nothing if it has none.
+
+    max_seq_len: the longest context in tokens. A window that is not shorter does not count.
     """
     kinds = layer_kinds(fields)
     sizes = [size for size in windows(fields, max_seq_len) if size is not None]
@@ -105,8 +108,10 @@ def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
 
 
 def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """A sentence for each way in which layers attend to some past tokens only and which no kernel supports, such as
-    chunked attention.
+    """Yield a sentence for each pattern of attention in the layers that no kernel supports, such as attention within
+    chunks.
+
+    max_seq_len: the longest context in tokens.
     """
     kinds = layer_kinds(fields)
     yield from _windowed_layers(fields, kinds)
@@ -120,7 +125,7 @@ def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
 
 
 def _windowed_layers(fields: Fields, kinds: tuple[str, ...]) -> Iterator[str]:
-    """A sentence about the layers with a window, if the spec does not serve them because they have other heads."""
+    """Yield a sentence about the layers with a window, if their heads differ from those of the other layers."""
     heads = windowed_heads(fields)
     listed = [size for size in _listed_windows(fields) if size is not None]
     sizes = sorted({*listed, *([] if (window := _window(fields)) is None else [window])})
@@ -132,9 +137,7 @@ def _windowed_layers(fields: Fields, kinds: tuple[str, ...]) -> Iterator[str]:
 
 
 def layer_notes(fields: Fields) -> Iterator[str]:
-    """Sentences about the layers without a paged KV cache. ``init`` writes them as comments into the spec that it
-    drafts.
-    """
+    """Yield sentences for the user about layers without a paged KV cache, such as linear attention or Mamba."""
     kinds = layer_kinds(fields)
     linear, other = kinds.count(LINEAR), kinds.count(OTHER)
     if linear:
@@ -148,8 +151,8 @@ def layer_notes(fields: Fields) -> Iterator[str]:
 
 
 def _listed(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, or an empty tuple if the config does not list a kind for each layer. ``layers`` is the
-    number of layers, or 0 if it is unknown.
+    """The kind of each layer, from a list in the config. Empty without such a list. ``layers`` is the number of layers,
+    or 0 if it is unknown.
     """
     for key in ("layer_types", "layers_block_type"):
         if listed := fields.listed(key):
@@ -173,7 +176,9 @@ def _kind(name: object) -> str:
 
 
 def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, or an empty tuple if the config does not state which layers have attention."""
+    """The kind of each layer, in a model in which only some layers have softmax attention. Empty if the config does not
+    state which layers have it.
+    """
     period = fields.count_or_none("attn_layer_period")
     if period is not None and fields.get("attn_layer_offset") is not None:  # Jamba
         offset = fields.count_or_none("attn_layer_offset") or 0
@@ -190,8 +195,8 @@ def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _patterned(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each of ``layers`` layers, or an empty tuple if the config states no pattern in which layers with and
-    without a window, or with and without chunks, alternate.
+    """The kind of each layer, in a model in which only some layers have a window or chunks. Empty if the config does
+    not state which layers have them.
     """
     if fields.model_type == "llama4_text":
         with_rope: list[Any] = fields.listed("no_rope_layers")

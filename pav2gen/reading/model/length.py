@@ -1,4 +1,4 @@
-"""Computes the longest context of a model as vLLM does (``_get_and_verify_max_len``)."""
+"""Computes the longest context of a model, in tokens, as vLLM does (``_get_and_verify_max_len``)."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ LENGTHS = (
 #: The longest context, in tokens, that vLLM assumes if the config.json gives none.
 DEFAULT_LENGTH = 2048
 
-#: Types of rotary embedding for which the longest context that the config.json gives already includes the scaling.
+#: Types of rotary embedding whose scaling is already included in the context length of the config.json.
 SCALED_ALREADY = ("su", "longrope", "llama3")
 
 LARGEST_INT32 = 2**31 - 1
-#: A stated or computed context length above this number of tokens is replaced by this number.
+#: Longer contexts, stated or computed, are cut to this number of tokens.
 BEYOND = 10**18
 
 
 def max_seq_len(fields: Fields) -> int:
-    """The longest context in tokens, from 1 to the largest int32. Raises UserError if a stated length or a scaling
-    factor is not a number.
+    """The longest context in tokens, from 1 to the largest int32.
+
+    Raises UserError if the config states an invalid length, or an invalid scaling of the rotary embedding.
     """
     return max(1, min(_unlimited(fields), LARGEST_INT32))
 
 
 def length_notes(fields: Fields) -> Iterator[str]:
-    """Sentences about a context length that was assumed or limited."""
+    """Yield sentences for the user if the longest context was assumed or limited."""
     if all(fields.get(key) is None for key in LENGTHS):
         yield (
             f"the config gives no context length: max_seq_len {DEFAULT_LENGTH} is assumed, as in vLLM; correct it if "
@@ -47,7 +48,7 @@ def length_notes(fields: Fields) -> Iterator[str]:
 
 
 def _unlimited(fields: Fields) -> int:
-    """The longest context in tokens, before it is limited to the largest int32. At most ``BEYOND``."""
+    """The longest context in tokens, which may exceed the largest int32 but not ``BEYOND``."""
     length = float(min((_count(fields, key) for key in LENGTHS if fields.get(key) is not None), default=DEFAULT_LENGTH))
     if fields.get("model_max_length") is not None:  # Command R: it overrides max_position_embeddings
         length = float(_count(fields, "model_max_length"))
@@ -71,7 +72,7 @@ def _ropes(fields: Fields) -> Iterator[Fields]:
 
 
 def _scaled(length: float, rope: Fields) -> float:
-    """The context length after the scaling of the rotary embedding, in tokens."""
+    """The context length in tokens to which the rotary embedding ``rope`` scales ``length``."""
     kind = rope.text("rope_type", "type")
     if kind in SCALED_ALREADY:
         return length

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pav2gen.reading.model.fields import Fields
 from pav2gen.reading.model.heads import is_latent, windowed_heads
 
-#: Keys of a config.json that say whether layers have attention sinks. In this order, the keys are about layers with
-#: a sliding window, layers without one, and all layers.
+#: Keys of a config.json that say whether layers have attention sinks. The first key is about layers with a sliding
+#: window, the second about layers without one, and the third about all layers.
 SINK_FLAGS = ("add_swa_attention_sink_bias", "add_full_attention_sink_bias", "attention_sink_bias")
 
 
@@ -24,19 +24,19 @@ def softcap(fields: Fields) -> float | None:
 
 
 def sinks(fields: Fields) -> bool:
-    """Whether each head has a learned logit that takes part in the softmax.
+    """Whether heads have an attention sink, a learned logit that takes part in the softmax.
 
-    Sinks of layers that the spec does not serve, because they have other heads, do not count.
+    Sinks of layers with a sliding window do not count if these layers have other heads than the rest.
     """
     flags = SINK_FLAGS[1:] if windowed_heads(fields) else SINK_FLAGS
     return fields.model_type == "gpt_oss" or any([fields.flag(flag) for flag in flags])
 
 
 def scale(fields: Fields, head_size: int) -> float | None:
-    """The factor by which the model multiplies its scores. None if the factor is the usual ``head_size ** -0.5``, and
-    for latent attention.
+    """The factor by which the model multiplies its scores. None if it is the usual ``head_size ** -0.5``.
 
-    The factor of latent attention also depends on the rotary embedding and is not computed here.
+    For latent attention (MLA), the factor also depends on the rotary embedding. It is not computed here, and the result
+    is None.
     """
     if is_latent(fields):
         return None
