@@ -1,20 +1,14 @@
 """Faults planted one by one in rendered kernels and their runtime: the generated tests must catch every one.
 
-Each mutant is a package of its own with one changed file; one pytest run takes them all.
+Each mutant is a package of its own with one changed file.
 """
 
-import shutil
-import subprocess
-import sys
-import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from pav2gen.commands.build import BuildOptions, build
-
-from .conftest import CAUGHT_ONCE, COUNTING
+from .torch_mutants import KERNEL, verdicts
+from .torch_mutants import TorchFault as Fault
 
 SPEC = """
 schema: 1
@@ -47,18 +41,7 @@ FAMILIES = {
 }
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One change: in ``file`` (``kernel`` is the PyTorch kernel of ``family``), ``old`` becomes ``new``."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    family: str = "dense"
-
-
-KERNEL, CALL, STATE, ROWS = "kernel", "runtime/call.py", "runtime/state.py", "runtime/rows.py"
+CALL, STATE, ROWS = "runtime/call.py", "runtime/state.py", "runtime/rows.py"
 SCRATCH = "runtime/scratch.py"
 TILING, LENGTHS, OP = "runtime/tiling.py", "runtime/lengths.py", "runtime/op.py"
 
@@ -171,54 +154,20 @@ FAULTS = [
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory):
-    """The number of failed tests of each mutant, and of the healthy package."""
-    root = tmp_path_factory.mktemp("mutants")
-    specs = []
-    for name, options in FAMILIES.items():
-        specs.append(root / f"{name}.yaml")
-        specs[-1].write_text(SPEC.format(name=name, **options))
-    build(specs, BuildOptions(root / "healthy"))
-    for number, fault in enumerate(FAULTS):
-        plant(fault, root / "healthy", root / f"mutant{number}")
-    (root / "conftest.py").write_text(CAUGHT_ONCE)
-    report = root / "report.xml"
-    command = [sys.executable, "-m", "pytest", *COUNTING]
-    tests = sorted(str(path) for path in root.glob("*/*/tests/test_*.py"))
-    command += [f"--junitxml={report}", f"--rootdir={root}", *tests]
-    result = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert result.returncode in (0, 1), result.stdout[-2000:] + result.stderr[-2000:]
-    return count_failures(report)
+def found(tmp_path_factory):
+    """The verdicts on the healthy package and on each mutant."""
+    specs = {name: SPEC.format(name=name, **options) for name, options in FAMILIES.items()}
+    return verdicts(tmp_path_factory.mktemp("mutants"), specs, FAULTS)
 
 
-def plant(fault, healthy, folder):
-    """A package with the fault's family alone, and the fault in it."""
-    ignored = shutil.ignore_patterns(*(name for name in FAMILIES if name != fault.family), "simt", "__pycache__")
-    shutil.copytree(healthy, folder, ignore=ignored)
-    (folder / "runtime" / "simt").symlink_to(healthy / "runtime" / "simt")
-    file = next((folder / fault.family / "torch_kernels").glob("*.py")) if fault.file == KERNEL else folder / fault.file
-    text = file.read_text()
-    assert fault.old in text, f"{fault.name}: {fault.old!r} is not in {file.name}"
-    file.write_text(text.replace(fault.old, fault.new))
-    compile(file.read_text(), str(file), "exec")
-
-
-def count_failures(report):
-    """folder name -> number of its tests that failed."""
-    failures = {"healthy": 0, **{f"mutant{number}": 0 for number in range(len(FAULTS))}}
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
-        folder = case.get("classname").split(".")[0]
-        failures[folder] += case.find("failure") is not None or case.find("error") is not None
-    return failures
-
-
-def test_the_healthy_package_passes(verdicts):
-    assert verdicts["healthy"] == 0
+def test_the_healthy_package_passes(found):
+    assert found[0].passed, found[0].said
 
 
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=[fault.name.replace(" ", "-") for fault in FAULTS])
-def test_caught(verdicts, number):
-    assert verdicts[f"mutant{number}"] > 0, f"no generated test notices: {FAULTS[number].name}"
+def test_caught(found, number):
+    verdict = found[1][number]
+    assert verdict.failed, f"no generated test notices: {FAULTS[number].name}\n{verdict.said}"
 
 
 def test_the_families_cover_every_template_branch():

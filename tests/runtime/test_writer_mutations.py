@@ -1,22 +1,15 @@
 """Faults planted one by one in cache writers and their runtime: generated tests, or the checked runtime, catch each.
 
-A PyTorch mutant is a package of its own; one pytest run takes them all. CUDA mutants are sources in one library.
+A PyTorch mutant is a package of its own. CUDA mutants are sources in one library.
 """
 
-import importlib
-import re
-import shutil
-import subprocess
-import sys
-import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 
 import pytest
 
-from pav2gen.commands.build import BuildOptions, build
-from pav2gen.runtime.library import package_rows
-
-from .conftest import CAUGHT_ONCE, COUNTING, load, settle
+from . import cuda_mutants
+from .cuda_mutants import Mutants
+from .torch_mutants import KERNEL, TorchFault, verdicts
 
 SPEC = """
 schema: 1
@@ -29,17 +22,13 @@ backends: [{backend}]
 """
 FAMILIES = {"e4m3": "fp8_e4m3", "e5m2": "fp8_e5m2", "codes8": "int8", "copied": "auto"}
 
-KERNEL, CALL, ENCODING = "kernel", "runtime/writer/call.py", "runtime/writer/encoding.py"
+CALL, ENCODING = "runtime/writer/call.py", "runtime/writer/encoding.py"
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One change: in ``file`` (``kernel`` is the writer of ``family``), ``old`` becomes ``new``."""
+class Fault(TorchFault):
+    """A fault in the writer of ``family``, or in its runtime."""
 
-    name: str
-    file: str
-    old: str
-    new: str
     family: str = "e4m3"
 
 
@@ -74,66 +63,32 @@ FAULTS = [
 ]  # fmt: skip
 
 
+def spec_texts(backend):
+    """The spec of each family."""
+    return {name: SPEC.format(name=name, kv=kv, backend=backend) for name, kv in FAMILIES.items()}
+
+
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory):
-    """The number of failed tests of each mutant, and of the healthy package."""
-    root = tmp_path_factory.mktemp("mutants")
-    specs = write_specs(root, "torch")
-    build(specs, BuildOptions(root / "healthy"))
-    for number, fault in enumerate(FAULTS):
-        plant(fault, root / "healthy", root / f"mutant{number}")
-    (root / "conftest.py").write_text(CAUGHT_ONCE)
-    report = root / "report.xml"
-    command = [sys.executable, "-m", "pytest", *COUNTING]
-    tests = sorted(str(path) for path in root.glob("*/*/tests/test_*.py"))
-    command += [f"--junitxml={report}", f"--rootdir={root}", *tests]
-    result = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert result.returncode in (0, 1), result.stdout[-2000:] + result.stderr[-2000:]
-    failures = {"healthy": 0, **{f"mutant{number}": 0 for number in range(len(FAULTS))}}
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
-        failed = case.find("failure") is not None or case.find("error") is not None
-        failures[case.get("classname").split(".")[0]] += failed
-    return failures
+def found(tmp_path_factory):
+    """The verdicts on the healthy package and on each mutant."""
+    return verdicts(tmp_path_factory.mktemp("mutants"), spec_texts("torch"), FAULTS)
 
 
-def write_specs(root, backend):
-    """A spec for each family."""
-    for name, kv in FAMILIES.items():
-        (root / f"{name}.yaml").write_text(SPEC.format(name=name, kv=kv, backend=backend))
-    return [root / f"{name}.yaml" for name in FAMILIES]
-
-
-def plant(fault, healthy, folder):
-    """A package with the fault's family alone, and the fault in it."""
-    ignored = shutil.ignore_patterns(*(name for name in FAMILIES if name != fault.family), "simt", "__pycache__")
-    shutil.copytree(healthy, folder, ignore=ignored)
-    (folder / "runtime" / "simt").symlink_to(healthy / "runtime" / "simt")
-    file = next((folder / fault.family / "torch_kernels").glob("*.py")) if fault.file == KERNEL else folder / fault.file
-    text = file.read_text()
-    assert fault.old in text, f"{fault.name}: {fault.old!r} is not in {file.name}"
-    file.write_text(text.replace(fault.old, fault.new))
-    compile(file.read_text(), str(file), "exec")
-
-
-def test_the_healthy_package_passes(verdicts):
-    assert verdicts["healthy"] == 0
+def test_the_healthy_package_passes(found):
+    assert found[0].passed, found[0].said
 
 
 @pytest.mark.parametrize("number", range(len(FAULTS)), ids=[fault.name.replace(" ", "-") for fault in FAULTS])
-def test_caught(verdicts, number):
-    assert verdicts[f"mutant{number}"] > 0, f"no generated test notices: {FAULTS[number].name}"
+def test_caught(found, number):
+    verdict = found[1][number]
+    assert verdict.failed, f"no generated test notices: {FAULTS[number].name}\n{verdict.said}"
 
 
 @dataclass(frozen=True)
-class CudaFault:
-    """``old`` becomes ``new``, once; ``found`` is the kind of finding, or empty where the bytes tell."""
+class CudaFault(cuda_mutants.Fault):
+    """A fault in the source of a writer of ``family``, or in a header."""
 
-    name: str
-    found: str
-    old: str
-    new: str
     family: str = "e4m3"
-    header: str = ""
 
 
 ENCODE = "pav2_encode.cuh"
@@ -152,64 +107,19 @@ CUDA_FAULTS = [
     CudaFault("ties rounded up", "", "- 1u + (x >> bits & 1u)", "", header=ENCODE),
     CudaFault("no saturation", "", "fminf(fabsf(x), 448.0f)", "fabsf(x)", header=ENCODE),
     CudaFault("NaN becomes the largest value", "", "0x7fu | sign", "0x7eu | sign", header=ENCODE),
-    CudaFault("-128 stored", "", "fmaxf(-127.0f", "fmaxf(-128.0f", "codes8", ENCODE),
+    CudaFault("-128 stored", "", "fmaxf(-127.0f", "fmaxf(-128.0f", "codes8", header=ENCODE),
     CudaFault("elements of a key swapped", "", "make_uint4(words[0], words[1]", "make_uint4(words[1], words[0]", "copied"),
 ]  # fmt: skip
 
 
-class Mutants:
-    """A package with the sources of all mutants beside the healthy ones, and their rows."""
-
-    def __init__(self, root):
-        self.root = root / "package"
-        build(write_specs(root, "cuda"), BuildOptions(self.root))
-        self.healthy = {row.spec: row for row in package_rows(self.root)}
-        planted = [self.plant(number, fault) for number, fault in enumerate(CUDA_FAULTS)]
-        self.root = settle(self.root)
-        self.package = load(self.root, "pav2_of_the_writer_mutants")
-        self.healthy = {row.spec: row for row in self.package.kernels.rows}
-        self.rows = [
-            self.healthy[fault.family]._replace(symbol=symbol, cuda=path)
-            for fault, (symbol, path) in zip(CUDA_FAULTS, planted)
-        ]
-
-    def plant(self, number, fault):
-        """Write the source of a mutant, with headers of its own where the fault is in one. Returns symbol and path."""
-        row = self.healthy[fault.family]
-        text = (self.root / row.cuda).read_text()
-        if fault.header:
-            folder = self.root / "runtime" / f"mutant{number}"
-            shutil.copytree(self.root / "runtime" / "cuda", folder)
-            for header in folder.iterdir():
-                content = header.read_text()
-                content = changed(fault, content) if header.name == fault.header else content
-                header.write_text(content.replace("namespace pav2", f"namespace mutant{number}"))
-            text = text.replace("runtime/cuda/", f"runtime/mutant{number}/")
-            text = text.replace("using namespace pav2;", f"using namespace mutant{number};")
-        else:
-            text = changed(fault, text)
-        own = f"{row.symbol}_mutant{number}"
-        text = re.sub(rf"\b{row.symbol}\b", own, text)
-        text = re.sub(rf"\b{row.symbol.removeprefix('pav2_')}\b", f"mutant{number}_kernel", text)
-        path = f"{row.spec}/cuda_kernels/mutant{number}.cu"
-        (self.root / path).write_text(text)
-        return own, path
-
-
-def changed(fault, text):
-    assert fault.old in text, f"{fault.name}: {fault.old!r} is not in the source"
-    return text.replace(fault.old, fault.new, 1)
-
-
 @pytest.fixture(scope="module")
 def mutants(tmp_path_factory):
-    return Mutants(tmp_path_factory.mktemp("cuda_mutants"))
+    return Mutants(tmp_path_factory.mktemp("cuda_mutants"), spec_texts("cuda"), CUDA_FAULTS, "cache")
 
 
 def run(mutants, row, rows):
     """Run a row in the checked build on what generated tests give it."""
-    harness = importlib.import_module(f"{mutants.package.__name__}.runtime.writer.harness")
-    kernel = harness.CheckedWriter(mutants.package, row, "warp64", rows)
+    kernel = mutants.module("writer.harness").CheckedWriter(mutants.package, row, "warp64", rows)
     kernel.check(kernel.case([-1, 17, -7, *range(29, 50), 0, 80], row_gap=5, block_gap=1))
     one = {} if row.key.kv_cache_dtype == "auto" else {"scales": (1.0, 1.0)}
     kernel.check(kernel.case(range(32), odd=True, **one))
@@ -224,8 +134,4 @@ def test_healthy_writers_pass(mutants, family):
 
 @pytest.mark.parametrize("number", range(len(CUDA_FAULTS)), ids=[each.name.replace(" ", "-") for each in CUDA_FAULTS])
 def test_caught_in_cuda(mutants, number):
-    fault = CUDA_FAULTS[number]
-    with pytest.raises((AssertionError, RuntimeError)) as raised:  # a finding is an AssertionError too
-        run(mutants, mutants.rows[number], mutants.rows)
-    kinds = {finding.kind for finding in getattr(raised.value, "findings", ())}
-    assert bool(kinds) == bool(fault.found) and any(fault.found in kind for kind in kinds or {""}), raised.value
+    mutants.expect_caught(number, lambda: run(mutants, mutants.rows[number], mutants.rows))
