@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import shutil
 from dataclasses import dataclass
 
 import pytest
@@ -35,40 +34,61 @@ def narrow(name, old, header="", family="dense"):
     return Fault(f"{name} in 32 bits", "out", old, f"static_cast<int>({old})", family, header, run="far")
 
 
-class Mutants:
-    """A package with the sources of all mutants beside the healthy ones, and their rows.
+def kind(fault):
+    """What makes two faults alike: what finds them, on which kernel, in which file, and by which run."""
+    return fault.found, fault.family, fault.header, fault.run
 
-    specs: family -> text of its spec. operator: of the kernels to change.
+
+def chosen(config, faults):
+    """The places of the faults that a run plants: all with ``--full``, else the first of each kind."""
+    if config.getoption("--full", default=False):
+        return range(len(faults))
+    kinds = [kind(fault) for fault in faults]
+    return [number for number, own in enumerate(kinds) if own not in kinds[:number]]
+
+
+def parametrize(metafunc, faults):
+    """``number`` becomes the place of each fault that is planted, ``host`` the warp size of healthy kernels.
+
+    Without ``--full`` it is 64 only: the generated tests check representatives of all kernels at 32 as well.
+    """
+    if "number" in metafunc.fixturenames and "mutants" in metafunc.fixturenames:
+        numbers = chosen(metafunc.config, faults)
+        metafunc.parametrize("number", numbers, ids=[faults[number].name.replace(" ", "-") for number in numbers])
+    if "host" in metafunc.fixturenames:
+        full = metafunc.config.getoption("--full", default=False)
+        metafunc.parametrize("host", ["warp64", "warp32"] if full else ["warp64"])
+
+
+class Mutants:
+    """A package with the sources of mutants beside the healthy ones, and their rows.
+
+    specs: family -> text of its spec. numbers: the places of the faults to plant. operator: of the kernels to change.
     """
 
-    def __init__(self, root, specs, faults, operator="decode"):
+    def __init__(self, root, specs, faults, numbers, operator="decode"):
         self.root, self.faults = root / "package", faults
         paths = [root / f"{name}.yaml" for name in specs]
         for path, text in zip(paths, specs.values()):
             path.write_text(text)
         build(paths, BuildOptions(self.root))
         self.healthy = {row.spec: row for row in package_rows(self.root) if row.operator == operator}
-        planted = [self.plant(number, fault) for number, fault in enumerate(faults)]
+        planted = {number: self.plant(number, faults[number]) for number in numbers}
         self.root = settle(self.root)
         self.package = load(self.root, f"pav2_of_the_{operator}_mutants")
         self.healthy = {row.spec: row for row in self.package.kernels.rows if row.operator == operator}
-        self.rows = [
-            self.healthy[fault.family]._replace(symbol=symbol, cuda=path)
-            for fault, (symbol, path) in zip(faults, planted)
-        ]
+        self.rows = {
+            number: self.healthy[faults[number].family]._replace(symbol=symbol, cuda=path)
+            for number, (symbol, path) in planted.items()
+        }
 
     def plant(self, number, fault):
         """Write the source of a mutant. Returns its symbol and its path."""
         row = self.healthy[fault.family]
         text = (self.root / row.cuda).read_text()
-        if fault.header:  # all headers, in a folder and a namespace of their own, one of them changed
-            folder = self.root / "runtime" / f"mutant{number}"
-            shutil.copytree(self.root / "runtime" / "cuda", folder)
-            for header in folder.iterdir():
-                content = header.read_text()
-                content = self.change(fault, content) if header.name == fault.header else content
-                header.write_text(content.replace("namespace pav2", f"namespace mutant{number}"))
-            text = text.replace("runtime/cuda/", f"runtime/mutant{number}/")
+        if fault.header:
+            self.copy_headers(number, fault)
+            text = re.sub(r'runtime/cuda/(\w+\.cuh)"', rf'runtime/mutants/mutant{number}_\1"', text)
             text = text.replace("using namespace pav2;", f"using namespace mutant{number};")
         else:
             text = self.change(fault, text)
@@ -78,6 +98,21 @@ class Mutants:
         path = f"{row.spec}/cuda_kernels/mutant{number}.cu"
         (self.root / path).write_text(text)
         return own, path
+
+    def copy_headers(self, number, fault):
+        """Write copies of all headers, in a namespace of their own, one of them changed.
+
+        The copies of all mutants are in one folder, so that a compiler call takes several mutants.
+        """
+        folder = self.root / "runtime" / "mutants"
+        folder.mkdir(exist_ok=True)
+        for header in (self.root / "runtime" / "cuda").glob("*.cuh"):
+            content = header.read_text()
+            content = self.change(fault, content) if header.name == fault.header else content
+            content = re.sub(r'#include "(\w+\.cuh)"', rf'#include "mutant{number}_\1"', content)
+            content = re.sub(r'#include "(\w+\.h)"', r'#include "../cuda/\1"', content)
+            content = content.replace("namespace pav2", f"namespace mutant{number}")
+            (folder / f"mutant{number}_{header.name}").write_text(content)
 
     def change(self, fault, text):
         assert fault.old in text, f"{fault.name}: {fault.old!r} is not in the source"
