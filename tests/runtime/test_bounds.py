@@ -10,7 +10,9 @@ from pav2gen.runtime.key import Key
 from pav2gen.runtime.testing.cases import Case, make
 
 MIB = 1 << 20
+#: Sequences and their length: the calls of the promise, and smaller ones that fill the workspace as well.
 SHAPES = [(1, 100_000), (16, 8_192), (256, 1_000)]
+SMALLER = [(1, 20_000), (16, 1_500), (60, 600)]
 QWEN = spec.load("specs/qwen36.yaml")
 PLANS = {
     (v.dtype, v.kv_cache_dtype, v.partition_size): plan.plan(v, QWEN)
@@ -44,16 +46,23 @@ def ragged_call(variant, lengths):
 
 
 def pytest_generate_tests(metafunc):
-    """One kernel of each storage by default; all partition sizes with --full."""
-    if "key" in metafunc.fixturenames:
-        full = metafunc.config.getoption("--full", default=False)
-        keys = [key for key in PLANS if full or (key[0], key[2]) == ("float16", 512)]
-        metafunc.parametrize("key", keys, ids=lambda key: "-".join(map(str, key)))
+    """By default one kernel of each storage, with smaller calls, and the longest call once. With --full everything.
+
+    The bound is that of a tile, and the smaller calls have several tiles too.
+    """
+    if "key" not in metafunc.fixturenames:
+        return
+    if metafunc.config.getoption("--full", default=False):
+        calls = [(key, *shape) for key in PLANS for shape in SHAPES + SMALLER]
+    else:
+        keys = [key for key in PLANS if (key[0], key[2]) == ("float16", 512)]
+        calls = [(key, *shape) for key in keys for shape in SMALLER] + [(keys[0], *SHAPES[0])]
+    metafunc.parametrize("key, seqs, length", calls, ids=["-".join(map(str, (*call[0], *call[1:]))) for call in calls])
 
 
-@pytest.mark.parametrize("seqs, length", SHAPES)
 def test_workspace_on_a_cpu(package, probe, key, seqs, length):
     held = PLANS[key]
+    assert held.torch.cpu.fit([length] * seqs, 4, key[2], 16, known=True).counts().tiles > 1
     call, module = call_of(held.variant, seqs, length), kernel_of(package, held.variant)
     peak = probe.peak_bytes(lambda: module.paged_attention(call))
     assert peak <= held.torch.cpu.chunk + held.torch.cpu.segment + MIB // 4
