@@ -37,6 +37,7 @@ def run(
     known = {
         "STUBS": str(here),
         "TREE": str(folder / "tree"),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "OMP_NUM_THREADS": "1",  # threads that wait by spinning take ten times as long on a busy machine
     }
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "--rootdir", ".", str(file)]
