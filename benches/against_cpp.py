@@ -5,8 +5,10 @@
     python benches/against_cpp.py PATH_OF_THE_SOURCES --dtype bfloat16 --chunk-mib 8 --chunk-mib 4
 
 Compiles ``csrc/cpu/attention.cpp`` of vLLM 0.6.3 with g++ into a temporary folder: about a minute. Needs a processor
-with AVX-512. Then each problem takes interleaved rounds: milliseconds are medians. Before that, the results of both are
-compared. Exits with 1 where a ratio is missed, and with 2 if the kernel cannot be compiled or its results differ.
+with AVX-512. The results of both are compared. Then each problem is timed. Long calls take interleaved rounds, and the
+milliseconds are medians. Short calls are measured warm and cold, as short_calls.py says: the warm minimum decides, and
+the ratio of the cold medians stands beside it. Exits with 1 where a ratio is missed, and with 2 if the kernel cannot be
+compiled or its results differ.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import cpp_extension
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import short_calls
 from against_peers import AGAINST_VLLM, SPEC
 
 from pav2gen.bench.measuring.bench import Setup
 from pav2gen.bench.measuring.clock import interleave
 from pav2gen.bench.measuring.contestants import operate
-from pav2gen.bench.measuring.problem import Problem, rotation
+from pav2gen.bench.measuring.problem import Inputs, Problem, rotation
 from pav2gen.reading.selection import load
 from pav2gen.runtime.call import Call
 from pav2gen.runtime.dispatch_row import MIB, Row
@@ -120,13 +123,32 @@ def limit(dtype: str, seq_len: int) -> float:
     return 1 / max(fitting)[1]
 
 
+class Times(NamedTuple):
+    """What is compared of one contestant: milliseconds, and the cold median of a short call."""
+
+    deciding: float
+    cold: float | None = None
+
+
+def timed(
+    contestants: dict[str, Callable[[Call], None]], setup: Setup, problem: Problem, inputs: Inputs, rounds: int
+) -> dict[str, Times]:
+    """Time all contestants: the warm minimum and the cold median of short calls, the median of long ones."""
+    if short_calls.is_short(problem):
+        found = short_calls.measure(contestants, inputs, setup.cache_bytes)
+        return {name: Times(min(each.warm), statistics.median(each.cold)) for name, each in found.items()}
+    taken = interleave(contestants, rotation(inputs), setup.device, rounds, 2)
+    return {name: Times(each.median) for name, each in taken.items()}
+
+
 def measure(operator: Any, setup: Setup, row: Row, chunks: Sequence[int], rounds: int) -> bool:
     """Measure all problems of one kernel, and print them; whether all ratios were kept."""
     package, kept = setup.package, True
     module = package.operator.kernels.module(row)
     dtype = row.key.dtype
     for num_seqs, seq_len in PROBLEMS:
-        inputs = setup.inputs(Problem(row.key, 4, num_seqs, seq_len))
+        problem = Problem(row.key, 4, num_seqs, seq_len)
+        inputs = setup.inputs(problem)
         contestants: dict[str, Callable[[Call], None]] = {"C++": functools.partial(run_cpp, operator)}
         for chunk in chunks:
             name = f"ours, {chunk} MiB" if chunk else "ours"
@@ -134,15 +156,16 @@ def measure(operator: Any, setup: Setup, row: Row, chunks: Sequence[int], rounds
         off = difference(contestants, inputs.first)
         if not off <= DIFFERENCE[dtype]:
             raise Unusable(f"{num_seqs} x {seq_len} {dtype}: the results differ by {off:.2g} of the norm")
-        times = interleave(contestants, rotation(inputs), setup.device, rounds, 2)
-        cpp = times.pop("C++").samples
+        times = timed(contestants, setup, problem, inputs, rounds)
+        cpp = times.pop("C++")
         most = limit(dtype, seq_len)
-        for name, taken in times.items():
-            ratio = statistics.median(taken.samples) / statistics.median(cpp)
+        for name, ours in times.items():
+            ratio = ours.deciding / cpp.deciding
             kept &= ratio <= most
+            cold = f"cold {ours.cold / cpp.cold:.2f}" if ours.cold and cpp.cold else ""
             print(
-                f"{dtype:9} {num_seqs:2} x {seq_len:<7,} {statistics.median(cpp):8.2f} {taken.median:8.2f} "
-                f"{ratio:6.2f} <= {most:4.2f}  {'ok' if ratio <= most else 'MISSED'}  {name}",
+                f"{dtype:9} {num_seqs:2} x {seq_len:<7,} {cpp.deciding:8.2f} {ours.deciding:8.2f} "
+                f"{ratio:6.2f} <= {most:4.2f}  {'ok    ' if ratio <= most else 'MISSED'}  {name}  {cold}".rstrip(),
                 flush=True,
             )
     return kept
