@@ -12,7 +12,6 @@ Lengths on the CPU are read at each call, which costs nothing. Lengths on a GPU 
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,6 +20,7 @@ import torch
 
 from .call import Call, longest_length
 from .dispatch_row import HOST_LENGTHS
+from .environment import choice
 from .tiling import Budget, Tiling
 from .workers import pool
 from .workers.shares import Shares
@@ -43,13 +43,11 @@ def may_read(device: torch.device, policy: str) -> bool:
     The result is always True for the CPU.
 
     policy: for a GPU, ``auto`` or ``never``. The environment variable PAV2_HOST_LENGTHS overrides this argument. Raises
-    ValueError for any other value.
+    ValueError if the variable has any other value.
     """
     if device.type == "cpu":
         return True
-    wanted = os.environ.get("PAV2_HOST_LENGTHS") or policy
-    if wanted not in HOST_LENGTHS:
-        raise ValueError(f"paged_attention_v2: PAV2_HOST_LENGTHS is {wanted!r}; it must be auto or never")
+    wanted = choice("PAV2_HOST_LENGTHS", HOST_LENGTHS) or policy
     return wanted == "auto" and device.type == "cuda" and not is_captured(device)
 
 

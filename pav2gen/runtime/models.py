@@ -7,12 +7,12 @@ package's decode operator, and "V1" is the fork's own kernel for short sequences
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 
 import torch
 
 from . import check
+from .environment import is_on
 from .key import Key, own_key
 from .miss import NoKernelError
 from .select import Table
@@ -126,9 +126,9 @@ class Models:
         ``max_seq_len`` (tokens) exceeds the spec's ``min_seq_len``. For a smaller ``max_seq_len``, the result is also
         True if the cache is compressed or a feature other than ALiBi is used, because V1 of the BI-V100 fork ignores
         compression and these features. The result is always False if the step has no sequences, or if the environment
-        variable PAV2_DISABLE is 1.
+        variable PAV2_DISABLE is set.
         """
-        if os.environ.get("PAV2_DISABLE", "") == "1" or num_seqs == 0:
+        if is_on("PAV2_DISABLE") or num_seqs == 0:
             return False
         try:
             features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)

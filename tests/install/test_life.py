@@ -55,7 +55,7 @@ SCALE_OF_KEYS = "        v_scale=k_scale,\n    ):\n        return\n    slot"
 FAULTS = (
     ("e4m3", "_custom_ops.py", "        v_scale=v_scale,\n    ):\n        return\n    slot", SCALE_OF_KEYS),
     ("e4m3", f"{PAV2}/cache_hooks.py", 'writer == "plain" and named == "auto"', 'writer == "plain"'),
-    ("int8", f"{PAV2}/serving.py", "    return wanted\n", "    return kv_cache_dtype\n"),
+    ("int8", f"{PAV2}/serving.py", 'choice("PAV2_KV_CACHE_DTYPE", STORED) if', '"" if'),
     ("int8", f"{PAV2}/hooks.py", '        "kv_cache_dtype": stored_dtype(named),\n', ""),
     ("prefix e4m3", f"{PAV2}/prefix_hooks.py", "        **call,\n", '        **{**call, "k_scale": 1.0},\n'),
     ("prefix int8", f"{PAV2}/prefix_hooks.py", "stored(value_cache, kv_cache_dtype)", "value_cache"),
@@ -244,7 +244,7 @@ def test_int8_needs_a_writer_that_knows_it(ran: dict[str, Result]) -> None:
         "ValueError: PAV2_KV_CACHE_DTYPE=int8: vLLM's own writer would fill the cache with fp8; install the kernels "
         "with --writer always, or set PAV2_WRITER=always for the plugin"
     )
-    assert "PAV2_KV_CACHE_DTYPE is 'int4'; it can be fp8_e4m3, fp8_e5m2, int8" in ran["not a dtype"]["error"]
+    assert "PAV2_KV_CACHE_DTYPE is 'int4'; it must be fp8_e4m3, fp8_e5m2 or int8" in ran["not a dtype"]["error"]
 
 
 def test_the_names_that_vllm_takes_for_a_cache_are_those_of_fp8() -> None:

@@ -47,7 +47,7 @@ class Attention:
 def plugin() -> Iterator[ModuleType]:
     """The plugin, in a package without kernels whose hooks note what they are told."""
     package = ModuleType("pav2_small")
-    package.__path__ = [str(PAYLOAD)]
+    package.__path__ = [str(PAYLOAD), str(PAYLOAD.parents[1])]  # the runtime is the real one
     told: list[Any] = []
     stand_ins = {
         "hooks": {

@@ -206,7 +206,7 @@ def test_prefer_v2_above_the_threshold_only(package, monkeypatch):
     assert package.prefer_v2(16, **ask, kv_cache_dtype="fp8")  # the fork's V1 would drop it
     assert not package.prefer_v2(100_000, **{**ask, "num_heads": 44})
     assert not package.prefer_v2(None, **ask)
-    monkeypatch.setenv("PAV2_DISABLE", "1")
+    monkeypatch.setenv("PAV2_DISABLE", "true")
     assert not package.prefer_v2(100_000, **ask)
 
 

@@ -21,6 +21,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
+from ..environment import choice
+
 #: The values of the environment variable PAV2_WORKERS.
 POLICIES = ("auto", "always", "never")
 
@@ -43,9 +45,7 @@ def available() -> Offer:
     if the variable is ``never``. It is also 1 in a worker, which has a single thread. Raises ValueError if the variable
     has another value.
     """
-    policy = os.environ.get("PAV2_WORKERS") or "auto"
-    if policy not in POLICIES:
-        raise ValueError(f"paged_attention_v2: PAV2_WORKERS is {policy!r}; it must be auto, always or never")
+    policy = choice("PAV2_WORKERS", POLICIES) or "auto"
     if policy == "never" or not torch.backends.openmp.is_available() or _observed():
         return Offer(1, False)
     return Offer(torch.get_num_threads(), policy == "always")

@@ -2,7 +2,7 @@
 
 The plugin replaces functions in memory; the files of vLLM do not change. In every process, vLLM calls the entry point
 (group ``vllm.general_plugins``), which is the small module ``entry_point.py``. The entry point imports this module and
-calls ``register`` only if PAV2_PLUGIN is 1.
+calls ``register`` only if PAV2_PLUGIN is switched on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ast
 import functools
 import inspect
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from . import cache_hooks, hooks, prefix_hooks, softcap_hooks
 from .cache_structure import Prefix, Writer, find_prefixes, find_writers
+from .runtime.environment import choice
 from .serving import log_once
 from .softcap_structure import IMPL, SOFTCAP, find_refusals
 from .structure import Decode, Layer, Operator, Unfit, find_decode, find_layers, find_v2, v1_works
@@ -137,8 +137,11 @@ def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
 
 
 def always() -> bool:
-    """Whether the user set PAV2_WRITER=always, to use the generated writer even if vLLM's own works."""
-    return os.environ.get("PAV2_WRITER", "") == "always"
+    """Whether the user set PAV2_WRITER=always, to use the generated writer even if vLLM's own works.
+
+    Raises ValueError for a value other than auto and always.
+    """
+    return choice("PAV2_WRITER", ("auto", "always")) == "always"
 
 
 def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) -> list[Any]:

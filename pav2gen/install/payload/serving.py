@@ -15,6 +15,7 @@ from . import NoKernelError, check_model, supports
 from .layer_features import Features
 from .runtime.call import Call
 from .runtime.check import check
+from .runtime.environment import choice, is_on
 
 #: The logger of the hooks, a child of vLLM's own logger, so that vLLM's handler and level apply.
 logger = logging.getLogger("vllm.pav2")
@@ -28,8 +29,8 @@ STORED = ("fp8_e4m3", "fp8_e5m2", "int8")
 
 
 def disabled() -> bool:
-    """Whether the user set PAV2_DISABLE=1, so that all hooks leave the work to vLLM's own code."""
-    return os.environ.get("PAV2_DISABLE", "") == "1"
+    """Whether the user switched PAV2_DISABLE on, so that all hooks leave the work to vLLM's own code."""
+    return is_on("PAV2_DISABLE")
 
 
 def stored_dtype(kv_cache_dtype: str) -> str:
@@ -38,12 +39,7 @@ def stored_dtype(kv_cache_dtype: str) -> str:
     If ``kv_cache_dtype`` begins with "fp8" and the environment variable PAV2_KV_CACHE_DTYPE is set, return the
     variable's value; raise ValueError if it is not one of ``STORED``. Otherwise, return ``kv_cache_dtype``.
     """
-    wanted = os.environ.get("PAV2_KV_CACHE_DTYPE", "")
-    if not wanted or not kv_cache_dtype.startswith("fp8"):
-        return kv_cache_dtype
-    if wanted not in STORED:
-        raise ValueError(f"PAV2_KV_CACHE_DTYPE is {wanted!r}; it can be {', '.join(STORED)}")
-    return wanted
+    return (choice("PAV2_KV_CACHE_DTYPE", STORED) if kv_cache_dtype.startswith("fp8") else "") or kv_cache_dtype
 
 
 def foreign_codes(kv_cache_dtype: str) -> bool:
