@@ -37,7 +37,7 @@ from pav2gen.bench.measuring.contestants import operate
 from pav2gen.bench.measuring.problem import Inputs, Problem, rotation
 from pav2gen.reading.selection import load
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.dispatch_row import MIB, Row
+from pav2gen.runtime.choice.dispatch_row import MIB, Row
 
 #: Sequences and tokens.
 PROBLEMS = ((1, 1000), (8, 1000), (1, 8192), (1, 32_768), (1, 100_000), (8, 8192), (32, 2048))

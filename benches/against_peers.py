@@ -45,7 +45,7 @@ from pav2gen.bench.measuring.problem import Problem
 from pav2gen.bench.reporting.measurement_rows import Measurement, measurements
 from pav2gen.reading.selection import Selection, load
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.choice.dispatch_row import Row
 from pav2gen.runtime.testing.cases import Case, make
 
 SPEC = """\

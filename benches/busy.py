@@ -34,7 +34,7 @@ from pav2gen.bench.measuring.contestants import operate
 from pav2gen.bench.measuring.problem import Problem, rotation
 from pav2gen.reading.selection import load
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.choice.dispatch_row import Row
 
 #: Sequences, tokens, and the most times as slow that a call may be: long calls, then short ones.
 PROBLEMS = (

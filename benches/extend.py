@@ -39,7 +39,7 @@ from pav2gen.bench.measuring.package import measured
 from pav2gen.plan.kernel import Extender
 from pav2gen.reading.selection import Selection, load
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.choice.dispatch_row import Row
 from pav2gen.runtime.extend import cases as extend_cases
 from pav2gen.runtime.extend.call import ExtendCall
 from pav2gen.runtime.testing import cases

@@ -16,16 +16,16 @@
 # spec: specs/qwen36_35b_a3b.yaml sha256:50b1cb7b6861fa95e7ed841e5f223988d9263139a5335f78daa386b7800d9e28
 # spec: specs/qwen3_14b.yaml sha256:dd1ebd0c91d99e7fa7743df82eae77b62926b87b8e41584a4a9d81b08fae96c0
 # spec: specs/qwen3_235b.yaml sha256:9299a345cb1d375ce982235b72c6baf141f73d7ac52912f560311ecca9dbf42a
-# template: templates/package/dispatch.py.j2 sha256:93398c271e7a5ce8cabad92215b53c7ee399adadc2f723588ffcd4870878f06b
+# template: templates/package/dispatch.py.j2 sha256:11384f1ea2d997609658e6b90ad8365c2c3d442d1475bff66db5344ee44a152b
 """The dispatch table: a row for each kernel of every spec built, then the choices that were measured on a device,
 and the specs' files.
 
-``Row`` and ``Tuned`` in ``runtime.dispatch_row`` document the columns, and ``Key`` in ``runtime.key`` the keys. A ``Tuned``
+``Row`` and ``Tuned`` in ``runtime.choice.dispatch_row`` document the columns, and ``Key`` in ``runtime.choice.key`` the keys. A ``Tuned``
 entry overrides the cost model.
 """
 
-from .runtime.dispatch_row import Modification, Row, Tuned
-from .runtime.key import CacheKey, Key
+from .runtime.choice.dispatch_row import Modification, Row, Tuned
+from .runtime.choice.key import CacheKey, Key
 
 # fmt: off
 ROWS = (

@@ -27,7 +27,7 @@ LAYERS = (
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 #: The most modules in one folder, ``__init__`` aside.
-MOST_MODULES = {"runtime": 20, "plan": 14}
+MOST_MODULES = {"plan": 14}
 
 
 def modules() -> dict[str, Path]:

@@ -13,9 +13,9 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
 
+from .attention.tiling import launched_partitions
 from .call import Call, Scratch
-from .select import MOST_BLOCKS
-from .tiling import launched_partitions
+from .choice.select import MOST_BLOCKS
 
 VERSION = 2
 

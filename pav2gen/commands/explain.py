@@ -20,8 +20,8 @@ from pav2gen.family.variant import OPERATORS, Point, expand
 from pav2gen.reading.rule import AxisRule
 from pav2gen.reading.rules import RULES, check
 from pav2gen.reading.selection import read_operator
-from pav2gen.runtime.key import KEYS, NEVER_BUILT
-from pav2gen.runtime.miss import distance, relative_difference
+from pav2gen.runtime.choice.key import KEYS, NEVER_BUILT
+from pav2gen.runtime.choice.miss import distance, relative_difference
 from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
 
 

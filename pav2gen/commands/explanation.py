@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pav2gen.family.spec import Exclusion, Spec
 from pav2gen.family.variant import OPERATORS, Point
 from pav2gen.reading.rule import Rule
-from pav2gen.runtime.key import NAME_WORDS, name_allowed
+from pav2gen.runtime.choice.key import NAME_WORDS, name_allowed
 from pav2gen.wording import flow_list, quoted, spelled
 
 #: Messages name at most this many kernels or specs.

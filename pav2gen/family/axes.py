@@ -1,7 +1,7 @@
 """The table of all axes: which values each axis may have, and how specs, messages and kernel names write these values.
 
 All code that handles axes uses this table. To add an axis, add an entry to ``_TABLE``, and a field to
-``runtime.key.Key`` and to ``family.variant.AttentionVariant``.
+``runtime.choice.key.Key`` and to ``family.variant.AttentionVariant``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from pav2gen.errors import UserError
-from pav2gen.runtime.key import BUILDABLE, KV_ALIASES, MOST_TOKENS, Key
+from pav2gen.runtime.choice.key import BUILDABLE, KV_ALIASES, MOST_TOKENS, Key
 
 DTYPE_TAGS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 KV_TAGS = {"auto": "", "fp8_e4m3": "_e4m3", "fp8_e5m2": "_e5m2", "int8": "_int8"}
@@ -240,7 +240,7 @@ HEADS = ("head_size", "gqa_ratio")
 KEY_AXES = tuple(name for name in AXES if name != "partition_size")
 
 if Key._fields != KEY_AXES:
-    raise TypeError(f"family.axes lists {KEY_AXES}, and runtime.key.Key has {Key._fields}")
+    raise TypeError(f"family.axes lists {KEY_AXES}, and runtime.choice.key.Key has {Key._fields}")
 
 
 def slug(values: Mapping[str, object]) -> str:

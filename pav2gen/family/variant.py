@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from pav2gen.family.axes import AXES, slug
 from pav2gen.family.modifications.modification import Modification
-from pav2gen.runtime.key import FEATURES, CacheKey, Key
+from pav2gen.runtime.choice.key import FEATURES, CacheKey, Key
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 

@@ -22,7 +22,7 @@ from pav2gen.install.package_contents import PAYLOAD, Choice, PackageContents, p
 from pav2gen.output.lock import no_wait, shared
 from pav2gen.output.tree import DEFAULT_FOLDER
 from pav2gen.render.kernels import GENERATOR
-from pav2gen.runtime.key import NAME_FORM
+from pav2gen.runtime.choice.key import NAME_FORM
 from pav2gen.wording import quoted
 
 #: The import name of the package in a wheel, unless the user chooses another.

@@ -10,7 +10,7 @@ from functools import cached_property
 from pav2gen.family.axes import title
 from pav2gen.family.spec import RankShape, Spec
 from pav2gen.family.variant import AttentionVariant
-from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.choice.dispatch_row import Row
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pav2gen.family.axes import title
 from pav2gen.family.spec import Spec
 from pav2gen.family.variant import CacheVariant
 from pav2gen.plan.cuda_plan import SCALARS
-from pav2gen.runtime.dispatch_row import MIB, Row
+from pav2gen.runtime.choice.dispatch_row import MIB, Row
 
 #: The size of the workspace of a PyTorch cache writer in bytes, unless the limit in the spec is smaller. The writer
 #: processes the new tokens in chunks, each with as many tokens as fit in the workspace. On a CPU, the workspace is

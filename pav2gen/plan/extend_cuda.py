@@ -36,7 +36,7 @@ from pav2gen.plan.cuda_geometry import KEY_LANES, ExtendGeometry
 from pav2gen.plan.cuda_hooks import CudaHooks
 from pav2gen.plan.cuda_picture import extend_picture
 from pav2gen.plan.cuda_plan import REGISTER_FILE, RESIDENT_THREADS, SCALARS, SHARED_LIMIT, STORED
-from pav2gen.runtime.tiling import partitions_reached
+from pav2gen.runtime.attention.tiling import partitions_reached
 
 #: MOST_TOKENS is the largest number of query tokens per query tile. MOST_ROWS is the largest number of query rows per
 #: thread block.

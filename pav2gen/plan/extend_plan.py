@@ -12,7 +12,7 @@ from pav2gen.family.variant import ExtendVariant
 from pav2gen.plan.attention_plan import AttentionPlan
 from pav2gen.plan.extend_cuda import ExtendCudaPlan, plan_extend_cuda
 from pav2gen.plan.extend_torch import ExtendTorchPlan
-from pav2gen.runtime.dispatch_row import MIB, Row
+from pav2gen.runtime.choice.dispatch_row import MIB, Row
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from functools import cached_property
 
 from pav2gen.family.variant import ITEM_BYTES, ExtendVariant
 from pav2gen.plan.torch_plan import TorchFigures
-from pav2gen.runtime.dispatch_row import MIB
+from pav2gen.runtime.attention.tiling import Tile
+from pav2gen.runtime.choice.dispatch_row import MIB
 from pav2gen.runtime.extend.tiles import ExtendBudget, Group, Shape, copies_of, gathers_items
-from pav2gen.runtime.tiling import Tile
 
 #: CPU_ROWS and GPU_ROWS are the most query rows in a query tile, for each KV head. A query row is a pair of a query
 #: token and a query head. With this many rows, the matrix products take so long that the time to read K and V hardly
@@ -23,8 +23,9 @@ LEAST_TILE = 64
 #: The number of tokens in a partition, before the plan rounds it down to whole pages.
 KEYS = 512
 
-#: How the workspace of a PyTorch extend kernel is divided into two parts. ``runtime.tiling`` defines chunks and tiles.
-#: The chunk part holds the keys of one chunk, and later its values. The segment part holds the scores of one tile.
+#: How the workspace of a PyTorch extend kernel is divided into two parts. ``runtime.attention.tiling`` defines chunks
+#: and tiles. The chunk part holds the keys of one chunk, and later its values. The segment part holds the scores of one
+#: tile.
 #: CPU_CHUNK_BYTES and CPU_SEGMENT_BYTES are the sizes of the two parts on a CPU, in bytes. GPU_CHUNK_SHARE is the chunk
 #: part's share of the workspace on a GPU.
 #: On a GPU, both parts must be so large that they keep all multiprocessors busy. Larger chunks also need fewer kernel
@@ -158,8 +159,8 @@ class ExtendTorchPlan(TorchFigures):
         """Return the number of ATen calls that one call of the extend operator makes, not counting views.
 
         The number is for a call that does not ask for the log-sum-exp (lse). The numbers here must match the code in
-        templates/torch/extend.py.j2, runtime/extend/rows.py and runtime/state.py. Generated tests compare them with the
-        real number of calls.
+        templates/torch/extend.py.j2, runtime/extend/rows.py and runtime/attention/state.py. Generated tests compare
+        them with the real number of calls.
 
         groups: the groups of query tiles into which the call is split.
         kv_heads: the number of KV heads.

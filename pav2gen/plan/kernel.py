@@ -18,8 +18,8 @@ from pav2gen.plan.cuda_plan import CudaPlan, plan_cuda
 from pav2gen.plan.extend_plan import ExtendPlan, plan_extend
 from pav2gen.plan.prediction import Predictor, predictable
 from pav2gen.plan.torch_plan import TorchPlan
-from pav2gen.runtime.dispatch_row import MIB, Row
-from pav2gen.runtime.tiling import Budget
+from pav2gen.runtime.attention.tiling import Budget
+from pav2gen.runtime.choice.dispatch_row import MIB, Row
 
 
 @dataclass(frozen=True)

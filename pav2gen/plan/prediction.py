@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pav2gen.family.spec import RankShape
 from pav2gen.family.target import Target
-from pav2gen.runtime.waves import cheapest, cost
+from pav2gen.runtime.choice.waves import cheapest, cost
 
 if TYPE_CHECKING:
     from pav2gen.plan.kernel import Plan
@@ -21,7 +21,7 @@ class Predictor:
     """Predicts the time of a decode call on a GPU, for the kernels of one key.
 
     plans: the plans of the decode kernels that have this key. They differ only in their partition sizes. For each call,
-    the wave model (``runtime.waves``) chooses one of them.
+    the wave model (``runtime.choice.waves``) chooses one of them.
     rank: the numbers of query heads and KV heads of the call.
     target: the GPU.
     """

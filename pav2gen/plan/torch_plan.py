@@ -9,12 +9,13 @@ from functools import cached_property
 
 from pav2gen.family.variant import AttentionVariant, Variant
 from pav2gen.plan.torch_hooks import TorchHooks
-from pav2gen.runtime.dispatch_row import MIB
-from pav2gen.runtime.tiling import Budget, RowTile, Tile, Tiling, partitions_reached
+from pav2gen.runtime.attention.tiling import Budget, RowTile, Tile, Tiling, partitions_reached
+from pav2gen.runtime.choice.dispatch_row import MIB
 from pav2gen.runtime.workers.shares import AHEAD, Shares
 
-#: How the workspace of a PyTorch decode kernel is divided into two parts. ``runtime.tiling`` defines chunks and tiles.
-#: The chunk part holds the keys of one chunk, and later its values. The segment part holds the scores of one tile.
+#: How the workspace of a PyTorch decode kernel is divided into two parts. ``runtime.attention.tiling`` defines chunks
+#: and tiles. The chunk part holds the keys of one chunk, and later its values. The segment part holds the scores of one
+#: tile.
 #: CPU_CHUNK_BYTES and CPU_SEGMENT_BYTES are the sizes of the two parts on a CPU, in bytes. GPU_CHUNK_SHARE is the chunk
 #: part's share of the workspace on a GPU.
 #: On a CPU, a chunk must stay in the last-level cache (measured on 2 cores with 32 MiB of L3: docs/performance.md). On
@@ -293,7 +294,7 @@ class TorchPlan(TorchFigures):
     def _tile_calls(self, tile: Tile, ordered: bool, lone: bool) -> int:
         """Return the number of ATen calls for one tile.
 
-        ordered: whether the kernel processes the sequences sorted by length (see ``runtime.tiling``).
+        ordered: whether the kernel processes the sequences sorted by length (see ``runtime.attention.tiling``).
         lone: whether the outputs of the tile's partitions are already the outputs of its sequences.
         """
         v, window, paged = self.variant, bool(self.variant.sliding_window), tile.pages > 1
@@ -331,7 +332,7 @@ class TorchPlan(TorchFigures):
         """Whether the kernel rounds its float32 results to the dtype of the output in a separate ATen call. It does so
         if it processes the sequences sorted by length, because it then writes the results in the order of the call.
 
-        ordered: whether the kernel processes the sequences sorted by length (see ``runtime.tiling``).
+        ordered: whether the kernel processes the sequences sorted by length (see ``runtime.attention.tiling``).
         """
         return ordered and self.variant.dtype != "float32"
 

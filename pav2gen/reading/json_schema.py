@@ -27,9 +27,9 @@ from pav2gen.reading.spec_file import (
     MOST_WORKSPACE_MIB,
     SCHEMA,
 )
-from pav2gen.runtime.dispatch_row import HOST_LENGTHS
-from pav2gen.runtime.key import LONGEST_NAME as LONGEST_MODIFICATION
-from pav2gen.runtime.key import NAME_FORM
+from pav2gen.runtime.choice.dispatch_row import HOST_LENGTHS
+from pav2gen.runtime.choice.key import LONGEST_NAME as LONGEST_MODIFICATION
+from pav2gen.runtime.choice.key import NAME_FORM
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

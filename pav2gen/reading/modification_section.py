@@ -9,7 +9,7 @@ from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.modifications.parse import INDEX, ExpressionError, parse_mask, parse_score
 from pav2gen.family.modifications.tree import FUNCTIONS, NAMES
 from pav2gen.reading.yaml_node import Node
-from pav2gen.runtime.key import NAME_WORDS, name_allowed
+from pav2gen.runtime.choice.key import NAME_WORDS, name_allowed
 from pav2gen.wording import one_of, quoted
 
 MOST_TENSORS = 4

@@ -9,7 +9,7 @@ from pav2gen.family.axes import AXES
 from pav2gen.family.spec import Spec, variants
 from pav2gen.reading import spec_checks
 from pav2gen.reading.rule import AxisRule, Rule, SpecRule
-from pav2gen.runtime.key import softcap_allowed, whole_blocks, whole_groups, window_allowed
+from pav2gen.runtime.choice.key import softcap_allowed, whole_blocks, whole_groups, window_allowed
 from pav2gen.wording import did_you_mean, quoted, spelled
 
 

@@ -17,9 +17,9 @@ from pav2gen.plan.extend_cuda import least_shared_bytes, plan_extend_cuda, share
 from pav2gen.plan.extend_torch import ExtendTorchPlan
 from pav2gen.plan.torch_plan import smallest_workspace_bytes
 from pav2gen.reading.rule import Expanded, Violation
-from pav2gen.runtime.dispatch_row import MIB
-from pav2gen.runtime.key import MOST_TOKENS, Key
-from pav2gen.runtime.select import MOST_BLOCKS
+from pav2gen.runtime.choice.dispatch_row import MIB
+from pav2gen.runtime.choice.key import MOST_TOKENS, Key
+from pav2gen.runtime.choice.select import MOST_BLOCKS
 from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, spelled
 
 

@@ -20,8 +20,8 @@ from pav2gen.reading.axis_value import reader_of
 from pav2gen.reading.modification_section import read_modifications
 from pav2gen.reading.yaml_file import parse_yaml, read_file
 from pav2gen.reading.yaml_node import Node
-from pav2gen.runtime.dispatch_row import HOST_LENGTHS
-from pav2gen.runtime.key import NAME_FORM
+from pav2gen.runtime.choice.dispatch_row import HOST_LENGTHS
+from pav2gen.runtime.choice.key import NAME_FORM
 from pav2gen.wording import one_of, quoted, spelled
 
 __all__ = ["Dispatch", "Exclusion", "Limits", "Model", "RankShape", "Spec", "load", "parse", "variants"]

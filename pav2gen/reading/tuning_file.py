@@ -17,7 +17,7 @@ from pav2gen.files import sha256
 from pav2gen.reading.axis_value import reader_of
 from pav2gen.reading.yaml_file import parse_yaml, read_file
 from pav2gen.reading.yaml_node import Node
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 from pav2gen.wording import one_of, quoted
 
 SCHEMA = 1
@@ -78,7 +78,7 @@ class Tuning:
     def of(self, key: Key, partition_size: int) -> list[dict[str, object]]:
         """The rows in which the kernel with ``key`` and ``partition_size`` was the fastest.
 
-        Each row is a dict with the fields of ``runtime.dispatch_row.Tuned`` other than ``symbol``.
+        Each row is a dict with the fields of ``runtime.choice.dispatch_row.Tuned`` other than ``symbol``.
         """
         return [
             {

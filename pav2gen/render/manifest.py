@@ -16,8 +16,8 @@ from typing import Any
 from pav2gen.errors import UserError
 from pav2gen.files import sha256
 from pav2gen.render.fileset import FileSet
-from pav2gen.runtime.dispatch_row import Modification, Row, Tuned
-from pav2gen.runtime.key import KEYS
+from pav2gen.runtime.choice.dispatch_row import Modification, Row, Tuned
+from pav2gen.runtime.choice.key import KEYS
 
 SCHEMA = 1
 NAME = "MANIFEST.json"
@@ -26,7 +26,7 @@ NAME = "MANIFEST.json"
 SHARED = ""
 
 #: The row of a kernel in a manifest, as a mapping from the name of a column to its value. The columns are the fields of
-#: ``runtime.dispatch_row.Row``, then ``EXTRA_COLUMNS``.
+#: ``runtime.choice.dispatch_row.Row``, then ``EXTRA_COLUMNS``.
 ManifestRow = Mapping[str, Any]
 
 #: The columns that a row has in a manifest, but not in the dispatch table: the results of tuning, the path of the

@@ -30,8 +30,8 @@ from pav2gen.json_data import (
     word,
 )
 from pav2gen.render.manifest import SCHEMA, Manifest, stamp_line
-from pav2gen.runtime.dispatch_row import Modification, Row, Tuned
-from pav2gen.runtime.key import KEYS
+from pav2gen.runtime.choice.dispatch_row import Modification, Row, Tuned
+from pav2gen.runtime.choice.key import KEYS
 
 
 class NotAManifest(Exception):

@@ -16,8 +16,8 @@ from pav2gen.plan.torch_plan import smallest_workspace_bytes
 from pav2gen.reading.model_config import Attention, read_attention
 from pav2gen.reading.spec_file import DEFAULTS, LONGEST_NAME, RESERVED_NAMES, parse
 from pav2gen.reading.yaml_file import printable
-from pav2gen.runtime.dispatch_row import MIB
-from pav2gen.runtime.key import whole_groups
+from pav2gen.runtime.choice.dispatch_row import MIB
+from pav2gen.runtime.choice.key import whole_groups
 from pav2gen.wording import flow_list, flow_map
 
 RANKS = (1, 2, 4, 8)

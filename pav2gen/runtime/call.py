@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from .rows import Rows, part_of
-from .tiling import Tile
+from .attention.rows import Rows, part_of
+from .attention.tiling import Tile
 
 
 class BlockSparse(NamedTuple):

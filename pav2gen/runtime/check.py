@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from .call import BlockSparse, Call, Scratch
-from .dispatch_row import Modification
-from .key import KV_ALIASES, Key
+from .choice.dispatch_row import Modification
+from .choice.key import KV_ALIASES, Key
 
 if TYPE_CHECKING:
     from .extend.call import ExtendCall

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import torch
 
+from .attention.tiling import Budget, Tiling
 from .call import Call, longest_length
-from .dispatch_row import HOST_LENGTHS
+from .choice.dispatch_row import HOST_LENGTHS
 from .environment import choice
-from .tiling import Budget, Tiling
 from .workers import pool
 from .workers.shares import Shares
 

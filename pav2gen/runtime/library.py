@@ -29,7 +29,7 @@ from .building.cache import FailedBeforeError
 from .building.compiling import HostBuild, Kernels, build_gpu, build_host, on_stderr, quiet
 from .building.library_record import Record, RecordError, mismatch, read_record, source_digests
 from .building.toolchain import TOOLCHAINS, CompilerMissingError, Toolchain, corex, nvcc
-from .dispatch_row import MIB, Row
+from .choice.dispatch_row import MIB, Row
 from .simt.cache import digest, read_note
 
 if TYPE_CHECKING:

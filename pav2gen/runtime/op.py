@@ -13,12 +13,12 @@ import torch
 
 from . import check
 from .call import BlockSparse, Call, Scratch, clear_scratch
-from .dispatch_row import Row, Tuned
+from .choice.dispatch_row import Row, Tuned
+from .choice.select import Table
 from .lengths import is_captured, may_read
 from .operators.loaded import Kernels
 from .operators.modification_tensors import ordered_tensors
 from .operators.registration import register
-from .select import Table
 
 NAME = "paged_attention_v2"
 SCHEMA = f"""{NAME}(

@@ -11,7 +11,7 @@ from pav2gen.bench.measuring import baselines, problem
 from pav2gen.bench.measuring import float64_reference as truth
 from pav2gen.bench.measuring.baselines import NotApplicable, baseline
 from pav2gen.bench.measuring.problem import Problem
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 
 try:
     FLEX = importlib.import_module("torch.nn.attention.flex_attention")

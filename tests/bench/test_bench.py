@@ -19,8 +19,8 @@ from pav2gen.bench.measuring import measurement_file as documents
 from pav2gen.bench.measuring.problem import Problem, make
 from pav2gen.errors import UserError
 from pav2gen.reading.selection import load
-from pav2gen.runtime.dispatch_row import Row
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.dispatch_row import Row
+from pav2gen.runtime.choice.key import Key
 
 from .conftest import SPEC, options
 

@@ -7,10 +7,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.runtime.dispatch_row import Row
-from pav2gen.runtime.key import Key
-from pav2gen.runtime.select import Table
-from pav2gen.runtime.waves import PARTITION_OVERHEAD, cost
+from pav2gen.runtime.choice.dispatch_row import Row
+from pav2gen.runtime.choice.key import Key
+from pav2gen.runtime.choice.select import Table
+from pav2gen.runtime.choice.waves import PARTITION_OVERHEAD, cost
 
 KEY = Key(256, 6, 16, "float16", "auto", False, False)
 SIZES = (64, 128, 256, 512, 1024, 2048)

@@ -12,9 +12,9 @@ from pav2gen.bench.extending.extend_bench import Pair
 from pav2gen.bench.measuring import bench, clock, extend
 from pav2gen.errors import UserError
 from pav2gen.reading.selection import load
-from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.choice.dispatch_row import Row
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.extend.cases import ExtendCase, make
-from pav2gen.runtime.key import Key
 
 from .conftest import CPU, SPEC
 

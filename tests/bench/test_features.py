@@ -11,8 +11,8 @@ from pav2gen.bench.measuring import contestants, problem
 from pav2gen.bench.measuring import float64_reference as truth
 from pav2gen.bench.measuring.problem import Problem
 from pav2gen.reading.selection import load
-from pav2gen.runtime.dispatch_row import Modification
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.dispatch_row import Modification
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.testing.oracle import reference
 
 from .conftest import options

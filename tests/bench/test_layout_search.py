@@ -8,7 +8,7 @@ from pav2gen.bench.tuning import layout_search
 from pav2gen.bench.tuning.layout_search import Layout, LayoutOptions, LayoutTimes
 from pav2gen.errors import UserError
 from pav2gen.reading.selection import load
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 
 SPEC = """
 schema: 1

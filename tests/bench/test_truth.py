@@ -8,7 +8,7 @@ import torch
 from pav2gen.bench.measuring import float64_reference as truth
 from pav2gen.bench.measuring import problem
 from pav2gen.bench.measuring.problem import Problem
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.testing.oracle import reference
 
 PLAIN = Key(64, 3, 16, "float16", "auto", False, False)

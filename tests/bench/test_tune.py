@@ -20,7 +20,7 @@ from pav2gen.cli import main
 from pav2gen.errors import UserError
 from pav2gen.reading import tuning_file as tuning
 from pav2gen.reading.selection import load
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 
 KEY = Key(64, 2, 16, "float16", "auto", False, False)
 PROBLEM = Problem(KEY, 2, 8, 512)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pav2gen.runtime import op
-from pav2gen.runtime.dispatch_row import Row, Tuned
-from pav2gen.runtime.key import Key
-from pav2gen.runtime.miss import NoKernelError
-from pav2gen.runtime.select import Table
+from pav2gen.runtime.choice.dispatch_row import Row, Tuned
+from pav2gen.runtime.choice.key import Key
+from pav2gen.runtime.choice.miss import NoKernelError
+from pav2gen.runtime.choice.select import Table
 
 KEY = Key(256, 6, 16, "float16", "auto", False, False)
 CARD = "Iluvatar BI-V100"

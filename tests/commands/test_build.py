@@ -32,8 +32,8 @@ from pav2gen.render.fileset import FileSet
 from pav2gen.render.manifest_reader import NotAManifest, parse
 from pav2gen.render.package import render_package
 from pav2gen.render.templates import Templates
-from pav2gen.runtime.dispatch_row import Row
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.dispatch_row import Row
+from pav2gen.runtime.choice.key import Key
 from tests.conftest import REPOSITORY, snapshot, touched
 from tests.faults import killed
 

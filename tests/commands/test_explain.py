@@ -12,8 +12,8 @@ from pav2gen.errors import UserError
 from pav2gen.family.axes import AXES, DTYPE_TAGS, KV_TAGS
 from pav2gen.family.variant import OPERATORS
 from pav2gen.reading.spec_file import Spec, parse, variants
-from pav2gen.runtime.key import GQA_RATIOS, HEAD_SIZES
-from pav2gen.runtime.miss import distance
+from pav2gen.runtime.choice.key import GQA_RATIOS, HEAD_SIZES
+from pav2gen.runtime.choice.miss import distance
 
 TWO_AXES = """\
 schema: 1

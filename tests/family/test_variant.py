@@ -27,8 +27,8 @@ from pav2gen.family.variant import (
     writers_of,
 )
 from pav2gen.reading.spec_file import LONGEST_NAME, load
-from pav2gen.runtime.key import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, KV_ALIASES, MOST_TOKENS, Key
-from pav2gen.runtime.key import LONGEST_NAME as LONGEST_MODIFICATION
+from pav2gen.runtime.choice.key import BLOCK_SIZES, GQA_RATIOS, HEAD_SIZES, KV_ALIASES, MOST_TOKENS, Key
+from pav2gen.runtime.choice.key import LONGEST_NAME as LONGEST_MODIFICATION
 
 SPECS = Path(__file__).parents[2] / "specs"
 

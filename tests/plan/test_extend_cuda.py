@@ -9,7 +9,7 @@ from pav2gen.family.target import find
 from pav2gen.family.variant import ExtendVariant
 from pav2gen.plan.cuda_geometry import KEY_LANES
 from pav2gen.plan.extend_cuda import MOST_OUTPUTS, MOST_ROWS, ExtendCudaPlan, outputs, plan_extend_cuda
-from pav2gen.runtime.key import BLOCK_SIZES, HEAD_SIZES
+from pav2gen.runtime.choice.key import BLOCK_SIZES, HEAD_SIZES
 
 CARD = find("bi-v100")
 QWEN = ExtendVariant("qwen", 256, 6, 16, "float16", "auto", False, False)

@@ -15,7 +15,7 @@ from pav2gen.reading import spec_checks
 from pav2gen.reading.rule import AxisRule
 from pav2gen.reading.rules import RULES, check
 from pav2gen.reading.spec_file import Spec, parse, variants
-from pav2gen.runtime.dispatch_row import MIB
+from pav2gen.runtime.choice.dispatch_row import MIB
 
 GOOD = """\
 schema: 1

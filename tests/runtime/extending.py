@@ -2,8 +2,8 @@
 
 import importlib
 
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.extend.cases import ONE_PARTITION, ExtendCase, copy_outputs, make
-from pav2gen.runtime.key import Key
 
 HALF = Key(64, 3, 16, "float16", "auto", False, False)
 FLOAT = HALF._replace(dtype="float32")

@@ -6,7 +6,7 @@ import pytest
 
 from pav2gen.plan import kernel as plan
 from pav2gen.reading import spec_file as spec
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.testing.cases import Case, make
 
 MIB = 1 << 20

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pav2gen.runtime.call import BlockSparse
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make
 
 KEY = Key(256, 6, 16, "float16", "auto", False, False)

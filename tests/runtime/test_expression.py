@@ -16,8 +16,8 @@ from pav2gen.family.modifications.parse import ExpressionError, parse_mask, pars
 from pav2gen.family.modifications.torch_text import TorchText, hidden_text, score_text
 from pav2gen.family.modifications.tree import Expression
 from pav2gen.runtime import simt
+from pav2gen.runtime.attention.workspace import Buffer
 from pav2gen.runtime.testing import expression, probe
-from pav2gen.runtime.workspace import Buffer
 
 from .expressions import TENSORS, Undecided, Writer, bounded, holds
 

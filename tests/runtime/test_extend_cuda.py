@@ -8,10 +8,10 @@ import torch
 
 from pav2gen.bench.extending.extend_bench import cuda_launches
 from pav2gen.commands.build import BuildOptions, build
-from pav2gen.runtime.dispatch_row import MIB, Row
+from pav2gen.runtime.choice.dispatch_row import MIB, Row
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.extend.cases import ExtendCase, make
 from pav2gen.runtime.extend.launch import launch, partitions_of, tiles_of
-from pav2gen.runtime.key import Key
 
 from .conftest import load, settle
 

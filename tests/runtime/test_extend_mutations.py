@@ -35,7 +35,7 @@ FAMILIES = {
     "own": {**PLAIN, "alibi": "true", "mod": "near", "defined": NEAR},
 }
 
-ROWS, TILES, STATE = "runtime/extend/rows.py", "runtime/extend/tiles.py", "runtime/state.py"
+ROWS, TILES, STATE = "runtime/extend/rows.py", "runtime/extend/tiles.py", "runtime/attention/state.py"
 FAULTS = [
     Fault("causal limit one token late", ROWS, "hidden = self._by_part(positions, tile) > self", "hidden = self._by_part(positions, tile) > 1 + self"),
     Fault("causal limit one token early", ROWS, "hidden = self._by_part(positions, tile) > self", "hidden = self._by_part(positions, tile) + 1 > self"),

@@ -5,12 +5,12 @@ import importlib
 import pytest
 import torch
 
-from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.choice.dispatch_row import Row
+from pav2gen.runtime.choice.miss import NoKernelError
+from pav2gen.runtime.choice.select import Table
 from pav2gen.runtime.extend import check, op
 from pav2gen.runtime.extend.cases import SENTINEL
 from pav2gen.runtime.extend.oracle import row_ranges
-from pav2gen.runtime.miss import NoKernelError
-from pav2gen.runtime.select import Table
 
 from .extending import FLOAT, FP8, HALF, WINDOW, call_of, extend, kernel_of
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pav2gen.runtime.fp8 import fp8_table
+from pav2gen.runtime.attention.fp8 import fp8_table
 from pav2gen.runtime.testing.oracle import fp8_value
 
 TORCH = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}

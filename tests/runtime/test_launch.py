@@ -8,7 +8,7 @@ import torch
 from pav2gen.runtime import launch
 from pav2gen.runtime.check import check as check_call
 from pav2gen.runtime.check import layout_of
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.op import Operator
 from pav2gen.runtime.operators.loaded import Kernels
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make

@@ -16,7 +16,7 @@ from pav2gen import cli
 from pav2gen.runtime import launch, library
 from pav2gen.runtime.building import toolchain
 from pav2gen.runtime.building.toolchain import CompilerMissingError, corex, nvcc
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make
 
 from .conftest import GENERATED, load

@@ -10,10 +10,10 @@ import yaml
 from pav2gen.errors import UserError
 from pav2gen.family.spec import points
 from pav2gen.reading.spec_file import parse
-from pav2gen.runtime.dispatch_row import Row
-from pav2gen.runtime.key import FEATURES, KEYS, Key, own_key
-from pav2gen.runtime.miss import NoKernelError, miss, nearest
-from pav2gen.runtime.select import Table
+from pav2gen.runtime.choice.dispatch_row import Row
+from pav2gen.runtime.choice.key import FEATURES, KEYS, Key, own_key
+from pav2gen.runtime.choice.miss import NoKernelError, miss, nearest
+from pav2gen.runtime.choice.select import Table
 
 QWEN = Key(256, 6, 16, "float16", "auto", False, False)
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from pav2gen.runtime.dispatch_row import Modification, Row
-from pav2gen.runtime.key import Key
-from pav2gen.runtime.miss import NoKernelError
+from pav2gen.runtime.choice.dispatch_row import Modification, Row
+from pav2gen.runtime.choice.key import Key
+from pav2gen.runtime.choice.miss import NoKernelError
+from pav2gen.runtime.choice.select import Table
 from pav2gen.runtime.operators.modification_tensors import ordered_tensors
-from pav2gen.runtime.select import Table
 
 BIASED = Modification("s + bias[h] * slope[kvh]", "", (("bias", "heads"), ("slope", "kv_heads")))
 KEY = Key(128, 4, 16, "float16", "auto", False, False)

@@ -41,11 +41,11 @@ FAMILIES = {
 }
 
 
-CALL, STATE, ROWS = "runtime/call.py", "runtime/state.py", "runtime/rows.py"
-SCRATCH = "runtime/scratch.py"
-TILING, LENGTHS, OP = "runtime/tiling.py", "runtime/lengths.py", "runtime/op.py"
+CALL, STATE, ROWS = "runtime/call.py", "runtime/attention/state.py", "runtime/attention/rows.py"
+SCRATCH = "runtime/attention/scratch.py"
+TILING, LENGTHS, OP = "runtime/attention/tiling.py", "runtime/lengths.py", "runtime/op.py"
 
-WINDOW = "runtime/window.py"
+WINDOW = "runtime/attention/window.py"
 SOFTCAP = "    # softcap\n    scores.div_(5.0)\n    scores.tanh_()\n    scores.mul_(5.0)\n"
 BIAS = "    # ALiBi\n    t0 = torch.sub(k, q)\n    t1 = t0.float()\n    scores.addcmul_(slopes, t1)\n"
 
@@ -116,7 +116,7 @@ FAULTS = [
     Fault("scale of the neighbouring head", KERNEL, "by_head(call.v_scale, 1)", "by_head(call.v_scale.flip(0) if hasattr(call.v_scale, 'flip') else call.v_scale, 1)", "stored8"),
     Fault("scales swapped", KERNEL, "by_head(call.k_scale, 2)", "by_head(call.v_scale, 2)", "stored8"),
     Fault("the other fp8 format", KERNEL, 'fp8_table("fp8_e4m3"', 'fp8_table("fp8_e5m2"', "stored8"),
-    Fault("subnormal codes flushed", "runtime/fp8.py", "magnitude = (codes & 0x7F) << 7", "magnitude = ((codes & 0x7F) * ((codes & 0x78) > 0)) << 7", "stored8"),
+    Fault("subnormal codes flushed", "runtime/attention/fp8.py", "magnitude = (codes & 0x7F) << 7", "magnitude = ((codes & 0x7F) * ((codes & 0x78) > 0)) << 7", "stored8"),
     Fault("lse in base 2", STATE, "torch.log(z)", "torch.log2(z)"),
     Fault("lse without the maximum", STATE, "torch.log(z).add_(base)", "torch.log(z)"),
     Fault("lse of another order of sequences", STATE, "rows.put(call.lse, taken,", "call.lse[taken].copy_("),
@@ -146,10 +146,10 @@ FAULTS = [
     Fault("mask forgotten", KERNEL, "scores.masked_fill_(t4", "scores.clone().masked_fill_(t4", "own"),
     Fault("mask by the position within a tile", KERNEL, "k = part.positions.view(", "k = (part.positions - part.positions[0, 0]).view(", "own"),
     Fault("mask before the score", KERNEL, "    modify(call, part, views.scores, space)\n    hide(call, part, views.scores, space)\n", "    hide(call, part, views.scores, space)\n    modify(call, part, views.scores, space)\n", "own"),
-    Fault("one local block too few", "runtime/sparse.py", "distant = block <= ", "distant = block <= 1 + ", "sparse"),
-    Fault("strides start a block early", "runtime/sparse.py", ".mul_(step).add_(1)", ".mul_(step).add_(0)", "sparse"),
-    Fault("rank ignored", "runtime/sparse.py", "+ rank * heads", "+ 0 * heads", "sparse"),
-    Fault("negative step taken for a positive one", "runtime/sparse.py", "if step >= 0:", "if step or not step:", "sparse"),
+    Fault("one local block too few", "runtime/attention/sparse.py", "distant = block <= ", "distant = block <= 1 + ", "sparse"),
+    Fault("strides start a block early", "runtime/attention/sparse.py", ".mul_(step).add_(1)", ".mul_(step).add_(0)", "sparse"),
+    Fault("rank ignored", "runtime/attention/sparse.py", "+ rank * heads", "+ 0 * heads", "sparse"),
+    Fault("negative step taken for a positive one", "runtime/attention/sparse.py", "if step >= 0:", "if step or not step:", "sparse"),
 ]  # fmt: skip
 
 

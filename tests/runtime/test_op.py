@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from pav2gen.runtime import models
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice import models
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make
 from pav2gen.runtime.testing.oracle import excess, reference
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pav2gen.runtime.call import BlockSparse
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.testing.cases import Case, make
 from pav2gen.runtime.testing.oracle import attends, excess, reference
 

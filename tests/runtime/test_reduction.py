@@ -4,8 +4,8 @@ import importlib
 
 import pytest
 
+from pav2gen.runtime.choice.waves import REDUCTION_PARTITIONS
 from pav2gen.runtime.testing.cases import make
-from pav2gen.runtime.waves import REDUCTION_PARTITIONS
 
 SYMBOL = "pav2_qwen25_05b_hd64_g7_b16_f16_p256"
 REDUCE_THREADS, LOADS_IN_FLIGHT = 256, 4

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.runtime.rows import Rows
-from pav2gen.runtime.state import LOWEST, SMALLEST, State, exponentials, merge, reduce_partitions
-from pav2gen.runtime.state import write_output as write
+from pav2gen.runtime.attention.rows import Rows
+from pav2gen.runtime.attention.state import LOWEST, SMALLEST, State, exponentials, merge, reduce_partitions
+from pav2gen.runtime.attention.state import write_output as write
 
 
 def call_of(out, sinks=None, lse=None):

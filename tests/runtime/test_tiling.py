@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.runtime.tiling import Budget, RowTile, Tile
+from pav2gen.runtime.attention.tiling import Budget, RowTile, Tile
 
 PAGE = 16
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pav2gen.runtime.select import Table
-from pav2gen.runtime.waves import cheapest, cost, reduction_cost, start
+from pav2gen.runtime.choice.select import Table
+from pav2gen.runtime.choice.waves import cheapest, cost, reduction_cost, start
 
 from .test_select import QWEN, row
 

@@ -14,8 +14,8 @@ import torch
 
 from pav2gen.plan import kernel as plan
 from pav2gen.reading import spec_file as spec
-from pav2gen.runtime.key import Key
-from pav2gen.runtime.rows import Rows
+from pav2gen.runtime.attention.rows import Rows
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make
 from pav2gen.runtime.workers import pool
 from pav2gen.runtime.workers.shares import AHEAD, LONG_BYTES, MEDIUM_BYTES

@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from pav2gen.runtime import workspace as memory
-from pav2gen.runtime.workspace import LEAST_BYTES, carve, total, workspace
+from pav2gen.runtime.attention import workspace as memory
+from pav2gen.runtime.attention.workspace import LEAST_BYTES, carve, total, workspace
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pav2gen.commands.build import BuildOptions, build
-from pav2gen.runtime.key import CacheKey
+from pav2gen.runtime.choice.key import CacheKey
 from pav2gen.runtime.testing import oracle, probe
 from pav2gen.runtime.writer.calibration import kv_scales
 from pav2gen.runtime.writer.cases import WriteCase, make

@@ -9,7 +9,7 @@ import torch
 
 from .. import check as checks
 from ..check import dtype_name, shape_of
-from ..key import Key
+from ..choice.key import Key
 from .call import ExtendCall
 
 NAME = "paged_attention_extend"

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch
 
-from ..dispatch_row import Row
+from ..choice.dispatch_row import Row
 from ..simt import Report
 from ..simt.report import Traffic
 from ..testing.cases import dense_pieces

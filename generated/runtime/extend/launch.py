@@ -13,11 +13,11 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
 
-from ..dispatch_row import MIB, Row
+from ..attention.tiling import partitions_reached
+from ..choice.dispatch_row import MIB, Row
+from ..choice.select import MOST_BLOCKS
 from ..launch import CODES, MOST_TENSORS, device_of, pointer
 from ..launch import workspace as held_workspace
-from ..select import MOST_BLOCKS
-from ..tiling import partitions_reached
 from .call import ExtendCall
 
 VERSION = 1

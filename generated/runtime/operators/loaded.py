@@ -13,9 +13,9 @@ import torch
 
 from .. import check
 from ..building.toolchain import cuda_major
-from ..dispatch_row import Row
+from ..choice.dispatch_row import Row
+from ..choice.select import logger
 from ..library import Library, LibraryError, build, kernels_of
-from ..select import logger
 
 
 class Kernels:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 
 from .. import check
-from ..miss import NoKernelError
-from ..select import Table
+from ..choice.miss import NoKernelError
+from ..choice.select import Table
 
 
 def ordered_tensors(

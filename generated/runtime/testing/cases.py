@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from ..call import BlockSparse, Call, Scratch
-from ..dispatch_row import Modification
-from ..key import Key
+from ..choice.dispatch_row import Modification
+from ..choice.key import Key
 from .oracle import nearest_codes
 
 #: Tests write this value to the entries of a block table that no kernel may read, such as those past a sequence's last

@@ -15,7 +15,7 @@ import torch
 
 from .. import check, library, op
 from ..call import Call, Scratch
-from ..dispatch_row import Row
+from ..choice.dispatch_row import Row
 from ..simt import Report
 from ..simt.report import Traffic
 from . import cases

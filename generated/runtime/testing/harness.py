@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from .. import check, op
+from ..attention.tiling import Budget
 from ..call import BlockSparse, Call
-from ..dispatch_row import Row
-from ..key import Key
-from ..tiling import Budget
+from ..choice.dispatch_row import Row
+from ..choice.key import Key
 from ..workers import pool, shares
 from ..workers.shares import Shares
 from . import probe

@@ -13,7 +13,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import workspace
+from ..attention import workspace
 
 #: The names of ATen functions that read a value from the device on the host.
 HOST_READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "_unique2", "masked_select")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ..dispatch_row import Row
+from ..choice.dispatch_row import Row
 
 _COMMENT = re.compile(r"//[^\n]*")
 #: Matches the definition of a constant or an alias whose value does not depend on other constants.

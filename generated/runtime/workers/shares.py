@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..tiling import Budget, Tiling
+from ..attention.tiling import Budget, Tiling
 
 if TYPE_CHECKING:
     from .pool import Offer

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..attention.rows import Rows
+from ..attention.state import State, merge, write_output
+from ..attention.tiling import RowTile, Tile, Tiling
+from ..attention.workspace import Workspace, workspace
 from ..call import Call
-from ..rows import Rows
-from ..state import State, merge, write_output
-from ..tiling import RowTile, Tile, Tiling
-from ..workspace import Workspace, workspace
 from . import pool
 from .shares import AHEAD
 

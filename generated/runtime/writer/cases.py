@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..check import storage_dtype
-from ..key import CacheKey
+from ..choice.key import CacheKey
 from ..testing.cases import Scale, scale_of
 from ..testing.oracle import nearest_codes
 from .call import Write

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from ..dispatch_row import Row
+from ..choice.dispatch_row import Row
+from ..choice.select import Table
 from ..operators.loaded import Kernels
 from ..operators.registration import register
-from ..select import Table
 from . import check
 from .call import Write
 from .launch import launch

@@ -21,7 +21,7 @@ from pav2gen.bench.measuring.problem import Inputs, Problem
 from pav2gen.errors import UserError
 from pav2gen.reading.selection import Selection
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.choice.dispatch_row import Row
 from pav2gen.runtime.extend import op as extend_op
 from pav2gen.runtime.extend.call import ExtendCall
 from pav2gen.runtime.extend.launch import launch as launch_cuda
@@ -200,7 +200,7 @@ def kernels(setup: bench.Setup, rows: list[Row]) -> list[Contestant]:
 
 
 def _kernel(setup: bench.Setup, row: Row, backend: str) -> Contestant:
-    memory = importlib.import_module(f"{setup.package.__name__}.runtime.workspace")
+    memory = importlib.import_module(f"{setup.package.__name__}.runtime.attention.workspace")
 
     def run(given: Pair) -> None:
         extend.operate(setup.package, given.extend, row, backend)

@@ -13,8 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from pav2gen.bench.measuring.table import milliseconds, sampled_once, spread
-from pav2gen.runtime.dispatch_row import MIB
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.dispatch_row import MIB
+from pav2gen.runtime.choice.key import Key
 
 
 def tables(document: Mapping[str, Any]) -> Iterator[Table]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 
 #: The partition size, in tokens, of vLLM's paged_attention_v2. Callers of that operator allocate its scratch tensors
 #: for this size.

@@ -20,8 +20,8 @@ from pav2gen.bench.measuring.problem import Inputs, Problem, make, rotation
 from pav2gen.errors import UserError
 from pav2gen.family.spec import RankShape, Spec
 from pav2gen.reading.selection import Selection
-from pav2gen.runtime.dispatch_row import Row
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.dispatch_row import Row
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.op import device_name
 from pav2gen.wording import one_of
 

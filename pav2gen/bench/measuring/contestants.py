@@ -17,7 +17,7 @@ from pav2gen.bench.measuring.machine import peak_bytes
 from pav2gen.bench.measuring.problem import Inputs, Problem
 from pav2gen.runtime import op
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.dispatch_row import MIB, Row
+from pav2gen.runtime.choice.dispatch_row import MIB, Row
 from pav2gen.runtime.launch import launch
 from pav2gen.runtime.testing import probe
 from pav2gen.runtime.testing.oracle import excess
@@ -54,7 +54,7 @@ def _kernel(package: ModuleType, row: Row, backend: str) -> Contestant:
     def run(call: Call) -> None:
         operate(package, call, row, backend)
 
-    memory = importlib.import_module(f"{package.__name__}.runtime.workspace")
+    memory = importlib.import_module(f"{package.__name__}.runtime.attention.workspace")
 
     def bare(call: Call) -> None:
         memory.forget()

@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.choice.dispatch_row import Row
 from pav2gen.runtime.extend.call import ExtendCall
 
 #: ``sdpa`` passes at most this many query tokens to one call of torch's attention, because the sizes of the mask and of

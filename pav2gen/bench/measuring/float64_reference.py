@@ -12,7 +12,7 @@ import math
 import torch
 
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.dispatch_row import Modification
+from pav2gen.runtime.choice.dispatch_row import Modification
 from pav2gen.runtime.testing.oracle import attends, decode, modified, window_start
 
 #: The number of tokens in a stretch. It is rounded down to whole pages, but a stretch has at least one page.

@@ -28,7 +28,7 @@ from pav2gen.json_data import (
     whole,
     word,
 )
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 
 KIND, SCHEMA = "pav2gen bench", 1
 

@@ -16,8 +16,8 @@ import torch
 from pav2gen.bench.measuring.baselines import PARTITION
 from pav2gen.family.variant import ITEM_BYTES
 from pav2gen.runtime.call import BlockSparse, Call
-from pav2gen.runtime.dispatch_row import Modification
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.dispatch_row import Modification
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.testing import cases
 
 #: At most this many bytes of K, and as many of V, in the KV cache of a problem are random. The rest of the cache

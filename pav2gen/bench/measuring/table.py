@@ -12,8 +12,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from pav2gen.runtime.dispatch_row import MIB
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.dispatch_row import MIB
+from pav2gen.runtime.choice.key import Key
 
 PEERS = ("sdpa", "flex", "seed", "vllm")
 FIRST_COLUMNS, LAST_COLUMNS = ("S", "L", "contestant", "ms", "+-"), ("GB/s", "copy", "calls", "MiB")

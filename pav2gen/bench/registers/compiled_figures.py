@@ -22,8 +22,8 @@ def figures(kernel: AnyKernel, measured: Measured | None) -> Figures:
 
     If ``measured`` has the kernel, the number of registers of a thread is the one that ptxas assigned. For a decode
     kernel, the number of resident thread blocks and the bytes in flight (see ``plan.occupancy``) are then computed from
-    this number. The figures of the wave model (``runtime.waves``) stay as planned, because the dispatch table was
-    rendered with them.
+    this number. The figures of the wave model (``runtime.choice.waves``) stay as planned, because the dispatch table
+    was rendered with them.
 
     measured: what ptxas printed about the kernels of the spec. With None, all figures are those of the plan.
     """

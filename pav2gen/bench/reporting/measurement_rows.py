@@ -12,7 +12,7 @@ from typing import Any
 
 from pav2gen.bench.reporting.line_chart import tokens
 from pav2gen.family.axes import HEADS, title
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 
 
 @dataclass(frozen=True)

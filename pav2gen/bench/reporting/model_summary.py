@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pav2gen.family.axes import HEADS, title
 from pav2gen.family.spec import Spec
 from pav2gen.plan.kernel import Plan
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 
 
 @dataclass(frozen=True)

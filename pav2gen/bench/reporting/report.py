@@ -23,7 +23,7 @@ from pav2gen.plan.prediction import Predictor, predictable
 from pav2gen.reading.selection import Selection
 from pav2gen.render.kernels import GENERATOR, render_spec
 from pav2gen.render.templates import Templates
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 
 TEMPLATE = "report/report.html.j2"
 

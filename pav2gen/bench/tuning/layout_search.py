@@ -29,7 +29,7 @@ from pav2gen.plan.kernel import Kernel, plan
 from pav2gen.reading.selection import Selection
 from pav2gen.runtime import library, op
 from pav2gen.runtime.call import Call
-from pav2gen.runtime.dispatch_row import Row
+from pav2gen.runtime.choice.dispatch_row import Row
 
 #: At most this many layouts of a kernel become candidates: those that its plan ranks first.
 BEST_OF_A_KERNEL = 6

@@ -27,8 +27,8 @@ from pav2gen.json_data import fields, items, mapping, positive, prose, word
 from pav2gen.reading import tuning_file as tuning
 from pav2gen.reading.selection import Selection
 from pav2gen.reading.tuning_file import LEAST_RUNS, MOST_SPREAD
-from pav2gen.runtime.dispatch_row import Row
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.dispatch_row import Row
+from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.op import device_name
 
 #: A partition size is chosen only if its time in every run exceeds the time of the run's fastest size by at most this

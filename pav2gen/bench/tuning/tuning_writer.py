@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pav2gen.runtime.key import Key
+from pav2gen.runtime.choice.key import Key
 from pav2gen.wording import flow_map
 
 FIRST_LINE = "# What pav2gen tune measured, for pav2gen build to read. Measure again rather than edit."

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from pav2gen.family.modifications.parse import parse_mask, parse_score
 from pav2gen.family.modifications.tree import Expression
-from pav2gen.runtime import dispatch_row
+from pav2gen.runtime.choice import dispatch_row
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pav2gen.runtime.key import MOST_TOKENS
+from pav2gen.runtime.choice.key import MOST_TOKENS
 from pav2gen.wording import quoted
 
 INTEGER, NUMBER, CONDITION = "an integer", "a number", "a condition"

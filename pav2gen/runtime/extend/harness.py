@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..dispatch_row import Row
-from ..key import Key
+from ..choice.dispatch_row import Row
+from ..choice.key import Key
 from ..testing import cases as decode_cases
 from ..testing import harness as decoding
 from ..testing import probe

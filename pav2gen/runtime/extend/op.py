@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import check as checks
-from ..dispatch_row import Row
+from ..choice.dispatch_row import Row
+from ..choice.select import Table
 from ..lengths import may_read
 from ..operators.loaded import Kernels
 from ..operators.modification_tensors import ordered_tensors
 from ..operators.registration import register
-from ..select import Table
 from . import check
 from .call import ExtendCall
 

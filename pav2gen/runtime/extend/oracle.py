@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..call import Call
-from ..dispatch_row import Modification
+from ..choice.dispatch_row import Modification
 from ..testing.oracle import attention, gather, groups, score
 from .call import ExtendCall
 

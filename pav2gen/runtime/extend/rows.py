@@ -4,7 +4,7 @@ A row is one query token. The module ``tiles`` defines query tiles, groups and t
 fewer rows than the width of its group repeats its last row. All copies of that row get the same result, so the order in
 which the copies are written does not matter. If the host does not know the lengths of the sequences, the query tiles at
 the end of a group may have no rows. A query tile without rows repeats the rows of the last query tile of the same row
-tile (see ``runtime.tiling``) that has rows. If no query tile of a row tile has rows, elements of ``out`` and ``lse``
+tile (see ``attention.tiling``) that has rows. If no query tile of a row tile has rows, elements of ``out`` and ``lse``
 are overwritten with the values that they already have.
 """
 
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import torch
 
+from ..attention.state import LOG2_E, SMALLEST, State, with_sink
+from ..attention.tiling import Tile
 from ..lengths import host_lengths
-from ..state import LOG2_E, SMALLEST, State, with_sink
-from ..tiling import Tile
 from .call import ExtendCall
 from .tiles import ExtendBudget, Group, Shape
 
 
 class Taken(NamedTuple):
-    """The query tiles that one row tile processes (see ``runtime.tiling``), as tensors on the call's device.
+    """The query tiles that one row tile processes (see ``attention.tiling``), as tensors on the call's device.
 
     Below, ``width`` is the number of rows of each query tile, repeated rows included.
 
@@ -67,7 +67,7 @@ class Taken(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The positions of the keys in a tile (see ``runtime.tiling``), and the cache blocks that the tile reads.
+    """The positions of the keys in a tile (see ``attention.tiling``), and the cache blocks that the tile reads.
 
     An item is one partition of one query tile. The items of a query tile are consecutive. Below, ``tokens`` is the
     number of tokens that the partitions of ``tile`` can hold together, for one query tile.
@@ -258,7 +258,7 @@ class QueryRows:
 def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor) -> None:
     """Write the rows of the query tiles ``held`` to ``out``: o / z, or zeros for a row that attends to no token.
 
-    The module ``runtime.state`` defines m, z and o. If the call has an ``lse`` tensor, the rows are written to it too.
+    The module ``attention.state`` defines m, z and o. If the call has an ``lse`` tensor, it gets the rows too.
     Below, ``width`` is the number of rows of each query tile, repeated rows included, and ``group`` is the number of
     query heads per KV head.
 

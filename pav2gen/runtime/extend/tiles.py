@@ -1,9 +1,9 @@
 """Splits the query rows of an extend call into query tiles, so that the workspace of a PyTorch kernel stays bounded.
 
 A row is one query token. A *query tile* is a set of consecutive rows of one sequence. A kernel reads the keys and
-values to which a query tile attends once, for all its rows and heads. ``runtime.tiling`` treats each query tile like a
-sequence of a decode call: it splits the tokens up to the query tile's last row into partitions, and forms tiles, which
-are rectangles of query tiles and partitions.
+values to which a query tile attends once, for all its rows and heads. ``attention.tiling`` treats each query tile like
+a sequence of a decode call: it splits the tokens up to the query tile's last row into partitions, and forms tiles,
+which are rectangles of query tiles and partitions.
 
 A *group* is a set of query tiles that are padded to the same width (number of rows). The split depends only on values
 that the host knows. There are two cases:
@@ -22,13 +22,13 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..tiling import Budget, Tile, Tiling, partitions_reached
+from ..attention.tiling import Budget, Tile, Tiling, partitions_reached
 
 if TYPE_CHECKING:
     import torch
 
 #: The bound ``ExtendBudget.wide`` applies only to query tiles with more than this number of rows. For narrower query
-#: tiles, fewer and larger tiles (see ``runtime.tiling``) are faster, because part of the time of a tile is fixed.
+#: tiles, fewer and larger tiles (see ``attention.tiling``) are faster, because part of the time of a tile is fixed.
 NARROW = 16
 
 #: The least number of elements that torch gives to each CPU thread when it copies a tensor with several threads. torch
@@ -89,7 +89,7 @@ class Group(NamedTuple):
     tiles: the query tiles in the order in which ``tiling`` numbers them. ``tiles`` is None if the host does not know
     the query tiles. They are then computed on the call's device.
     number: the number of query tiles, or an upper bound of this number if ``tiles`` is None.
-    tiling: all tiles of the group. Each query tile takes the place of a sequence in ``runtime.tiling``.
+    tiling: all tiles of the group. Each query tile takes the place of a sequence in ``attention.tiling``.
     """
 
     width: int
@@ -133,7 +133,7 @@ class ExtendBudget(NamedTuple):
     row: int
 
     def of(self, width: int) -> Budget:
-        """Convert these bounds to a budget of ``runtime.tiling`` for query tiles of ``width`` rows.
+        """Convert these bounds to a budget of ``attention.tiling`` for query tiles of ``width`` rows.
 
         A page of padding takes more time in wider query tiles, so the budget of wider query tiles accepts less padding.
         """

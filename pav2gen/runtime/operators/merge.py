@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from .. import check
-from ..state import LOWEST
+from ..attention.state import LOWEST
 
 NAME = "merge_states"
 SCHEMA = f"{NAME}(Tensor(a!) out, Tensor(b!) lse, Tensor outs, Tensor lses) -> ()"

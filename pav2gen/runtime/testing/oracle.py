@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..call import BlockSparse, Call
-from ..dispatch_row import Modification
+from ..choice.dispatch_row import Modification
 from .expression import evaluator
 
 #: A row of out, with the float64 result t, must satisfy ||out - t|| <= ROUNDINGS * ||round(t) - t|| + NOISE * ||t||.

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..building import prefetch
-from ..dispatch_row import Row
+from ..choice.dispatch_row import Row
 from . import representatives
 from .cuda_harness import WARP_SIZES, machines
 

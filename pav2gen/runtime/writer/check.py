@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from ..check import DTYPES, check_pages, check_scale, check_tensor, dtype_name, fail, kv_dtype, shape_of, storage_dtype
-from ..key import CacheKey
+from ..choice.key import CacheKey
 from .call import Write
 
 NAME = "reshape_and_cache"

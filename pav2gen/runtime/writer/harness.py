@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..dispatch_row import Row
-from ..key import CacheKey
+from ..choice.dispatch_row import Row
+from ..choice.key import CacheKey
 from ..simt import Report
 from ..testing import cases as decode_cases
 from ..testing import oracle, probe

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from . import check
-from .environment import is_on
+from .. import check
+from ..environment import is_on
 from .key import Key, own_key
 from .miss import NoKernelError
 from .select import Table

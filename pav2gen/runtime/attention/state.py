@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from .call import Call
+from ..call import Call
 from .rows import Rows
 
 #: Replaces a maximum of -inf before it is subtracted from scores: exp(-inf - LOWEST) is 0, while exp(-inf - -inf) is

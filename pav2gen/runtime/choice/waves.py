@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .tiling import launched_partitions
+from ..attention.tiling import launched_partitions
 
 if TYPE_CHECKING:
     from .dispatch_row import Row

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import torch
 
-from .call import Call, Segment, clamped_seq_lens, longest_length
-from .lengths import fitted
+from ..call import Call, Segment, clamped_seq_lens, longest_length
+from ..lengths import fitted
+from ..workers.shares import Shares
 from .rows import Rows
 from .tiling import Budget, Tile, Tiling, partitions_reached
-from .workers.shares import Shares
 
 
 class WindowRows(Rows):

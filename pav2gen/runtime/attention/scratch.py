@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .call import Call, Segment
+from ..call import Call, Segment
 from .rows import Rows, part_of
 
 

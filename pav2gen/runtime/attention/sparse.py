@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from .call import Call, Segment
+from ..call import Call, Segment
 
 
 def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Chooses the kernel that serves a call: keys, the rows of the dispatch table, and the messages if no kernel fits."""

@@ -1,0 +1,1 @@
+"""What PyTorch kernels of attention share: tiles, the workspace, softmax states, windows, and the caller's scratch."""
