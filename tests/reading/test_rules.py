@@ -272,3 +272,10 @@ def test_whole_groups_are_groups_of_the_cache_layout() -> None:
         for head_size in AXES["head_size"].allowed:
             point = replace(variant, head_size=head_size)
             assert bool(rule.complaint(head_size, point.kv_cache_dtype)) == (head_size % point.grain != 0)
+
+
+def test_a_spec_of_cuda_kernels_has_no_limit_of_a_pytorch_workspace() -> None:
+    text = GOOD.replace("workspace_mib: 16", "workspace_mib: 5")
+    with pytest.raises(UserError, match="rule workspace-holds-a-partition"):
+        parse(text.encode(), "small.yaml")
+    parse(text.replace("backends: [torch, cuda]", "backends: [cuda]").encode(), "small.yaml")
