@@ -5,6 +5,7 @@ all checks have passed.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -167,15 +168,22 @@ def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
 
 def check_int(name: str, value: object, operator: str = DECODE) -> None:
     """Raise ValueError unless ``value`` has a method ``__index__`` that converts it to an int of at most 64 bits."""
-    if not hasattr(value, "__index__"):
+    try:
+        number = index(value)
+    except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for a tensor of several elements
         fail(f"{name} must be an int, got {described(value)}", operator)
-    if not -(1 << 63) <= int(value) < 1 << 63:
-        fail(f"{name} must be an int of 64 bits, got {value}", operator)
+    if not -(1 << 63) <= number < 1 << 63:
+        fail(f"{name} must be an int of 64 bits, got {described(number)}", operator)
 
 
 def check_number(name: str, value: object, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``value`` is a number. The message calls it ``name``."""
-    if not hasattr(value, "__float__"):
+    """Raise ValueError unless float() converts ``value``, which must not be a string. The message calls it ``name``."""
+    try:
+        float(value)
+        converts = not isinstance(value, (str, bytes, bytearray))
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        converts = False
+    if not converts:
         fail(f"{name} must be a number, got {described(value)}", operator)
 
 
@@ -196,6 +204,8 @@ def described(value: object) -> str:
     if value is None:
         return "None"
     name = type(value).__name__
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return f"an {name} of {value.bit_length()} bits"
     return f"the {name} {value!r}" if isinstance(value, (str, int, float)) else f"a {name}"
 
 

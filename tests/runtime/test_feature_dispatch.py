@@ -4,6 +4,7 @@ Every combination of features is asked of tables with and without each. Nothing 
 kernels, so that a call that a wrong kernel would take is seen.
 """
 
+import importlib
 import itertools
 
 import pytest
@@ -57,7 +58,7 @@ class Dispatch:
         self.operator.kernel = self.kernel
 
     def module(self, of):
-        return getattr(__import__(f"{self.package.__name__}.runtime", fromlist=[of]), of)
+        return importlib.import_module(f"{self.package.__name__}.runtime.choice.{of}")
 
     def kernel(self, row, backend, on_gpu, layout=None):
         return lambda call: self.launched.append((row, call))

@@ -183,6 +183,19 @@ def test_supports(package):
     )
 
 
+#: Values that no model has, of types that look like numbers.
+STRANGE = (10**400, -(2**70), torch.zeros(2), torch.ones(2, dtype=torch.int64), "1", b"1", [], float("nan"))
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("axis", [*MODEL, "kv_cache_dtype", "softcap", "sliding_window", "modification", "alibi"])
+def test_a_strange_value_is_not_supported_and_raises_nothing(package, axis, value):
+    assert not package.supports(**{**MODEL, axis: value})
+    assert not package.prefer_v2(2000, 2, **{**MODEL, axis: value})
+    with pytest.raises((ValueError, package.NoKernelError)):
+        package.check_model(**{**MODEL, axis: value})
+
+
 @pytest.mark.parametrize("tp_size", [1, 2, 4, 8])
 def test_check_model_takes_what_vllm_shards(package, tp_size):
     package.check_model(24, 4, 256, 16, torch.float16, "auto", tp_size)

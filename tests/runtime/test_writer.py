@@ -130,7 +130,7 @@ REFUSED = {
     "a page with gaps": ({"value_cache": torch.zeros(5, 4, 256, 32).byte()[..., :16]}, "page of a head"),
     "slots in a list": ({"slot_mapping": [0, 1, 2]}, "slot_mapping must be a tensor, got list"),
     "a scale of 0": ({"k_scale": 0.0}, "k_scale must be positive and finite in float32, got 0.0"),
-    "a scale as a text": ({"v_scale": "1"}, "v_scale must be a number or a float32 tensor, got str"),
+    "a scale as a text": ({"v_scale": "1"}, "v_scale must be a number or a float32 tensor, got the str"),
     "slots in 16 bits": ({"slot_mapping": torch.zeros(3).short()}, "must be contiguous int64 or int32 [3]"),
     "fewer slots than tokens": ({"slot_mapping": torch.zeros(2).long()}, "int64 or int32 [3], got int64 [2]"),
     "scales of too many heads": ({"k_scale": torch.ones(5)}, "one float32 element or contiguous float32 [4]"),

@@ -55,7 +55,7 @@ def with_tensors_checked(operator: Callable[..., None], name: str) -> Callable[.
                 check.check_tensor(argument, args[i], name)
         try:
             operator(*args)
-        except (RuntimeError, TypeError, OverflowError):
+        except (RuntimeError, TypeError, ValueError, OverflowError):
             for argument, value in zip(schema, args):
                 _check_scalar(argument.name, value, str(argument.type), name)
             raise
@@ -85,8 +85,10 @@ def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[
     """
     if isinstance(scale, torch.Tensor):
         return 1.0, scale
-    if not hasattr(scale, "__float__"):
-        check.fail(f"{name} must be a number or a float32 tensor, got {type(scale).__name__}", operator)
+    try:
+        check.check_number(name, scale, operator)
+    except ValueError:
+        check.fail(f"{name} must be a number or a float32 tensor, got {check.described(scale)}", operator)
     if not check.SMALLEST_FLOAT32 <= scale <= check.LARGEST_FLOAT32:
         check.fail(f"{name} must be positive and finite in float32, got {scale}", operator)
     return float(scale), None
