@@ -166,7 +166,7 @@ def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
         fail(f"{name} must be a tensor, got {value if value is None else type(value).__name__}", operator)
 
 
-def check_int(name: str, value: object, operator: str = DECODE) -> None:
+def check_int(name: str, value: Any, operator: str = DECODE) -> None:
     """Raise ValueError unless ``value`` has a method ``__index__`` that converts it to an int of at most 64 bits."""
     try:
         number = index(value)
@@ -176,7 +176,7 @@ def check_int(name: str, value: object, operator: str = DECODE) -> None:
         fail(f"{name} must be an int of 64 bits, got {described(number)}", operator)
 
 
-def check_number(name: str, value: object, operator: str = DECODE) -> None:
+def check_number(name: str, value: Any, operator: str = DECODE) -> None:
     """Raise ValueError unless float() converts ``value``, which must not be a string. The message calls it ``name``."""
     try:
         float(value)
