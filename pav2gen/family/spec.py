@@ -13,6 +13,9 @@ from pav2gen.family.modifications.modification import Modification
 from pav2gen.family.target import Target
 from pav2gen.family.variant import OPERATORS, Point, Variant, expand
 
+#: The largest number of tokens or sequences that a tensor of lengths can hold: lengths and block tables are int32.
+LARGEST_INT32 = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class RankShape:

@@ -10,6 +10,8 @@ from typing import Any
 
 from pav2gen.family.axes import AXES, Axis
 from pav2gen.family.modifications.parse import INDEX, LONGEST
+from pav2gen.family.modifications.tree import MOST_HEADS
+from pav2gen.family.spec import LARGEST_INT32
 from pav2gen.family.target import FIGURES, TARGETS, Figure
 from pav2gen.family.variant import OPERATORS
 from pav2gen.plan.cuda_plan import CHOICES
@@ -18,10 +20,8 @@ from pav2gen.reading.spec_file import (
     BACKENDS,
     DEFAULTS,
     KEYS,
-    LARGEST_INT32,
     LONGEST_NAME,
     LONGEST_TEXT,
-    MOST_HEADS,
     MOST_RANKS,
     MOST_VARIANTS,
     MOST_WORKSPACE_MIB,

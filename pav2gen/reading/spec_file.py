@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pav2gen.family.axes import AXES, AXES_SECTION, FEATURES_SECTION
-from pav2gen.family.spec import Dispatch, Exclusion, Limits, Model, RankShape, Spec, variants
+from pav2gen.family.modifications.tree import MOST_HEADS
+from pav2gen.family.spec import LARGEST_INT32, Dispatch, Exclusion, Limits, Model, RankShape, Spec, variants
 from pav2gen.family.target import FIGURES, Target, find
 from pav2gen.family.variant import OPERATORS
 from pav2gen.plan.cuda_plan import CHOICES
@@ -69,8 +70,6 @@ DEFAULTS: Mapping[str, object] = {
 
 BACKENDS = ("torch", "cuda")
 
-LARGEST_INT32 = 2**31 - 1  # lengths and tables are int32
-MOST_HEADS = 4096
 MOST_RANKS = 1024
 MOST_VARIANTS = 1 << 16
 MOST_WORKSPACE_MIB = 1 << 16

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pav2gen.family.axes import AXES
-from pav2gen.family.spec import Spec, variants
+from pav2gen.family.spec import LARGEST_INT32, Spec, variants
 from pav2gen.files import sha256
 from pav2gen.reading.axis_value import reader_of
 from pav2gen.reading.yaml_file import parse_yaml, read_file
@@ -26,7 +26,6 @@ SCHEMA = 1
 FOLDER = "tuning"
 
 MOST_BYTES = 4 << 20
-LARGEST_INT32 = 2**31 - 1
 
 #: LEAST_RUNS: the least number of runs in which the times of a tuning file must have been measured. MOST_SPREAD: the
 #: largest allowed spread of a row. The spread is the difference between the slowest and the fastest run, divided by the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pav2gen.family.spec import LARGEST_INT32
 from pav2gen.reading.model.fields import Fields
 
 #: Keys of a config.json that may give the longest context, in tokens. If several do, vLLM takes the smallest value.
@@ -23,7 +24,6 @@ DEFAULT_LENGTH = 2048
 #: Types of rotary embedding whose scaling is already included in the context length of the config.json.
 SCALED_ALREADY = ("su", "longrope", "llama3")
 
-LARGEST_INT32 = 2**31 - 1
 #: Longer contexts, stated or computed, are cut to this number of tokens.
 BEYOND = 10**18
 
