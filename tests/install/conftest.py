@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from pav2gen.commands.build import BuildOptions, build
 from pav2gen.errors import UserError
 from pav2gen.install.apply import InstallOptions, Outcome, install
+from pav2gen.install.editing import source_edit
 from pav2gen.install.package_contents import Choice, PackageContents, cuda_sources, package_contents
 from pav2gen.render.templates import Templates
 from pav2gen.runtime.building.compiling import write_index
@@ -40,6 +41,22 @@ dispatch: {{min_seq_len: 8192}}
 #: Two specs: the shape of qwen36 in float16, and another.
 ALPHA = SPEC.format(name="alpha", heads=24, head_size=256, ratio=6)
 BETA = SPEC.format(name="beta", heads=4, head_size=128, ratio=1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def edit_once() -> Iterator[None]:
+    """Edit a text once and remember the result: the trees of most tests are alike, and libcst takes 0.2 s for each."""
+    edit, known = source_edit._edited, {}
+
+    def edited(text: str, insertions: Sequence[source_edit.Insertion], tests: Mapping[int, str], where: str) -> str:
+        key = text, tuple(insertions), tuple(tests.items())
+        if key not in known:
+            known[key] = edit(text, insertions, tests, where)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_edit, "_edited", edited)
+        yield
 
 
 @pytest.fixture(autouse=True)
