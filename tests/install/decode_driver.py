@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,20 @@ from stubs import Kernels, Stub, stub_vllm
 #: Parameters of forward_decode that differ from tree to tree, under our names.
 KNOWN_AS = {"context_lens": "seq_lens", "max_context_len": "max_seq_len", "kv_scale": "k_scale"}
 PAGE = 16
+
+#: The code of each source that was imported. Most files of two trees are alike, and no bytecode is written.
+_compiled: dict[bytes, Any] = {}
+_compile = SourceFileLoader.source_to_code
+
+
+def compile_once(loader: SourceFileLoader, data: Any, path: Any, **options: Any) -> Any:
+    """What ``SourceFileLoader.source_to_code`` returns. A file of another tree with the same bytes shares the code."""
+    if data not in _compiled:
+        _compiled[data] = _compile(loader, data, path, **options)
+    return _compiled[data]
+
+
+SourceFileLoader.source_to_code = compile_once  # type: ignore[method-assign]
 
 
 def import_tree(tree: str, plugin: str) -> tuple[Any, Kernels]:
