@@ -40,8 +40,8 @@ class Axis:
     title: a function that takes a value and returns the words that stand for it in a kernel's description. If the
     description leaves out the value, it returns "".
     works: the allowed values in words, for messages.
-    allowed: all values that a kernel can be generated for. If it is empty, ``kind`` and the rules in ``reading.rules``
-    decide which values are allowed.
+    allowed: all values that a kernel can be generated for. If ``allowed`` is empty, ``kind`` and the rules in
+    ``reading.rules`` decide which values are allowed.
     default: the values in a spec that does not name the axis, or None if every spec must name it.
     section: the section of a spec that contains the axis.
     nullable: whether None is a value too. None means that the kernel does not have the feature.
@@ -66,7 +66,7 @@ class Axis:
         return f"{self.section}.{self.name}"
 
     def has_type(self, value: object) -> bool:
-        """Whether ``value`` has the type of this axis's values. This does not check whether the value is allowed."""
+        """Whether ``value`` has the type of this axis's values. The value need not be allowed."""
         if value is None:
             return self.nullable
         return type(value) is self.kind or (self.kind is float and type(value) is int)

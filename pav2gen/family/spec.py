@@ -155,7 +155,7 @@ class Spec:
 
         path: dotted paths of values, such as ``axes.head_size``.
 
-        If the spec file contains none of these values, return the file's name.
+        If the spec file contains none of the values, return the file's name.
         """
         return next((self.places[name] for name in path if name in self.places), self.file_name)
 

@@ -65,7 +65,7 @@ class Target:
 class Figure:
     """The values that a spec may give to one hardware figure.
 
-    choices: all allowed values. If it is empty, every number from ``low`` to ``high`` is allowed.
+    choices: all allowed values. If ``choices`` is empty, every number from ``low`` to ``high`` is allowed.
     whole: whether the value must be an integer.
     """
 

@@ -48,7 +48,7 @@ class Point(ABC):
 
     @property
     def symbol(self) -> str:
-        """The name of the C function that the kernel's CUDA source exports. It is unique over all specs."""
+        """The name of the C function that the kernel's CUDA source exports. The symbol is unique over all specs."""
         return f"pav2_{self.spec}_{self.slug}"
 
     @property
@@ -123,7 +123,10 @@ class AttentionVariant(Point):
 
 @dataclass(frozen=True)
 class Variant(AttentionVariant):
-    """One decode kernel. It serves calls with one query token per sequence, and has a fixed partition size."""
+    """One decode kernel.
+
+    A decode kernel serves calls with one query token per sequence, and has a fixed partition size.
+    """
 
     operator: ClassVar[str] = "decode"
 
@@ -147,7 +150,7 @@ class Variant(AttentionVariant):
 
 @dataclass(frozen=True)
 class ExtendVariant(AttentionVariant):
-    """One extend kernel. It serves calls with several query tokens per sequence."""
+    """One extend kernel. An extend kernel serves calls with several query tokens per sequence."""
 
     operator: ClassVar[str] = "extend"
 
@@ -166,7 +169,7 @@ class ExtendVariant(AttentionVariant):
 class CacheVariant(Point):
     """One cache writer: a kernel that writes the keys and values of new tokens into a KV cache.
 
-    Its axes are those that decide the layout of the cache and the type of its elements.
+    The axes of a cache writer decide the layout of the cache and the type of its elements.
     """
 
     operator: ClassVar[str] = "cache"

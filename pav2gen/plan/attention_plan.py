@@ -29,8 +29,8 @@ class AttentionPlan:
 
     @property
     def formula(self) -> str:
-        """The formula of the scores that the softmax is applied to, as text. It goes into the comment at the top of
-        each of the kernel's sources.
+        """The formula of the scores that the softmax is applied to, as text. The formula goes into the comment at the
+        top of each source of the kernel.
         """
         v, text = self.variant, "scale * q[s] K[s]^T"
         if v.softcap is not None:

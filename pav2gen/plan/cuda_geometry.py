@@ -51,8 +51,8 @@ class ExtendGeometry:
     chunk_rows: the number of query rows that a warp scores at the same time.
     lane_keys: the number of keys that a lane scores at the same time.
     load_words: the number of 32-bit words that a thread reads from the KV cache with one load.
-    dim_lanes: the number of threads that add values to the output of the same query row. They divide the elements of
-    the head among them.
+    dim_lanes: the number of threads that add values to the output of the same query row. These threads divide the
+    elements of the head among themselves.
     partition: the number of keys that the thread block processes in all its steps.
     """
 

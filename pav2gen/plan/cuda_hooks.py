@@ -1,4 +1,7 @@
-"""Writes the CUDA code of a kernel's two hooks. One hook changes a score before the softmax. The other masks keys."""
+"""Writes the CUDA code of a kernel's two hooks.
+
+The score hook changes a score before the softmax. The mask hook masks keys.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ class Line(NamedTuple):
 class Parameter(NamedTuple):
     """A parameter tensor of a modification, such as the ALiBi slopes, in the code of a CUDA kernel.
 
-    array: the name of the array in shared memory. It holds the tensor's elements for the query heads of the thread
-    block.
+    array: the name of the array in shared memory. The array holds the tensor's elements for the query heads of the
+    thread block.
     pointer: the CUDA code for the pointer to the tensor in global memory.
     place: the CUDA code for the index, in the tensor, of the element that belongs to a query head. In this code, unlike
     in ``NAMES``, ``h`` is the index of the query head in the thread block.

@@ -1,5 +1,5 @@
-"""Draws text pictures of how the threads of a CUDA kernel divide K and V. They are for the comment at the top of a CUDA
-source.
+"""Draws text pictures of how the threads of a CUDA kernel divide K and V. The pictures are for the comment at the top
+of a CUDA source.
 """
 
 from __future__ import annotations

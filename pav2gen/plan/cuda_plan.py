@@ -110,8 +110,8 @@ class CudaPlan:
 
     @property
     def blocks_per_group(self) -> int:
-        """The number of thread blocks that share the query heads of one KV head. Each of them reads the keys and values
-        of this KV head from the KV cache.
+        """The number of thread blocks that share the query heads of one KV head. Each thread block reads the keys and
+        values of the KV head from the KV cache.
         """
         return -(-self.variant.gqa_ratio // self.geometry.heads)
 
@@ -172,7 +172,10 @@ class CudaPlan:
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """The generated code that runs between the product q·k and the softmax. It changes scores and masks keys."""
+        """The generated code that runs between the product q·k and the softmax.
+
+        This code changes scores and masks keys.
+        """
         return CudaHooks(self.variant)
 
     @property
@@ -223,8 +226,8 @@ class CudaPlan:
         """The time that an empty thread block takes. The unit is the time in which one multiprocessor processes one
         token.
 
-        A thread block is empty if its partition begins past the end of its sequence. It starts, loads the length of the
-        sequence, and ends.
+        A thread block is empty if its partition begins past the end of its sequence. Such a thread block starts, loads
+        the length of the sequence, and ends.
         """
         needed = self.occupancy.needed or ASSUMED_BYTES  # the bytes that arrive in the latency of a load
         idle_ns = self.target.block_start_ns + self.target.latency_ns
@@ -314,8 +317,8 @@ def _grade(in_flight: int, needed: int) -> int:
     """Return the grade of a layout: a number that compares its bytes in flight on a multiprocessor with those that full
     bandwidth needs.
 
-    The grade is 0 if ``in_flight`` is at least ``needed``. It is ``-GRADES`` if ``in_flight`` is half of ``needed``,
-    ``-2 * GRADES`` if it is a quarter, and so on, rounded to a whole number.
+    The grade is 0 if ``in_flight`` is at least ``needed``. The grade is ``-GRADES`` if ``in_flight`` is half of
+    ``needed``, ``-2 * GRADES`` if ``in_flight`` is a quarter of ``needed``, and so on, rounded to a whole number.
     """
     return round(GRADES * math.log2(min(1.0, max(in_flight, 1) / needed)))
 
@@ -363,8 +366,8 @@ def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
 def _runs_fit(v: Variant, g: Geometry) -> bool:
     """Whether a warp can score ``g.runs`` runs of tokens at the same time.
 
-    It can if the accumulators and the unpacked floats fit in registers, and if each warp has enough tokens in each
-    step.
+    The layout works if the accumulators and the unpacked floats fit in registers, and if each warp has enough tokens in
+    each step.
     """
     unpacked = g.runs * g.key_words * 4 // v.cache_item_bytes
     busy = g.runs * TOKENS_PER_RUN * (g.threads // WIDEST_WARP) <= g.step
@@ -375,9 +378,9 @@ def _runs_fit(v: Variant, g: Geometry) -> bool:
 def _steps(v: Variant, chosen: int | None) -> list[int]:
     """Return the numbers of tokens per step that may be chosen.
 
-    If the spec prescribes a number, the result is only this number, but at most the partition size. It is empty if the
-    number is smaller than a page. Without such a number, the result is the partition size, half of it, a quarter, and
-    so on, down to 64 tokens or a page, whichever is larger.
+    If the spec prescribes a number, the result is only this number, but at most the partition size. The result is empty
+    if the number is smaller than a page. Without such a number, the result is the partition size, half of it, a
+    quarter, and so on, down to 64 tokens or a page, whichever is larger.
 
     chosen: the number that the spec prescribes, or None.
     """

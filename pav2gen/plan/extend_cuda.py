@@ -3,9 +3,9 @@ shared memory.
 
 A query row is a pair of a query token and a query head. A query tile is a set of consecutive query tokens of one
 sequence. A thread block processes one query tile and one partition of the keys, for all query heads of one KV head if
-they fit. It reads each key and value once for all its query rows. Three resources limit the number of query rows per
-thread block: shared memory, which holds their queries and softmax weights; registers, which hold their outputs; and the
-time for arithmetic, which grows with each query row.
+they fit. A thread block reads each key and value once for all its query rows. Three resources limit the number of query
+rows per thread block: shared memory, which holds their queries and softmax weights; registers, which hold their
+outputs; and the time for arithmetic, which grows with each query row.
 
 Which calls prefer the CUDA kernel to the PyTorch kernel
 --------------------------------------------------------
@@ -119,8 +119,8 @@ class ExtendCudaPlan:
 
     @property
     def blocks_per_group(self) -> int:
-        """The number of thread blocks that share the query heads of one KV head. Each of them reads the keys and values
-        of this KV head from the KV cache.
+        """The number of thread blocks that share the query heads of one KV head. Each thread block reads the keys and
+        values of the KV head from the KV cache.
         """
         return -(-self.variant.gqa_ratio // self.geometry.heads)
 
@@ -176,8 +176,8 @@ class ExtendCudaPlan:
         """Return the bytes of workspace that the partial results of one query tile need. A launch needs at least this
         workspace.
 
-        There is a partial result for each partition of the keys. If there is only one partition, the launch needs no
-        workspace, and the result is 0.
+        Each partition of the keys has a partial result. If there is only one partition, the launch needs no workspace,
+        and the result is 0.
 
         num_heads: the number of query heads.
         max_seq_len: the upper bound of the sequence lengths, in tokens.
@@ -189,13 +189,16 @@ class ExtendCudaPlan:
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """The generated code that runs between the product q·k and the softmax. It changes scores and masks keys."""
+        """The generated code that runs between the product q·k and the softmax.
+
+        This code changes scores and masks keys.
+        """
         return CudaHooks(self.variant)
 
     @property
     def reads_head(self) -> bool:
-        """Whether the hooks read the index of the query head in the thread block. They read it to find this head's
-        element of a parameter tensor, or to compute the head's index among all query heads.
+        """Whether the hooks read the index of the query head in the thread block. The hooks need a head's index to find
+        its element of a parameter tensor, or to compute its index among all query heads.
         """
         return bool(self.hooks.parameters) or self.reads_heads_number
 
@@ -298,7 +301,7 @@ def least_shared_bytes(v: ExtendVariant, target: Target) -> int:
 
 
 def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> Iterator[ExtendGeometry]:
-    """Yield the geometries to try. Those with longer steps come first.
+    """Yield the geometries to try. Candidates with longer steps come first.
 
     heads, tokens: the numbers of query heads and of query tokens that a thread block computes.
     """
@@ -323,8 +326,8 @@ def _threads(v: ExtendVariant, target: Target, rows: int) -> int:
 def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
     """Choose the number of threads that add values to the output of the same query row.
 
-    These threads divide the elements of the head among them. Their number is a multiple of 64, so that all lanes of a
-    warp read the softmax weights of the same query row. The choice is the number with the fewest accumulators per
+    These threads divide the elements of the head among themselves. Their number is a multiple of 64, so that all lanes
+    of a warp read the softmax weights of the same query row. The choice is the number with the fewest accumulators per
     thread. Among numbers with equally many accumulators, it is the smallest: with fewer threads, each thread uses a
     softmax weight for more elements of the head.
 
@@ -343,8 +346,8 @@ def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
 def _steps(v: ExtendVariant, target: Target) -> list[int]:
     """Return the numbers of keys that a step may have, the largest first.
 
-    A step has whole pages, or a fraction of a page. It can have a fraction only if it then loads at least one sector of
-    memory from each row of V. A row of V holds the same element of the value of each token in a page.
+    A step has whole pages, or a fraction of a page. A step can be a fraction of a page only if it then loads at least
+    one sector of memory from each row of V. A row of V holds the same element of the value of each token in a page.
     """
     page, item = v.block_size, v.cache_item_bytes
     steps = [

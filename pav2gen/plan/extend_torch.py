@@ -130,8 +130,8 @@ class ExtendTorchPlan(TorchFigures):
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
-        """Return the smallest possible workspace in bytes. It is enough for one query token and one partition, with
-        ``kv_heads`` KV heads.
+        """Return the smallest possible workspace in bytes. The workspace is enough for one query token and one
+        partition, with ``kv_heads`` KV heads.
         """
         budget, pages = self.gpu, self.keys // self.variant.block_size
         each = pages * (budget.chunk_page + budget.segment_page) + budget.segment_item + budget.row

@@ -106,8 +106,8 @@ def rows_per_thread(v: Variant, g: Geometry) -> int:
 def accumulators(v: Variant, g: Geometry) -> int:
     """Return the largest number of float32 accumulators that a thread needs at the same time.
 
-    These are accumulators of scores or of the output. If a partition is processed in several steps, a thread must keep
-    its accumulators of the output while it computes the scores of the next step.
+    The accumulators hold scores or elements of the output. If a partition is processed in several steps, a thread must
+    keep its accumulators of the output while it computes the scores of the next step.
     """
     values = rows_per_thread(v, g) * g.heads
     held = values if g.step < v.partition_size else 0

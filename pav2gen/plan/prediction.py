@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Predictor:
     """Predicts the time of a decode call on a GPU, for the kernels of one key.
 
-    plans: the plans of the decode kernels that have this key. They differ only in their partition sizes. For each call,
-    the wave model (``runtime.choice.waves``) chooses one of them.
+    plans: the plans of the decode kernels that have this key. The kernels differ only in their partition sizes. For
+    each call, the wave model (``runtime.choice.waves``) chooses one of them.
     rank: the numbers of query heads and KV heads of the call.
     target: the GPU.
     """

@@ -1,5 +1,5 @@
-"""Writes the PyTorch code of a kernel's two hooks. One hook changes the scores before the softmax. The other masks
-keys.
+"""Writes the PyTorch code of a kernel's two hooks. The score hook changes the scores before the softmax. The mask hook
+masks keys.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class TorchHooks:
         """Return over which dimensions of the scores the names and parameter tensors in the expressions of ``entry``
         vary.
 
-        The result is a dict from a name to a key of ``torch_text.REACH``. It has the names of all parameter tensors. It
-        has another name only if its entry in ``REACH`` is wrong for this kernel: for example, the position ``k`` of a
-        key differs between sequences if there is a sliding window.
+        The result is a dict from a name to a key of ``torch_text.REACH``. The mapping has the names of all parameter
+        tensors. It has another name only if its entry in ``REACH`` is wrong for this kernel: for example, the position
+        ``k`` of a key differs between sequences if there is a sliding window.
         """
         axes = {**entry.tensors}
         if self.variant.sliding_window:
@@ -85,7 +85,7 @@ class TorchHooks:
 
     @cached_property
     def scores(self) -> tuple[Step, ...]:
-        """The steps of the hook that changes the scores. They run in order and change the scores in place."""
+        """The steps of the hook that changes the scores. The steps run in order and change the scores in place."""
         trees = ((e, e.score_tree) for e in self._entries)
         return tuple(Step(e.name, self._text(score_text, e, x)) for e, x in trees if x)
 
@@ -101,7 +101,7 @@ class TorchHooks:
         return translate(tree, self._names, self._axes(entry), SLOT, self._dimensions)
 
     def inputs(self, steps: tuple[Step, ...]) -> dict[str, str]:
-        """Return the parameter tensors that ``steps`` read, as a dict. It maps the tensor's name in the steps to
+        """Return the parameter tensors that ``steps`` read, as a dict. The dict maps the tensor's name in the steps to
         PyTorch code for a view of the tensor that was passed to the kernel.
         """
         read = frozenset().union(*(step.text.names for step in steps))
@@ -122,8 +122,8 @@ class TorchHooks:
 
     @property
     def slots(self) -> int:
-        """The number of buffers that the hooks need in the workspace for temporaries. Each is as large as the scores of
-        a tile.
+        """The number of buffers that the hooks need in the workspace for temporaries. Each slot is as large as the
+        scores of a tile.
         """
         return max((step.text.slots for step in (*self.scores, *self.masks)), default=0)
 

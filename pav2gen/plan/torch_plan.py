@@ -111,7 +111,10 @@ class TorchFigures:
 
     @cached_property
     def hooks(self) -> TorchHooks:
-        """The generated code that runs between the product q·k and the softmax. It changes scores and masks keys."""
+        """The generated code that runs between the product q·k and the softmax.
+
+        This code changes scores and masks keys.
+        """
         return TorchHooks(self.variant)
 
 
@@ -160,8 +163,8 @@ class TorchPlan(TorchFigures):
 
     @property
     def token_bytes(self) -> int:
-        """The bytes of workspace per token of an item, for all heads together and without scores. They hold the token's
-        position as an int and as a float, a flag for masked tokens, and temporaries of the hooks.
+        """The bytes of workspace per token of an item, for all heads together and without scores. The bytes hold the
+        token's position as an int and as a float, a flag for masked tokens, and temporaries of the hooks.
         """
         return 13 + 4 * self.hooks.token_values + 4 * bool(self.variant.sliding_window)
 
@@ -175,8 +178,8 @@ class TorchPlan(TorchFigures):
 
     @property
     def always_attends(self) -> bool:
-        """Whether every query attends to all tokens of its sequence. Then the sum of the softmax weights in a partition
-        that has tokens is never 0.
+        """Whether every query attends to all tokens of its sequence. If so, the sum of the softmax weights in a
+        partition that has tokens is never 0.
         """
         v = self.variant
         return not (v.blocksparse or v.sliding_window or v.own or self.hooks.masks)
@@ -251,8 +254,8 @@ class TorchPlan(TorchFigures):
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
-        """Return the smallest possible workspace in bytes. It is enough for one partition of one sequence, with
-        ``kv_heads`` KV heads.
+        """Return the smallest possible workspace in bytes. The workspace is enough for one partition of one sequence,
+        with ``kv_heads`` KV heads.
         """
         budget, pages = self.gpu, self.variant.pages_per_partition
         return kv_heads * (pages * budget.chunk_page + budget.row) + budget.item(pages, kv_heads)
@@ -263,8 +266,9 @@ class TorchPlan(TorchFigures):
         The number is for a call that is divided into the tiles of ``tiling``, that passes the scratch tensors exp_sums,
         max_logits and tmp_out, and that does not ask for the log-sum-exp (lse).
 
-        The kernel writes the first ``tiling.covered`` partitions of the scratch tensors. If these tensors have more
-        partitions, two further ATen calls clear the rest; the number returned does not include these two.
+        The kernel writes the first ``tiling.covered`` partitions of the scratch tensors. If the scratch tensors have
+        room for more partitions, two further ATen calls clear that room. The returned number does not include these two
+        calls.
 
         If workers share the call, the number is the sum over all workers, and each worker makes its own workspace.
 
@@ -338,7 +342,7 @@ class TorchPlan(TorchFigures):
 
 
 def smallest_workspace_bytes(variant: Variant, num_kv_heads: int) -> int:
-    """Return the smallest possible workspace in bytes for the PyTorch decode kernel of ``variant``. It is enough for
-    one partition of one sequence, with ``num_kv_heads`` KV heads.
+    """Return the smallest possible workspace in bytes for the PyTorch decode kernel of ``variant``. The workspace is
+    enough for one partition of one sequence, with ``num_kv_heads`` KV heads.
     """
     return TorchPlan(variant, 0).smallest_workspace(num_kv_heads)

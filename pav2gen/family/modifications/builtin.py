@@ -1,7 +1,7 @@
 """The built-in modifications: softcap, ALiBi and the sliding window.
 
-A kernel changes a score in this order: softcap, ALiBi, the modification that the spec defines. Then it applies all
-masks. vLLM and ONNX's attention operator use the same order.
+A kernel changes a score in this order: softcap, ALiBi, the modification that the spec defines. After that, the kernel
+applies all masks. vLLM and ONNX's attention operator use the same order.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ The scores have the dimensions of ``DIMENSIONS``, or of ``EXTEND_DIMENSIONS`` in
 operation in the tree is a tensor with the same number of dimensions. A dimension over which the value does not vary has
 size 1.
 
-A value that varies over KV heads and tokens can be as large as the scores. It is stored in a slot: a buffer in the
-workspace that a later value can use again. Each statement makes at most one ATen call besides views, so that a plan can
-count the calls.
+A value that varies over KV heads and tokens can be as large as the scores. The kernel stores such a value in a slot: a
+buffer in the workspace that a later value can use again. Each statement makes at most one ATen call besides views, so
+that a plan can count the calls.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def score_text(
 
     names: maps each name and each parameter tensor in ``x`` to the PyTorch text that reads it. The text of ``s`` reads
     the scores. All other tensors must broadcast to the shape of the scores.
-    tensors: maps each parameter tensor to its dimension, ``heads`` or ``kv_heads``. It can also map a name to a key of
-    ``REACH``, such as ``k`` to ``k by row``, if the name's values vary over more dimensions than ``REACH`` says.
+    tensors: maps each parameter tensor to its dimension, ``heads`` or ``kv_heads``. ``tensors`` can also map a name to
+    a key of ``REACH``, such as ``k`` to ``k by row``, if the name's values vary over more dimensions than ``REACH``
+    says.
     slots: the PyTorch text that reads a workspace slot (a buffer as large as the scores), with {} in place of its
     number.
     dimensions: the names of the dimensions of the scores, in their order.
@@ -341,7 +342,7 @@ class _Writer:
     def assign(self, held: _Value, small: str, large: str, out: bool = False) -> None:
         """Write the statement that computes a value into the storage ``held``.
 
-        The other parameters are as in ``functional``.
+        ``functional`` explains the other parameters.
         """
         if held.slot is None:
             self.emit(f"{held.text} = {small}")

@@ -1,7 +1,6 @@
-"""Trees of typed expressions. Each node has a type, and each integer node has an interval of its possible values.
-
-There are three types: an integer (32 bits), a number (float32) and a condition. The intervals serve to detect overflow
-and division by zero before a kernel is generated.
+"""Trees of typed expressions. Each node has one of three types: an integer (32 bits), a number (float32) or a
+condition. Each integer node has an interval of its possible values. The intervals serve to detect overflow and division
+by zero before a kernel is generated.
 """
 
 from __future__ import annotations
@@ -34,10 +33,12 @@ class Expression:
     one of ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``. A node without operands has ``literal``, ``name`` (a name
     of ``NAMES``) or ``element`` (an element of a parameter tensor).
     type: the type of the node's value: ``INTEGER``, ``NUMBER`` or ``CONDITION``.
-    args: the operands. Those of ``if`` are the condition, the value if it is true, and the value if it is false.
+    args: the operands. The operands of ``if`` are the condition, the value for a true condition, and the value for a
+    false condition.
     value: the value of a ``literal`` node, the name of a ``name`` node, or the name of the tensor of an ``element``
     node. Other nodes do not use it.
-    low, high: the least and the greatest value that an integer node can have. Both are 0 for the other types.
+    low, high: the least and the greatest value that an integer node can have. ``low`` and ``high`` are 0 for the other
+    types.
     """
 
     op: str
