@@ -163,7 +163,10 @@ def items(read: Reader) -> Reader:
 
 
 def pair(first: Reader, second: Reader) -> Reader:
-    """Make a reader of lists of two items: ``first`` reads item 0, ``second`` reads item 1. It returns a tuple."""
+    """Make a reader of lists of two items: ``first`` reads item 0, ``second`` reads item 1.
+
+    The reader returns a tuple.
+    """
 
     def read(value: Any) -> tuple[Any, Any]:
         if not isinstance(value, list) or len(value) != 2:
@@ -212,7 +215,10 @@ def _check_object(value: Any) -> None:
 
 
 def _placed(place: str, read: Reader | None, value: Any) -> Any:
-    """Return what ``read`` returns for ``value``. If it raises ValueError, put ``place`` in front of the message."""
+    """Return what ``read`` returns for ``value``.
+
+    If the function raises ValueError, put ``place`` in front of the message.
+    """
     assert read is not None
     try:
         return read(value)

@@ -44,7 +44,7 @@ def one_of(choices: Iterable[object]) -> str:
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return the end of a message about an unknown ``word``: the choice most similar to it, or else all choices.
 
-    choices: the words that the user could write. There must be at least one.
+    choices: the words that the user could write. ``choices`` must not be empty.
     """
     known = list(choices)
     near = difflib.get_close_matches(word[:LONGEST_QUOTE].lower(), known, n=1)

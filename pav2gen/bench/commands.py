@@ -180,8 +180,8 @@ def tune(
     run continues after the last finished measurement.
 
     With --layouts, no file is written. A layout says how a thread block of a CUDA kernel divides its work. The command
-    compiles the CUDA kernels in several promising layouts, and times them. Then the command prints the times, and the
-    line to write into the spec to select the fastest layout.
+    compiles the CUDA kernels in several promising layouts, and times them. The command prints the times, and the line
+    to write into the spec to select the fastest layout.
 
     \b
     Example:

@@ -120,7 +120,7 @@ def list_(specs: tuple[Path, ...], filters: tuple[str, ...], as_json: bool, ptxa
     """List the kernels of SPEC files, by default specs/*.yaml, and the costs of each kernel.
 
     The number of registers of a CUDA kernel, and the figures that follow from it, are estimates. With --ptxas, nvcc
-    compiles the kernels, and its assembler reports the numbers. They are kept in the cache of compiled files.
+    compiles the kernels, and its assembler reports the numbers. The figures are kept in the cache of compiled files.
 
     \b
     Example:

@@ -150,7 +150,7 @@ def _carry_out(
 
     selections: the specs to render, with their kernels.
     others: the manifests of the specs whose files stay as they are.
-    removed: the name of the spec to remove. It is empty for a build.
+    removed: the name of the spec to remove. The name is empty for a build.
     """
     package = render_package(selections, others, options.templates or Templates())
     files = {removed: FileSet(), **package.files} if removed else package.files

@@ -62,7 +62,8 @@ class DriftReport:
 def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftReport:
     """Compare the files of the package ``options.out`` with a new rendering of the specs at ``paths``, byte by byte.
 
-    whole: whether ``paths`` are all specs of the project. If they are, every other spec in the package is an orphan.
+    whole: whether ``paths`` are all specs of the project. If all specs were given, every other spec in the package is
+    an orphan.
 
     Raises UserError for a bad spec, and for a package that cannot be read.
     """

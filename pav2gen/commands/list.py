@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def entries(selections: Iterable[Selection], measured: Mapping[str, Measured] | None = None) -> list[dict[str, Any]]:
     """Return a dict for each kernel: its names, the values of its axes, and the figures of its plan.
 
-    measured: maps the name of a spec to what ptxas, the assembler of nvcc, reports about the spec's CUDA kernels. These
-    figures replace the plan's estimates.
+    measured: maps the name of a spec to what ptxas, the assembler of nvcc, reports about the spec's CUDA kernels. The
+    figures of ptxas replace the plan's estimates.
     """
     return [
         {

@@ -127,7 +127,10 @@ def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
 
 
 def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
-    """Return the manifest ``entry`` with ``min_seq_len`` in all its dispatch rows. None leaves the rows as they are."""
+    """Return the manifest ``entry`` with ``min_seq_len`` in all its dispatch rows.
+
+    With None, the rows stay as they are.
+    """
     if min_seq_len is None:
         return entry
     return replace(entry, rows=tuple({**row, "min_seq_len": min_seq_len} for row in entry.rows))

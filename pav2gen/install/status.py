@@ -69,7 +69,7 @@ def _status(found: TreeState, generated: Path) -> Status:
 def _library(found: TreeState) -> tuple[str, list[str]]:
     """Return a description of the installed library of CUDA kernels, and a list with the reason why it cannot be used.
 
-    One of the two is empty. Both are empty if no library is installed.
+    Only one of the two texts is not empty. Both texts are empty if no library is installed.
     """
     name = found.record.prebuilt if found.record else ""
     path = f"{PREBUILT}/{name}"

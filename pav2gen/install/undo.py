@@ -25,7 +25,7 @@ class Undone:
 
     installed: whether the tree had an install.
     restored: the paths of the vLLM source files that get back their bytes from before the install.
-    edited: the paths of the vLLM source files that somebody edited after the install. They keep these edits.
+    edited: the paths of the vLLM source files that somebody edited after the install. The files keep these edits.
     kept: the paths of the files in the package's folder that stay, because no install put them there.
     diff: the changes of vLLM's source files, as a unified diff.
     """

@@ -1,8 +1,9 @@
 """Writes the changes of a build to the generated package: either all of them take effect, or none.
 
-New files are first written to a temporary folder, so that a full disk is noticed before the package changes. Then each
-file is renamed to its final place. A folder that is entirely new is renamed as a whole. An error or Ctrl-C undoes all
-changes. If the process is killed, the journal stays on the disk: a file that lists the files that the build changes.
+New files are first written to a temporary folder, so that a full disk is noticed before the package changes. After
+that, each file is renamed to its final place. A folder that is entirely new is renamed as a whole. An error or Ctrl-C
+undoes all changes. If the process is killed, the journal stays on the disk: a file that lists the files that the build
+changes.
 
 Only the journal is synced to the disk (with ``fsync``), because syncing every file would be slow. After a power cut,
 ``pav2gen check`` names the damaged files, and ``pav2gen build --force`` repairs them.

@@ -29,7 +29,7 @@ class _Edited(Exception):
 class Transaction:
     """A context manager. If its ``with`` block raises an exception, it undoes the block's steps, the last one first.
 
-    It then raises a UserError if the exception is an OSError, if someone else changed a file, or if a step cannot be
+    A UserError is then raised if the exception is an OSError, if someone else changed a file, or if a step cannot be
     undone. The message says whether all changes were undone. Other exceptions are passed on.
     """
 
@@ -38,7 +38,7 @@ class Transaction:
 
         shown: a function that takes a path and returns the name that messages give it. For an empty path, it returns
         the name of the folder that the command changes.
-        remedy: the last words of the error message if a step cannot be undone. They tell the user what to do.
+        remedy: the last words of the error message if a step cannot be undone. These words tell the user what to do.
         on_undone: a function that is called after all steps have been undone, but not if one cannot be undone.
         """
         self._shown = shown

@@ -145,7 +145,10 @@ def _scale_note(fields: Fields, size: int) -> Iterator[str]:
 
 
 def _title(fields: Fields, path: Path) -> str:
-    """The model's name. It comes from the config, or else from the folder of ``path``, the path of the config.json."""
+    """The model's name.
+
+    The name comes from the config, or else from the folder of ``path``, the path of the config.json.
+    """
     origin = str(fields.get("_name_or_path") or "")
     return _words(Path(origin).name) or _words(path.absolute().parent.name) or "model"
 

@@ -51,16 +51,16 @@ class AxisRule(Rule):
     """A rule on the values of one axis, or on combinations of values of several axes.
 
     axes: the names of these axes.
-    complaint: a function that takes one value of each axis. It returns None if the rule allows the values, else an
-    error message that says what would work.
+    complaint: a function that takes one value of each axis. The function returns None if the rule allows the values,
+    else an error message that says what would work.
     """
 
     axes: tuple[str, ...]
     complaint: Callable[..., str | None]
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The violation for the first value, or combination of values, in ``spec`` that the rule does not allow. None
-        if the rule allows all of them.
+        """The violation for the first value, or combination of values, in ``spec`` that the rule does not allow. The
+        result is None if the rule allows all values.
         """
         if len(self.axes) == 1:
             points = [(value,) for value in spec.axes[self.axes[0]]]

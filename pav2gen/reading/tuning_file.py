@@ -1,7 +1,7 @@
 """Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, which ``pav2gen tune`` writes.
 
-A row of a tuning file is about calls with a given number of sequences of a given length. It states the measured time of
-each partition size, and which partition size was the fastest. docs/tuning.md describes the format.
+A row of a tuning file is about calls with a given number of sequences of a given length. The row states the measured
+time of each partition size, and which partition size was the fastest. docs/tuning.md describes the format.
 """
 
 from __future__ import annotations

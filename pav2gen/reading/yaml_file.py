@@ -119,7 +119,7 @@ def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
 
 
 class _Composer:
-    """Builds nodes from the events of a YAML parser. It refuses an alias without expanding it."""
+    """Builds nodes from the events of a YAML parser. The composer refuses an alias without expanding it."""
 
     def __init__(self, parser: Any, file: str) -> None:
         self.parser = parser

@@ -114,8 +114,7 @@ def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
     """Return the batches for tests of the sliding window, in the form of ``ExtendData.windows``.
 
     In the first batch, the queries are short, and the window hides keys from them. In the second batch, the queries
-    have at least as many tokens as the window. There is no second batch for windows over ``LONGEST_INNER_WINDOW``
-    tokens.
+    have at least as many tokens as the window. Windows over ``LONGEST_INNER_WINDOW`` tokens have no second batch.
     """
     window, page = variant.sliding_window, variant.block_size
     if window is None:
@@ -139,7 +138,7 @@ def extend_calls(kernel: Extender) -> list[tuple[int, int, int, int]]:
 def mask_distances(variant: AttentionVariant) -> list[int]:
     """Return the distances between tokens, in tokens, that the mask of the kernel's modification may contain, sorted.
 
-    These are the integers from 2 to ``LONGEST_DISTANCE`` in the expression of the mask. Empty without a mask.
+    The distances are the integers from 2 to ``LONGEST_DISTANCE`` in the expression of the mask. Empty without a mask.
     """
     mask = variant.own.mask_tree if variant.own else None
     integers = {int(node.value) for node in walk(mask) if node.is_literal and node.type == INTEGER} if mask else set()

@@ -141,8 +141,8 @@ def _kind(path: str) -> str:
 
 
 class Heading:
-    """The comment at the top of a generated file. It has pav2gen's version, the command that rebuilds the file, and the
-    sha256 digests of its sources and of its template.
+    """The comment at the top of a generated file. The heading has pav2gen's version, the command that rebuilds the
+    file, and the sha256 digests of the file's sources and template.
     """
 
     def __init__(self, template: str, templates: Templates, command: str, sources: Mapping[str, str]) -> None:

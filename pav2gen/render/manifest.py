@@ -1,9 +1,9 @@
 """The content of a MANIFEST.json, which lists files of a generated package and the sources that they were made from.
 
-Each spec has a MANIFEST.json in its folder. It lists the files in this folder, and has a row for each kernel of the
-spec. The shared manifest, at the top of the generated package, lists the files that all specs share. A manifest is
-written after the files that it lists, so its presence means that the build of these files is complete. docs/manifest.md
-documents the format.
+Each spec has a MANIFEST.json in its folder. The manifest lists the files in this folder, and has a row for each kernel
+of the spec. The shared manifest, at the top of the generated package, lists the files that all specs share. A manifest
+is written after the files that it lists, so its presence means that the build of these files is complete.
+docs/manifest.md documents the format.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def draft_spec(config: str | os.PathLike[str], name: str = "", target: str = "bi
     """Return the text of a complete and valid spec for a model, with comments for the user.
 
     config: the path of the model's config.json.
-    name: the name of the spec. If it is empty, the name is made from the model's name.
+    name: the name of the spec. If ``name`` is empty, the name is made from the model's name.
     target: the name of the GPU that the spec targets.
 
     Raises UserError if the config.json cannot be read, or if no kernel can compute the model's attention.
@@ -81,7 +81,7 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
 def _extends(attention: Attention) -> bool:
     """Whether the spec asks for extend kernels.
 
-    vLLM needs them for a model with a softcap. There are none for block-sparse attention.
+    vLLM needs them for a model with a softcap. Block-sparse attention has no extend kernels.
     """
     return attention.softcap is not None and not attention.blocksparse
 

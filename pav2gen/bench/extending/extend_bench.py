@@ -45,8 +45,8 @@ class ExtendOptions(bench.BenchOptions):
 class ExtendProblem(NamedTuple):
     """An extend call to measure: a batch in which each sequence has ``query_len`` new tokens.
 
-    decode: the same batch as a problem for decode kernels. It has the kernel configuration, and the numbers of heads,
-    sequences and tokens.
+    decode: the same batch as a problem for decode kernels. A problem has the kernel configuration, and the numbers of
+    heads, sequences and tokens.
     """
 
     decode: Problem
@@ -297,8 +297,8 @@ def checker(problem: ExtendProblem, inputs: Inputs, query: torch.Tensor) -> Call
     """Return a function that runs an extend kernel or baseline once, and returns its error divided by the allowed
     error.
 
-    The function compares the outputs of some new tokens with a float64 reference. It returns infinity if any output is
-    NaN.
+    The function compares the outputs of some new tokens with a float64 reference. The function returns infinity if any
+    output is NaN.
 
     query: the queries of all new tokens, on the CPU.
     """

@@ -1,7 +1,7 @@
 """Makes tables from the JSON document of ``pav2gen bench --operator extend``.
 
-There is a table for each kernel configuration (``Key``) and number of KV heads. For each problem (a call that was
-measured), a table has a line for each kernel and baseline.
+Each kernel configuration (``Key``) and number of KV heads has a table. For each problem (a call that was measured), a
+table has a line for each kernel and baseline.
 """
 
 from __future__ import annotations

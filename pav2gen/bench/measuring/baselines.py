@@ -51,8 +51,8 @@ def baseline(name: str, key: Key) -> Callable[[Call], None]:
 def vllm_operator() -> Callable[..., None]:
     """Return a function that calls vLLM's own attention operator.
 
-    This operator is paged_attention_v2, or paged_attention_v1 in a fork of vLLM without it, such as the fork for the
-    BI-V100 GPU. Raises NotApplicable if vLLM cannot be imported, or if it has neither operator.
+    vLLM's operator is paged_attention_v2. A fork of vLLM without it, such as the fork for the BI-V100 GPU, has
+    paged_attention_v1. Raises NotApplicable if vLLM cannot be imported, or if it has neither operator.
     """
     try:
         custom_ops: Any = importlib.import_module("vllm._custom_ops")
@@ -88,16 +88,19 @@ def _vllm_v2(operator: Any, call: Call, kv_cache_dtype: str) -> None:
 
 @functools.cache
 def _scalar(value: float, device: torch.device) -> torch.Tensor:
-    """Return ``value`` as a zero-dimensional tensor on ``device``. Equal arguments give the same tensor each time."""
+    """Return ``value`` as a zero-dimensional tensor on ``device``.
+
+    Calls with equal arguments return the same tensor object.
+    """
     return torch.tensor(value, device=device)
 
 
 def _vllm_fork_v1(operator: Any, call: Call, kv_cache_dtype: str) -> None:
     """Call paged_attention_v1 of the vLLM fork for the BI-V100 GPU.
 
-    This operator also takes a tensor with the index of the KV head of each query head. It has no parameters for the
-    scales of an fp8 cache or for block-sparse patterns. Raises NotApplicable if the call needs such scales or such a
-    pattern.
+    The fork's operator also takes a tensor with the index of the KV head of each query head. The operator has no
+    parameters for the scales of an fp8 cache or for block-sparse patterns. Raises NotApplicable if the call needs such
+    scales or such a pattern.
     """
     if kv_cache_dtype != "auto" or call.sparse is not None:
         raise NotApplicable("V1 of this fork drops fp8 scales and block-sparse patterns")
@@ -113,9 +116,9 @@ def seed_like(call: Call) -> None:
     """Compute split-KV decode as the first version of pav2gen did: a loop over sequences, in float32.
 
     The function initializes the scratch tensors first. For each sequence, it gathers K and V from all pages, converts
-    them to float32, and copies them so that each KV head is contiguous. Then it pads the scores and V to whole
-    partitions. The matmuls broadcast K and V over the query heads of each KV head. For this, eager PyTorch copies K and
-    V for each query head.
+    them to float32, and copies them so that each KV head is contiguous. After that, the baseline pads the scores and V
+    to whole partitions. The matmuls broadcast K and V over the query heads of each KV head. For this, eager PyTorch
+    copies K and V for each query head.
     """
     kv_heads, heads, size = call.key_cache.shape[1], call.query.shape[1], call.query.shape[2]
     group = heads // kv_heads

@@ -42,16 +42,16 @@ class BenchOptions:
 
     seq_lens, num_seqs: the numbers of tokens in a sequence, and of sequences in a batch, to measure.
     against: the names of the baselines to measure.
-    tensor_parallel: the tensor-parallel size to measure. If it is None, each kernel is measured with the smallest
-    tensor-parallel size that it can serve.
+    tensor_parallel: the tensor-parallel size to measure. If ``tensor_parallel`` is None, each kernel is measured with
+    the smallest tensor-parallel size that it can serve.
     rounds, warmups: the number of timed rounds, and of rounds before them whose times are dropped.
     max_gib: the largest KV cache of a problem, in GiB. Problems with a larger KV cache are left out.
     seconds: how many seconds after the start of the measurement the last problem may begin. 0 means no limit.
     command: the command line, which is recorded in the JSON document.
     progress: a function that takes a problem's title and number of steps, and returns a function to call after each
     step.
-    kept: a function to call after each problem. It takes the JSON document so far, and the estimated seconds that
-    remain.
+    kept: a function to call after each problem. The function takes the JSON document so far, and the estimated seconds
+    that remain.
     """
 
     device: torch.device
@@ -284,8 +284,8 @@ def entries_of(
     """Check the results of every contestant (a kernel or a baseline).
 
     Return a dict from the contestant's name to its entry in the JSON document. The times are added later. An entry says
-    whether the results are right. If they are right, the entry also has the number of launches, and the workspace in
-    bytes.
+    whether the results are right. If the results are right, the entry also has the number of launches, and the
+    workspace in bytes.
     """
     checker, call = Checker(problem, inputs), inputs.first
     entries = {}

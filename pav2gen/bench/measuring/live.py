@@ -19,7 +19,7 @@ class Live:
     A table is printed after the first problem of the next table was measured, or at the end of the measurement. The
     estimated remaining time is printed on stderr after the first problem and after each table.
 
-    file: the file to write the JSON document to after each problem. If it is None, no file is written.
+    file: the file to write the JSON document to after each problem. If the path is None, no file is written.
     shown: the module that makes the tables from the JSON document, such as ``measuring.table``.
     """
 

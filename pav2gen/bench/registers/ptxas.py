@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]
 
 
 def quiet(done: int, total: int) -> None:
-    """Do nothing. This is the ``Progress`` of a caller that shows no progress."""
+    """Do nothing. The function serves as the ``Progress`` of a caller that shows no progress."""
 
 
 @dataclass(frozen=True)

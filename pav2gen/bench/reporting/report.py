@@ -39,8 +39,8 @@ def report(chosen: Selection, files: Sequence[Path], measured: Mapping[str, Meas
     """Return the HTML page about the kernels of ``chosen``.
 
     files: the JSON documents of ``pav2gen bench`` whose times the page shows.
-    measured: what ptxas printed about the CUDA kernels of each spec, by the spec's name. These figures replace the
-    estimates of the plans. None if ptxas was not run.
+    measured: what ptxas printed about the CUDA kernels of each spec, by the spec's name. The figures of ptxas replace
+    the estimates of the plans. None if ptxas was not run.
 
     Raises UserError for a file that is not a document of ``pav2gen bench``, or that belongs to another spec.
     """
@@ -125,8 +125,8 @@ def contestants(points: Sequence[Measurement], figure: Any) -> Iterator[Series]:
     For a backend, the line shows the kernels that the dispatch table chose. If several measurements have the same
     sequence length, the line shows the largest value.
 
-    figure: a function that returns the value to show, such as the median time. Its argument is what the JSON document
-    says about a kernel or baseline in one problem. It returns None if the value was not measured.
+    figure: a function that returns the value to show, such as the median time. The argument of ``figure`` is what the
+    JSON document says about a kernel or baseline in one problem. ``figure`` returns None if the value was not measured.
     """
     for name, label in {**PEERS, **KERNELS}.items():
         values: dict[int, float] = {}
@@ -199,8 +199,8 @@ def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
 def prediction_charts(chosen: Selection, plans: Mapping[Key, Sequence[Plan]]) -> Iterator[Chart]:
     """Yield the charts of predicted times over the sequence length, for the spec's target.
 
-    There are two charts for each batch size, with a line for each tensor-parallel rank. The second chart is for replays
-    of a CUDA graph that was captured for the model's full length (``max_seq_len``).
+    Each batch size has two charts, with a line for each tensor-parallel rank. The second chart is for replays of a CUDA
+    graph that was captured for the model's full length (``max_seq_len``).
     """
     if not predictable(chosen.spec.target) or "cuda" not in chosen.spec.backends:
         return

@@ -126,8 +126,8 @@ def candidates(chosen: Selection, most: int) -> list[Layout]:
 def with_layout(chosen: Selection, layout: Layout, number: int) -> Selection:
     """Return the CUDA decode kernels of ``chosen`` with the layout ``layout``, as the kernels of a separate spec.
 
-    A kernel is left out if it cannot have this layout. It is also left out if the layout gives the query heads of a KV
-    head another number of thread blocks than the plan's own layout does.
+    A kernel is left out if it cannot have this layout. A kernel is also left out if the layout gives the query heads of
+    a KV head another number of thread blocks than the plan's own layout does.
 
     number: the number of the layout, which makes the names of the spec and of its kernels unique.
     """

@@ -27,8 +27,8 @@ class Journal:
         """Read the journal at ``path``, if there is one, and write it again without the lines that cannot be used.
 
         circumstances: the conditions of the measurements in this run.
-        read: a function that checks and returns a measurement from the file. If it raises ValueError, the line is
-        dropped.
+        read: a function that checks and returns a measurement from the file. If the function raises ValueError, the
+        line is dropped.
         """
         self.path = path
         self.entries: dict[str, Any] = {}

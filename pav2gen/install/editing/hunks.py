@@ -1,6 +1,7 @@
 """Finds the lines that an install changed in a file of vLLM, and undoes these changes.
 
-A hunk is one block of consecutive changed lines. It can be undone even if someone edits other lines of the file later.
+A hunk is one block of consecutive changed lines. A hunk can be undone even if someone edits other lines of the file
+later.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Computes the edits that make the source files of a vLLM tree call the generated kernels.
 
 The edits insert calls of hooks: functions that an install copies from the folder ``payload`` into the tree. Each hook
-runs a generated kernel or a check, or leaves the work to vLLM's own code. vLLM's own code stays in the files. It runs
-alone if the environment variable PAV2_DISABLE is 1.
+runs a generated kernel or a check, or leaves the work to vLLM's own code. vLLM's own code stays in the files. Only
+vLLM's own code runs if the environment variable PAV2_DISABLE is 1.
 
 V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``.
 """

@@ -1,4 +1,4 @@
-"""Writes and removes several files of a vLLM tree. If one of these changes fails, all are undone."""
+"""Writes and removes several files of a vLLM tree. If one change fails, all changes are undone."""
 
 from __future__ import annotations
 

@@ -106,11 +106,11 @@ def serve_v2(*, fallback: bool, **call: Any) -> bool:
 
     Returns True if the generated operator has run, and False if vLLM must run its own operator.
 
-    fallback: whether vLLM's own operator works. If it does, it serves the calls that no generated kernel takes, and the
-    calls for which the package's ``prefer_v2`` returns False.
+    fallback: whether vLLM's own operator works. If the tree's own V2 works, it serves the calls that no generated
+    kernel takes, and the calls for which the package's ``prefer_v2`` returns False.
 
     If vLLM's own operator does not work, or would ignore a feature of the layer that makes the call, the generated
-    operator always runs. It raises ValueError or NoKernelError for a call that it cannot serve.
+    operator always runs. The operator raises ValueError or NoKernelError for a call that it cannot serve.
     """
     if disabled():
         return False
@@ -213,7 +213,8 @@ def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any
 
 
 def report(shape: dict[str, Any], writer: str, prefix: str) -> None:
-    """Log which generated operators serve a layer, and which kernels are missing. Equal layers are logged once.
+    """Log which generated operators serve a layer, and which kernels are missing. Layers with the same values are
+    logged once.
 
     shape: the arguments of the package's ``supports`` that describe the layer.
     writer: the argument ``writer`` of the hook ``serve_write``, or empty if this vLLM does not call that hook.

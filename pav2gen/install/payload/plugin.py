@@ -147,8 +147,8 @@ def always() -> bool:
 def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) -> list[Any]:
     """Return the definition of the function ``live_one`` in a list. The list is empty if the definition is not found.
 
-    find: a function that takes the syntax trees ``trees`` and returns definitions. If it raises Unfit, the log says
-    why.
+    find: a function that takes the syntax trees ``trees`` and returns definitions. If the function raises Unfit, the
+    log says why.
     live_one: the function that vLLM calls now, or None if there is none.
     """
     try:

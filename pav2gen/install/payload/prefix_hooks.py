@@ -41,7 +41,8 @@ def serve_prefix(
     hangs the GPU. "none": it only raises an error.
     query: [new tokens of all sequences, query heads, head size]. The new tokens of sequence s are the rows
     query_start_loc[s] to query_start_loc[s + 1] - 1.
-    key_cache, value_cache: the KV cache in vLLM's layout. It already contains the keys and values of the new tokens.
+    key_cache, value_cache: the KV cache in vLLM's layout. The cache already contains the keys and values of the new
+    tokens.
     query_start_loc: [sequences + 1], the first row of each sequence in ``query``, then the number of rows.
     seq_lens: [sequences] int32, the number of tokens of each sequence, including the new tokens.
     max_query_len: the largest number of new tokens of a sequence.

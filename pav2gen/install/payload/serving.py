@@ -135,8 +135,8 @@ def miss(**shape: Any) -> str:
     shape: the arguments of the package's ``supports`` that describe the layers. The numbers of heads are those of one
     tensor-parallel rank.
 
-    If a kernel serves the layers, this function loads the compiled library of the CUDA kernels. It is the file that the
-    environment variable PAV2_LIBRARY names, or else the library that was installed with the kernels.
+    If a kernel serves the layers, this function loads the compiled library of the CUDA kernels. The library is the file
+    that the environment variable PAV2_LIBRARY names, or else the file that was installed with the kernels.
     """
     if not shape["block_size"]:
         return "the query or the key cache has another number of dimensions than vLLM's"
@@ -178,7 +178,7 @@ def log_once(level: int, message: str, about: tuple[Any, ...] = ()) -> None:
     """Log ``message``, unless this process has logged a message with the same key before.
 
     level: the level of the message, such as ``logging.WARNING``.
-    about: the key of the message. If it is empty, the text of the message is its key.
+    about: the key of the message. If ``about`` is empty, the text of the message is the key.
     """
     if (about or message) not in _logged:
         _logged.add(about or message)

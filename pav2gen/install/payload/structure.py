@@ -1,7 +1,7 @@
 """Finds the functions of a vLLM tree that decode. Only their syntax and names matter, not lines or formatting.
 
 V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. ``forward_decode`` is the method of
-vLLM that calls one of them.
+vLLM that calls one of these two operators.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class Operator(NamedTuple):
     arguments: maps each argument of the hook ``serve_v2`` to the name of the same parameter in this definition.
     extras: maps each further parameter to the source text of its default.
     works: whether the function does more than raise an error.
-    scales: the type of the parameters k_scale and v_scale, "float" or "tensor". It is "one" if there is only kv_scale.
+    scales: the type of the parameters k_scale and v_scale, "float" or "tensor". The value is "one" if there is only
+    kv_scale.
     """
 
     function: ast.FunctionDef

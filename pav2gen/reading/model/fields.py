@@ -44,7 +44,8 @@ class Fields:
         self.defaults = defaults_of(self.model_type)
 
     def get(self, *keys: str) -> Any:
-        """The first value other than null that is found for one of ``keys``. None if there is no such value.
+        """The first value other than null that is found for one of ``keys``. The result is None if there is no such
+        value.
 
         First all ``keys`` are looked up in the language model's own config, then in the defaults, then in the outer
         config. The defaults are skipped if the own config has null for one of ``keys``.

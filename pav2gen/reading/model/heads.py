@@ -51,7 +51,7 @@ def num_kv_heads(fields: Fields, heads: int) -> int:
     """The number of KV heads of a model with ``heads`` query heads. If the config states a number for each layer, it is
     the largest.
 
-    It is ``heads`` for latent attention (MLA), and if no known key states a number.
+    The number is ``heads`` for latent attention (MLA), and if no known key states a number.
     """
     if is_latent(fields):
         return heads

@@ -35,8 +35,8 @@ def sinks(fields: Fields) -> bool:
 def scale(fields: Fields, head_size: int) -> float | None:
     """The factor by which the model multiplies its scores. None if it is the usual ``head_size ** -0.5``.
 
-    For latent attention (MLA), the factor also depends on the rotary embedding. It is not computed here, and the result
-    is None.
+    For latent attention (MLA), the factor also depends on the rotary embedding. The scale is not computed here, and the
+    result is None.
     """
     if is_latent(fields):
         return None
