@@ -6,6 +6,7 @@ The checks are needed because someone may have edited the file, and text from it
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -128,6 +129,9 @@ def _row_reader(owner: str) -> Reader:
     return read
 
 
+_hints = cache(get_type_hints)
+
+
 def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> dict[str, Reader]:
     """Make functions that check and return the fields of a NamedTuple class in JSON, by the name of the field.
 
@@ -135,7 +139,7 @@ def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> di
     read_text: the function for fields that are strings.
     leave_out: the names of fields for which no function is made.
     """
-    hints = get_type_hints(row)
+    hints = _hints(row)
     return {name: _reader(kind, read_text) for name, kind in hints.items() if name not in leave_out}
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pav2gen.runtime import simt
-from pav2gen.runtime.building.cache import cache_folder, locked
+from pav2gen.runtime.building.cache import locked
+from pav2gen.runtime.building.compiling import toolchain_folder
+from pav2gen.runtime.simt.cache import note_of
 
 HERE = Path(__file__).parent
 CHECKED = [HERE / name for name in ("storage.cu", "patterns.cu", "faults.cu", "races.cu")]
@@ -18,15 +21,21 @@ FAST = [HERE / "builtins.cu", *CHECKED]
 
 
 @pytest.fixture(scope="session")
-def cache(session_folder: Path) -> Path:
-    """A folder for this run, and for all its workers; SIMT_CACHE keeps what is compiled for the next."""
-    return Path(os.environ.get("SIMT_CACHE") or session_folder / "simt")
+def kept() -> Path:
+    """Where compiled files are kept for the next run. Tests of kernels share the simulator that is compiled there."""
+    return simt.own_folder(Path(os.environ["SIMT_CACHE"])) if "SIMT_CACHE" in os.environ else toolchain_folder("host")
 
 
 @pytest.fixture(scope="session")
-def kept() -> Path:
-    """Where the libraries of all tests are kept for the next run, by the content of all that goes in."""
-    return simt.own_folder(simt.own_folder(Path(os.environ.get("SIMT_CACHE") or cache_folder())) / "simt_tests")
+def cache(session_folder: Path, kept: Path) -> Path:
+    """A folder for this run, and for all its workers, that has nothing but the simulator, if it was compiled before."""
+    folder = simt.own_folder(session_folder / "simt")
+    with locked(folder / "simulator"):
+        for made in kept.glob("runtime-*.o"):
+            for file in (made, note_of(made)):
+                if file.exists() and not (folder / file.name).exists():
+                    shutil.copy(file, folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

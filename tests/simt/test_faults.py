@@ -512,8 +512,8 @@ def test_sizes_that_no_card_takes(either, blocks, threads, bytes, code):
     assert (got, kinds(report)) == (code, ["launch"])
 
 
-def test_dynamic_shared_memory_above_48_kib_is_asked_for(cache, warp):
-    program = simt.build([HERE / "faults.cu"], warp_size=warp, cache_dir=cache)
+def test_dynamic_shared_memory_above_48_kib_is_asked_for(kept, warp):
+    program = simt.build([HERE / "faults.cu"], warp_size=warp, cache_dir=kept)
     assert run(program, "raised_limit", 0)[0] == 1
     assert run(program, "raised_limit", 65536)[0] == 0
     assert run(program, "raised_limit", 0)[0] == 0  # the attribute stays
