@@ -22,8 +22,8 @@ class BlockSparse(NamedTuple):
 
     block_size: the number of tokens in a sparse block.
     head_sliding_step: by how many sparse blocks the strided blocks shift from one head to the next.
-    tp_rank: the tensor-parallel rank of this process. It matters, because the shift of a head depends on the index of
-    the head among the heads of all ranks.
+    tp_rank: the tensor-parallel rank of this process. The shift of a head depends on the index of the head among the
+    heads of all ranks.
     """
 
     local_blocks: int
@@ -115,7 +115,7 @@ class Segment(NamedTuple):
 def longest_length(call: Call, page: int) -> int:
     """Return the upper bound of the sequence lengths of a call, in tokens.
 
-    This is the smaller of ``max_seq_len`` and the number of tokens that a row of the block table can address.
+    The length is the smaller of ``max_seq_len`` and the number of tokens that a row of the block table can address.
     """
     return min(call.max_seq_len, call.block_tables.shape[1] * page)
 

@@ -314,7 +314,7 @@ def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
     """Raise ValueError unless the caller's scratch tensors have the right shapes and dtypes. Any strides will do.
 
     exp_sums and max_logits are [seqs, heads, P] float32, and tmp_out is [seqs, heads, P, head size] in the dtype of
-    out. P is the number of partitions that fit in the tensor. It is not checked here, and each tensor may have its own.
+    out. P is the number of partitions that fit in the tensor. P is not checked, and may differ from tensor to tensor.
     """
     if scratch is None:
         return

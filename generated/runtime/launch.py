@@ -124,8 +124,8 @@ def launch(
 def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
     """Split a call into smaller calls, so that the partial results of each fit in ``workspace_bytes`` bytes.
 
-    Each smaller call has consecutive sequences of the call. It has at least one sequence, even if that sequence alone
-    needs more than ``workspace_bytes``.
+    Each smaller call has consecutive sequences of the call. A smaller call has at least one sequence, even if that
+    sequence alone needs more than ``workspace_bytes``.
     """
     seqs, heads, head_size = call.query.shape
     each = 4 * heads * partitions * (head_size + 2) if partitions > 1 else 1

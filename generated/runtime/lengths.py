@@ -4,8 +4,8 @@ Lengths on the CPU are read at each call, which costs nothing. Lengths on a GPU 
 
 * no CUDA graph is being captured,
 * the policy is ``auto`` (a spec's ``dispatch: {host_lengths: auto}``, or PAV2_HOST_LENGTHS),
-* the read may save more time than it takes, because without lengths all sequences are processed as if they were as
-  long as the longest one,
+* the read may save more time than it takes, because without lengths, each sequence takes as long as the longest
+  sequence of the call,
 * and torch keeps a version counter for the tensor. The version shows whether cached values are still valid. All layers
   of a decode step pass the same tensor, so the lengths are read once in a step.
 """

@@ -172,8 +172,8 @@ def build(
     jobs: the number of compilers that run in parallel.
     warp_size: the number of threads in a simulated warp, 32 or 64.
     checked: whether the compiled kernels check each of their memory accesses.
-    quick: whether to compile with fewer optimisations, for tests. This takes about half the time, and the kernels run
-    more slowly.
+    quick: whether to compile with fewer optimisations, for tests. Compiling then takes about half the time, but the
+    kernels run more slowly.
     verbose: whether to report progress on stderr.
     again: whether to repeat a build that failed before, although nothing has changed since.
     """

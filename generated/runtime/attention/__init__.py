@@ -1,1 +1,1 @@
-"""What PyTorch kernels of attention share: tiles, the workspace, softmax states, windows, and the caller's scratch."""
+"""Code that the PyTorch attention kernels share, such as memory buffers and the merge of partial softmax results."""

@@ -1,8 +1,9 @@
 """Tables that map each 8-bit floating-point code to its float32 value.
 
-fp8 is only a storage format here: a GPU needs no fp8 arithmetic to read the cache. The formats are those of the Open
-Compute Project (OCP). E4M3 has exponent bias 7 and no infinities; a NaN has all exponent and fraction bits set. An E5M2
-code is the upper byte of an IEEE float16.
+A table lookup converts the bytes of an fp8 KV cache to float32, so the GPU needs no fp8 arithmetic.
+
+The formats are E4M3 and E5M2 of the Open Compute Project (OCP). E4M3 has exponent bias 7 and no infinities. An E4M3
+code is NaN if all its exponent and fraction bits are 1. An E5M2 code is the upper byte of an IEEE float16.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ _tables: dict[tuple[str, torch.device], torch.Tensor] = {}
 
 
 def fp8_table(kv_cache_dtype: str, device: torch.device) -> torch.Tensor:
-    """The exact values of all 256 codes of ``fp8_e4m3`` or ``fp8_e5m2``, as a float32 [256] tensor on ``device``.
+    """Return the values of all 256 codes of ``fp8_e4m3`` or ``fp8_e5m2``, as a float32 [256] tensor on ``device``.
 
-    The table is computed on the device and cached. A table that is computed while a CUDA graph is captured is not
-    cached, because its memory belongs to the graph.
+    The function computes the table on the device and caches the table. A table that is computed during CUDA graph
+    capture is not cached, because the table's memory belongs to the graph.
     """
     table = _tables.get((kv_cache_dtype, device))
     if table is None:

@@ -1,4 +1,4 @@
-"""The order in which a PyTorch kernel processes the sequences of a call: as given, or longest first."""
+"""PyTorch kernels process the sequences of a call either in the call's order or sorted by length, longest first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 
 
 def part_of(tensor: torch.Tensor, dim: int, part: slice) -> torch.Tensor:
-    """Return the entries ``part`` of dimension ``dim``: the tensor itself if these are all entries, else a view.
+    """Return the entries ``part`` of dimension ``dim`` of a tensor.
 
-    ``part`` may end past the dimension, as a slice may. It has no step.
+    The result is a view of ``tensor``, or ``tensor`` itself if ``part`` covers the whole dimension.
+
+    part: a slice without a step, whose end may exceed the size of the dimension.
     """
     size = tensor.shape[dim]
     stop = min(part.stop, size)
@@ -18,10 +20,14 @@ def part_of(tensor: torch.Tensor, dim: int, part: slice) -> torch.Tensor:
 
 
 class Rows:
-    """The sequences of a call, in the order in which the kernel processes them. A "row" is a sequence in this order.
+    """The sequences of a call, in the order in which the kernel processes the sequences.
 
-    ordered: True if the sequences are sorted, longest first; False if they stay in the call's order.
-    longest: the number of tokens to which the device clamps greater lengths, or None if the lengths need no clamping.
+    A row is one sequence. Row 0 is the sequence that the kernel processes first.
+
+    seq_lens: the sequence lengths in tokens, in the call's order, [seqs] int32.
+    ordered: True if the rows are sorted by length, longest first; False if the rows keep the call's order.
+    longest: the largest allowed length in tokens. ``Rows.seq_lens`` clamps the lengths to the range from 0 to
+    ``longest``, or does not clamp if ``longest`` is None.
     """
 
     def __init__(self, seq_lens: torch.Tensor, ordered: bool, longest: int | None = None) -> None:
@@ -34,7 +40,10 @@ class Rows:
 
     @property
     def seq_lens(self) -> torch.Tensor:
-        """The sequence lengths in the order of the rows, [seqs] int32. The first access clamps the lengths."""
+        """The sequence lengths in tokens, in the order in which the kernel processes the sequences, [seqs] int32.
+
+        The first access to this property clamps the lengths on the device.
+        """
         if not self._clamped:
             with self._lock:  # workers may share the rows
                 if not self._clamped:
@@ -43,20 +52,33 @@ class Rows:
         return self._seq_lens
 
     def take(self, tensor: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Return the given rows of ``tensor`` [seqs, ...], as a copy if the rows are sorted, else as ``part_of``."""
+        """Return some rows of ``tensor`` [seqs, ...], whose first dimension has the call's order of sequences.
+
+        The result is a copy if the rows are sorted by length. If the rows are not sorted, the result is a view of
+        ``tensor`` or ``tensor`` itself.
+
+        rows: the range of rows, where row 0 is the sequence that the kernel processes first.
+        """
         return part_of(tensor, 0, rows) if self._index is None else torch.index_select(tensor, 0, self._index[rows])
 
     def put(self, target: torch.Tensor, rows: slice, values: torch.Tensor) -> None:
-        """Store ``values`` into the given rows of ``target`` [seqs, ...], converted to the dtype of ``target``."""
+        """Store ``values`` into some rows of ``target`` [seqs, ...], whose first dimension has the call's order of
+        sequences.
+
+        The function converts ``values`` to the dtype of ``target``.
+
+        rows: the range of rows, where row 0 is the sequence that the kernel processes first.
+        """
         if self._index is None:
             part_of(target, 0, rows).copy_(values)
         else:
             target.index_copy_(0, self._index[rows], values.to(target.dtype))
 
     def put_quotient(self, target: torch.Tensor, rows: slice, values: torch.Tensor, divisor: torch.Tensor) -> None:
-        """Store ``values / divisor`` into the given rows of ``target`` [seqs, ...].
+        """Store ``values / divisor`` into some rows of ``target`` [seqs, ...], in the same way as ``put`` stores
+        values.
 
-        The shape of ``divisor`` is that of ``values`` without the last dimension.
+        divisor: a tensor with the shape of ``values`` without the last dimension.
         """
         if self._index is None:
             torch.div(values, divisor.unsqueeze(-1), out=part_of(target, 0, rows))

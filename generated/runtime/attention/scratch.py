@@ -1,7 +1,7 @@
-"""Writes the softmax state of partitions to the caller's scratch tensors, and the output of sequences with one
-partition.
+"""Writes a kernel's results for each partition to the caller's scratch tensors: max_logits, exp_sums and tmp_out.
 
-In the shapes, rows and partitions are those of a segment's tile, and heads are the query heads.
+The scratch tensors have the same meaning as in vLLM's paged attention V2. This module also writes the output of
+sequences that have only one partition.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from .rows import Rows, part_of
 
 
 def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the parts of max_logits and exp_sums that belong to a segment, as views [rows, partitions, heads].
+    """Return views of max_logits and exp_sums, into which a kernel can write its maxima and sums directly.
 
-    A kernel can write its maxima and sums directly into these views. Both results are None if the call has no scratch.
-    The results are also None if the rows are sorted, because the sequences of a segment are then not adjacent in the
-    scratch.
+    Each view has the sequences and partitions of ``part``, and the shape [sequences, partitions, query heads]. The
+    function returns (None, None) if the call has no scratch tensors, or if ``rows`` is sorted by length. After sorting,
+    the sequences of ``part`` are not adjacent in the scratch tensors.
+
+    part: the sequences and partitions that the kernel is processing.
     """
     if call.scratch is None or rows.ordered:
         return None, None
@@ -29,12 +31,18 @@ def scratch_targets(call: Call, rows: Rows, part: Segment) -> tuple[torch.Tensor
 
 
 def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> None:
-    """Write a segment's softmax state (see ``state``) to the scratch: max_logits = m, exp_sums = z, tmp_out = o / z.
+    """Write the softmax results of some partitions to the scratch tensors: max_logits = m, exp_sums = z, tmp_out = o /
+    z.
 
-    This function does nothing if the call has no scratch. If ``scratch_targets`` returned views for this segment, m and
-    z must be these views.
+    The function does nothing if the call has no scratch tensors. If ``scratch_targets`` returned views for ``part``,
+    the arguments m and z must be these views.
 
-    m, z: [rows, partitions, heads] float32. o: [rows, partitions, heads, head size] float32, not yet divided by z.
+    In the shapes, rows is the number of sequences, and heads is the number of query heads.
+
+    part: the sequences and partitions that the function writes.
+    m: the maximum score of each partition, [rows, partitions, heads] float32.
+    z: the sum of e^(score - m) over the tokens of each partition, [rows, partitions, heads] float32.
+    o: the sum of e^(score - m) times the V vector of each token, [rows, partitions, heads, head size] float32.
     """
     if call.scratch is None:
         return
@@ -46,12 +54,17 @@ def write_scratch(call: Call, rows: Rows, part: Segment, m: torch.Tensor, z: tor
 
 
 def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tensor, outputs: torch.Tensor) -> None:
-    """Write the attention outputs of sequences that have a single partition.
+    """Copy the attention output of some sequences to ``call.out``. Each of the sequences has only one partition.
 
-    If the call has a scratch, the outputs are also written to tmp_out. If the call has an lse tensor, log(z) + m is
-    written to lse. The module ``state`` defines m and z.
+    If the call has scratch tensors, the function also copies the attention output to tmp_out. If the call has an lse
+    tensor, the function writes the log-sum-exp log(z) + m to ``call.lse``.
 
-    m, z: [rows, 1, heads] float32, where z is not 0. outputs: [rows, 1, heads, head size] float32.
+    In the shapes, rows is the number of sequences, and heads is the number of query heads.
+
+    part: the sequences that the function writes.
+    m: the maximum score of each sequence and query head, [rows, 1, heads] float32.
+    z: the sum of e^(score - m) over the tokens, never 0, [rows, 1, heads] float32.
+    outputs: the attention output, [rows, 1, heads, head size] float32.
     """
     own = outputs.squeeze(1)
     part_of(call.out, 0, part.rows).copy_(own)
@@ -62,11 +75,11 @@ def write_lone_output(call: Call, part: Segment, m: torch.Tensor, z: torch.Tenso
 
 
 def clear_slots(pages: torch.Tensor, tail: int) -> None:
-    """Set the values (V) in the last ``tail`` token slots of a sequence to 0.
+    """Set the V vectors in the last ``tail`` token slots of a sequence to 0.
 
-    They must be 0, because unused slots may hold NaN, and even a weight of 0 times NaN is NaN.
+    Unused slots may hold NaN, and a softmax weight of 0 times NaN would be NaN.
 
-    pages: the values in the sequence's consecutive pages, [pages, kv_heads, head size, token slots of a page].
+    pages: the V vectors in the sequence's consecutive pages, [pages, kv_heads, head size, tokens per page].
     """
     blank, partial = divmod(tail, pages.shape[3])
     if blank:

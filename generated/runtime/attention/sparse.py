@@ -1,6 +1,6 @@
 """Finds the cache pages that a query head skips under vLLM's block-sparse pattern.
 
-The pattern is defined by ``paged_attention_kernel`` in vLLM 0.6.3.
+The function ``paged_attention_kernel`` of vLLM 0.6.3 defines the pattern.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from ..call import Call, Segment
 def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
     """Return a bool tensor [items, kv_heads, group, pages] that is True where a query head skips a page.
 
-    A head attends to a page in sparse block k if (k + offset) % vert_stride is 0, or if k > q - local_blocks. Here q is
-    the sparse block of the sequence's last token, and ``_offsets`` computes the offset.
+    In the shape, items is the number of (sequence, partition) pairs in ``part``, and group is the number of query heads
+    per KV head. The last dimension, pages, is the number of pages in a partition.
 
-    In the shape, items and pages are those of ``part.pages``, and group is the number of query heads per KV head.
+    A sparse block consists of ``call.sparse.block_size`` consecutive tokens of a sequence. A head attends to a page in
+    sparse block k if (k + offset) % vert_stride is 0, or if k > q - local_blocks. The rule's q is the sparse block of
+    the sequence's last token, and the rule's offset is the head's number from ``_offsets``.
 
+    part: the sequences and partitions that the kernel is processing.
     page: the number of tokens in a page.
     """
     sparse, device = call.sparse, call.query.device
@@ -33,10 +36,10 @@ def skipped_pages(call: Call, part: Segment, page: int) -> torch.Tensor:
 
 
 def _offsets(call: Call, device: torch.device) -> torch.Tensor:
-    """Return the offset in the rule of ``skipped_pages`` for each query head, [kv_heads, group] int32.
+    """Return each query head's offset in the rule of ``skipped_pages``, [kv_heads, query heads per KV head] int32.
 
     The offset is 1 + |head_sliding_step| * h. If head_sliding_step >= 0, h is the index of the query head, else the
-    index of the KV head. The index counts the heads of all tensor-parallel ranks.
+    index of the KV head. The index h counts the heads of all tensor-parallel ranks.
     """
     assert call.sparse is not None
     kv_heads, heads = call.key_cache.shape[1], call.query.shape[1]

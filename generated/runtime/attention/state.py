@@ -1,7 +1,7 @@
-"""The softmax state of a set of tokens, and the merge of two states (as in flash-decoding).
+"""Computes and merges softmax states, the partial results of attention over a set of tokens (as in flash-decoding).
 
-For tokens with scores s and values v, the state is m = max s, z = sum exp(s - m) and o = sum exp(s - m) v. The state of
-an empty set is m = -inf, z = 0 and o = 0; merging it into another state changes nothing.
+Tokens with scores s and V vectors v have the state m = max s, z = sum exp(s - m) and o = sum exp(s - m) v. The
+attention output is o / z. An empty set of tokens has the state m = -inf, z = 0 and o = 0.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ SMALLEST = 1.1754943508222875e-38
 
 
 class State(NamedTuple):
-    """The softmax states of some rows (sequences), one for each row and query head.
+    """The softmax state (m, z, o) of each sequence and query head, from which o / z gives the attention output.
 
-    m, z: [rows, heads] float32. o: [rows, heads, head size] float32.
+    In the shapes, rows is the number of sequences, and heads is the number of query heads.
+
+    m: the maximum score, [rows, heads] float32.
+    z: the sum of e^(score - m) over the tokens, [rows, heads] float32.
+    o: the sum of e^(score - m) times the V vector of each token, [rows, heads, head size] float32.
     """
 
     m: torch.Tensor
@@ -36,11 +40,13 @@ class State(NamedTuple):
 
 
 def exponentials(scores: torch.Tensor, m: torch.Tensor, hidden: bool) -> torch.Tensor:
-    """Replace each score by e^(score - m), in place, and return the tensor.
+    """Replace each score by e^(score - m) in place, and return ``scores``.
 
-    scores: [..., tokens]. m: the maximum of the scores over the tokens, [...].
+    If an element of ``m`` may be -inf, ``hidden`` must be True. The scores for this element are then replaced by 0
+    instead of NaN.
 
-    hidden: whether an element of ``m`` may be -inf. Its scores are then all -inf, and each of them is replaced by 0.
+    scores: [..., tokens].
+    m: the maximum of the scores over the tokens, [...].
     """
     shift = torch.mul(m, -LOG2_E)
     if hidden:
@@ -49,24 +55,28 @@ def exponentials(scores: torch.Tensor, m: torch.Tensor, hidden: bool) -> torch.T
 
 
 def normalize(scores: torch.Tensor, weights: torch.Tensor, totals: torch.Tensor | None) -> torch.Tensor:
-    """Write the softmax of scores over the last dimension to ``weights``, and return z (see above).
+    """Write softmax(scores) over the last dimension to ``weights``, and return z, the sum of e^(score - maximum score).
 
-    The largest weight is e^0 / z. For short rows this takes fewer calls than ``exponentials``, a sum and a division.
+    Each vector of scores must have an element that is not -inf.
 
-    scores: [..., tokens] float32. At least one score of each row is not -inf. weights: like ``scores``.
-    totals: receives z, [...] float32, or None.
+    scores, weights: float32 tensors of the same shape, [..., tokens].
+    totals: a float32 tensor [...] that receives z, or None.
     """
     torch.softmax(scores, -1, out=weights)
     return torch.amax(weights, -1, out=totals).reciprocal_()
 
 
 def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> State:
-    """Merge the states of all partitions of a segment into one state for each sequence and head.
+    """Merge the softmax states (m, z, o) of all given partitions into one state for each sequence and query head.
 
-    If there is a single partition, the result consists of views of the arguments.
+    If there is only one partition, the results are views of the arguments. If there are several partitions, the
+    function overwrites o.
 
-    m, z: [rows, partitions, heads] float32, where a row is a sequence. o: [rows, partitions, heads, head size] float32.
-    The elements of o are overwritten.
+    In the shapes, rows is the number of sequences, and heads is the number of query heads.
+
+    m: the maximum score of each partition, [rows, partitions, heads] float32.
+    z: the sum of e^(score - m) over the tokens of each partition, [rows, partitions, heads] float32.
+    o: the sum of e^(score - m) times the V vector of each token, [rows, partitions, heads, head size] float32.
     """
     if m.shape[1] == 1:
         return State(m[:, 0], z[:, 0], o[:, 0])
@@ -76,9 +86,10 @@ def reduce_partitions(m: torch.Tensor, z: torch.Tensor, o: torch.Tensor) -> Stat
 
 
 def merge(a: State | None, b: State) -> State:
-    """Merge state ``b`` into state ``a`` in place, and return ``a``. If ``a`` is None, return a copy of ``b``.
+    """Merge the softmax state ``b`` into the softmax state ``a`` in place, and return ``a``.
 
-    ``b`` may have fewer rows than ``a``; the remaining rows of ``a`` keep their state.
+    If ``a`` is None, the function returns a copy of ``b``. If ``b`` has fewer sequences than ``a``, the function merges
+    ``b`` into the first sequences of ``a``.
     """
     if a is None:
         # copied, because b.o may be a view of the workspace, and b.m and b.z may be views of the caller's scratch
@@ -95,11 +106,13 @@ def merge(a: State | None, b: State) -> State:
 
 
 def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
-    """Write the attention outputs o / z of the rows ``taken`` to ``out``, or zeros for a row that attends to no token.
+    """Write the attention outputs o / z of some sequences to ``call.out``.
 
-    If the call has an ``lse`` tensor, the same rows of it are written too. If the call has sinks, each head's sink is
-    added to the softmax denominator z here; the state of a partition never includes it. The tensors of ``state`` are
-    overwritten.
+    A sequence that attends to no token gets an output of zeros. If the call has an lse tensor, the function also writes
+    the log-sum-exp of each sequence. If the call has attention sinks, the function adds each head's sink to the softmax
+    denominator z. The function overwrites the tensors of ``state``.
+
+    taken: the sequences of ``state``, as a slice of ``rows``.
     """
     z, lse = with_sink(state, call.sinks, call.lse is not None)
     if call.lse is not None and lse is not None:
@@ -108,14 +121,14 @@ def write_output(call: Call, rows: Rows, taken: slice, state: State) -> None:
 
 
 def with_sink(state: State, sinks: torch.Tensor | None, lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Add the attention sinks to the softmax denominator. Return the tensor to divide o by, and the log-sum-exp (None
-    unless ``lse``).
+    """Add each head's attention sink to the softmax denominator z of ``state``.
 
-    Each head may have one sink: an extra logit, which takes part in the softmax, but belongs to no token. With sinks,
-    state.o is rescaled in place.
+    An attention sink is an extra logit of a head that takes part in the softmax but belongs to no token. The first
+    result is the tensor by which the caller must divide ``state.o``. The second result is the log-sum-exp, or None if
+    ``lse`` is False. If there are sinks, the function rescales ``state.o`` in place.
 
-    sinks: float32 logits that broadcast to the shape of m, or None.
-    lse: whether to compute the log-sum-exp: the natural logarithm of the sum of e^score over all tokens and the sink.
+    sinks: float32 logits that broadcast to the shape of ``state.m``, or None.
+    lse: whether to compute the log-sum-exp, the natural logarithm of the sum of e^score over all tokens and the sink.
     """
     if sinks is None and not lse:
         return state.z, None
@@ -130,14 +143,16 @@ def with_sink(state: State, sinks: torch.Tensor | None, lse: bool) -> tuple[torc
 
 
 def weigh(state: State, scores: torch.Tensor) -> torch.Tensor:
-    """Turn the scores of new tokens into softmax weights e^(score - maximum) in place, and return the weights.
+    """Replace the scores of new tokens by softmax weights e^(score - maximum) in place, and return the weights.
 
-    ``state.m`` and ``state.z`` are updated to include the new tokens. ``state.o`` is only rescaled to the new maximum.
-    The caller must then add the weighted values of the new tokens to ``state.o``.
+    The maximum includes the scores of earlier tokens, which ``state.m`` holds. The function updates ``state.m`` and
+    ``state.z`` to include the new tokens. The function only rescales ``state.o`` to the new maximum. The caller must
+    then add the weighted V vectors of the new tokens to ``state.o``.
 
-    state: m and z are [rows, ...], and o is [rows, ..., head size]. The dots stand for the dimensions of the heads. m
-    is the maximum score so far, times LOG2_E.
-    scores: [rows, partitions, ..., tokens of a partition] float32, the scores of the new tokens.
+    In this function, ``state.m`` is the maximum score times log2(e).
+
+    state: m and z are [rows, ...], and o is [rows, ..., head size], where ... are dimensions such as the heads.
+    scores: the scores of the new tokens, [rows, partitions, ..., tokens per partition] float32.
     """
     m = scores.amax(-1).amax(1).mul_(LOG2_E)
     torch.maximum(m, state.m, out=m)

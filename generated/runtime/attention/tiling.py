@@ -1,18 +1,18 @@
-"""Divides a call into tiles, so that the memory for scores, keys and values (the workspace) stays within a bound.
+"""Divides a call into tiles, so that the memory for scores, keys and values (the workspace) stays within a limit.
 
-An *item* is one partition of one sequence, for all KV heads. A *tile* is a rectangle of items: the same partitions of
-several sequences. The workspace holds all scores of one tile. A *chunk* is a group of consecutive items of a tile. The
-workspace holds the keys of one chunk, and later the values of one chunk. A *row* is a sequence, numbered in the order
-in which the tiles process the sequences. A *row tile* is the series of tiles that process the same rows, from the first
-partition to the last.
+An item is one partition of one sequence, for all KV heads. A tile is a set of items, namely the same partitions of
+several sequences. The workspace holds the scores of one tile at a time. A chunk is a group of consecutive items
+(partitions of sequences) within a tile. The workspace holds the keys of one chunk at a time, and later the values of
+one chunk at a time. A row is a sequence, numbered in the order in which the kernel processes the sequences. A row tile
+is the list of tiles that together compute all partitions of some sequences.
 
-The tiling depends only on values that the host knows, so the number of PyTorch calls is known in advance. There are two
-cases:
+The division into tiles depends only on values that the host knows. If the host knows the sequence lengths, the
+sequences may be sorted by length, longest first. Each tile then has only the sequences that reach the tile's
+partitions, so the work is proportional to the sum of the lengths. The sequences are sorted only if padding to the
+longest sequence would cost much time.
 
-* The host knows the sequence lengths. If padding would cost much, the sequences are sorted by length, longest first.
-  Each tile has only the sequences that reach its partitions. The work is proportional to the sum of the lengths.
-* The host knows only an upper bound, for instance because the call is captured in a CUDA graph. Every sequence is
-  processed as if it had the maximum length.
+If the host knows only an upper bound of the lengths, the kernel processes every sequence as if every sequence had the
+maximum length. For example, the host cannot read the lengths during CUDA graph capture.
 """
 
 from __future__ import annotations
@@ -37,20 +37,25 @@ LEAST_TILE_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Tile:
-    """A rectangle of items: some partitions of the first rows of a row tile.
-
-    The docstring of this module defines items, chunks, rows and row tiles.
+    """The same partitions of several consecutive sequences, which a PyTorch kernel processes together.
 
     rows: the number of sequences.
-    parts: the tile's partitions, as a slice of the partitions of a sequence.
-    pages: the number of pages in each item. An item has fewer pages than a partition only if the tile has a single
-    partition, which was trimmed to its used pages.
-    chunk: the number of items in each chunk; the last chunk may have fewer.
-    masked: whether a kernel needs a mask, for example because token slots may lie past the end of their sequence. The
-    slots that ``tail`` counts need no mask.
-    padded: whether the tile has pages past the end of the longest sequence, or, with ``tail``, of its only sequence.
-    tail: the number of token slots at the end of the tile that lie past the end of the sequence, if the tile has a
-    single sequence of known length; else 0.
+    parts: the numbers of the tile's partitions within a sequence, as a slice.
+
+    pages: the number of pages that the kernel processes in each partition of a sequence, which can be less than a whole
+    partition only if the tile has a single partition.
+
+    chunk: the number of (sequence, partition) pairs whose keys or values are in memory together (the last chunk of a
+    tile may have fewer).
+
+    masked: whether the kernel must mask token slots, for example slots past the end of a sequence that ``tail`` does
+    not count.
+
+    padded: whether whole pages of the tile lie past the end of the longest sequence (or of the tile's only sequence, if
+    ``tail`` is not 0).
+
+    tail: the number of token slots past the end of the sequence, if the tile has a single sequence of known length;
+    otherwise 0.
     """
 
     rows: int
@@ -68,19 +73,24 @@ class Tile:
 
     @cached_property
     def items(self) -> int:
-        """The number of items in the tile: rows times partitions."""
+        """The number of (sequence, partition) pairs in the tile."""
         return self.rows * self.num_parts
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
-        """The numbers (items, pages, chunk), which determine the sizes of the tile's buffers in the workspace."""
+        """The tuple (items, pages, chunk), which determines the buffer sizes of the tile. An item is one partition of
+        one sequence.
+        """
         return self.items, self.pages, self.chunk
 
     def chunks(self, *tensors: torch.Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """Iterate over the chunks of the tile. For each chunk, yield the part of each tensor that belongs to the chunk.
+        """Split tensors into the parts that belong to each chunk of the tile, and yield one tuple of parts for each
+        chunk.
 
-        tensors: tensors that have a multiple of ``items`` as their first dimension. A tensor other than the first may
-        be None; its part of each chunk is then None too.
+        A chunk is a group of (sequence, partition) pairs whose keys or values are in memory together.
+
+        tensors: tensors whose first dimension is a multiple of ``items``. Any tensor except the first may be None, and
+        its part of each chunk is then None.
         """
         if self.chunk >= self.items:
             return iter((tensors,))
@@ -88,21 +98,30 @@ class Tile:
         return zip(*(repeat(None) if x is None else x.split(size * (x.shape[0] // items)) for x in tensors))
 
     def tails(self) -> Iterator[int]:
-        """Yield for each chunk the number of token slots past the end of the sequence: ``tail`` for the last chunk,
-        else 0.
+        """Yield, for each chunk of the tile, the number of token slots past the end of the tile's sequence.
+
+        A chunk is a group of (sequence, partition) pairs whose keys or values are in memory together. The yielded
+        number is ``tail`` for the last chunk, and 0 for all other chunks.
         """
         return iter((*repeat(0, _ceil(self.items, self.chunk) - 1), self.tail))
 
 
 class RowTile(NamedTuple):
-    """All tiles that process the same sequences. rows: these sequences, as a slice of the call's rows."""
+    """All tiles that compute the same sequences.
+
+    rows: the sequences, as a slice of the order in which the kernel processes the sequences.
+    tiles: the tiles, in the order of the partitions.
+    """
 
     rows: slice
     tiles: tuple[Tile, ...]
 
 
 class Counts(NamedTuple):
-    """The numbers of row tiles, tiles and chunks in a tiling, which determine the number of PyTorch calls."""
+    """The number of row tiles, tiles and chunks into which a call is divided. The module docstring defines these units.
+
+    These numbers determine how many PyTorch functions the kernel calls.
+    """
 
     row_tiles: int
     tiles: int
@@ -115,13 +134,16 @@ class Counts(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """All tiles of one call of the operator.
+    """All tiles of one call of the operator, where a tile is a group of partitions that the kernel processes together.
 
+    row_tiles: the tiles, grouped by the sequences that the tiles compute.
     ordered: whether the sequences are sorted by length, longest first.
-    covered: the number of partitions, from the first on, that are processed for all sequences, even the shortest.
-    Longer sequences may have further partitions.
+
+    covered: the number of partitions, from the first on, that the kernel processes in every sequence, although longer
+    sequences may have further partitions.
+
     shapes: one tile of each distinct ``Tile.shape``.
-    workers: the number of worker threads that compute the tiles, or 1 if the calling thread computes them.
+    workers: the number of worker threads that compute the tiles, or 1 if the calling thread computes the tiles.
     """
 
     row_tiles: tuple[RowTile, ...]
@@ -131,11 +153,13 @@ class Tiling(NamedTuple):
     workers: int = 1
 
     def tiles(self) -> Iterator[Tile]:
-        """All tiles of all row tiles."""
+        """Iterate over all tiles of all row tiles."""
         return (tile for row_tile in self.row_tiles for tile in row_tile.tiles)
 
     def counts(self) -> Counts:
-        """Count the row tiles, tiles and chunks of this tiling."""
+        """Count the row tiles, tiles and chunks into which the call is divided. The module docstring defines these
+        units.
+        """
         tiles = list(self.tiles())
         chunks = [_ceil(tile.items, tile.chunk) for tile in tiles]
         return Counts(
@@ -151,16 +175,19 @@ class Tiling(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """The bounds of the workspace on one type of device, and the memory that a tile needs. All fields are in bytes.
+    """The memory limits of a kernel's workspace on one type of device, and the memory that sequences and pages need.
 
-    chunk: the bound for the buffers that hold the keys, or the values, of one chunk.
-    segment: the bound for the buffers that hold the scores of one tile.
-    padding: the amount of padding that takes as long to process as one more tile.
-    chunk_page: memory for a page in a chunk's buffers, for each KV head.
-    segment_page: memory for a page in a tile's buffers, for each KV head.
-    segment_item: memory for an item in a tile's buffers, without the memory for its pages, for each KV head.
-    page: further memory for a page in a tile's buffers, for all heads together.
-    row: memory for the softmax state of a sequence, for each KV head.
+    All fields are in bytes. A tile is a group of partitions that the kernel processes together. A chunk is a part of a
+    tile whose keys or values are in memory together.
+
+    chunk: the limit for the buffers that hold the keys, or the values, of one chunk.
+    segment: the limit for the buffers that hold the scores of one tile.
+    padding: the amount of padding that takes as long to process as one additional tile.
+    chunk_page: the memory in a chunk's buffers for each page and KV head.
+    segment_page: the memory in a tile's buffers for each page and KV head.
+    segment_item: the memory in a tile's buffers for each partition of a sequence and KV head, without ``segment_page``.
+    page: the memory in a tile's buffers for each page, independent of the number of KV heads.
+    row: the memory for the softmax state of a sequence, for each KV head.
     """
 
     chunk: int
@@ -183,46 +210,64 @@ class Budget(NamedTuple):
         attended: Sequence[int] | None = None,
         workers: int = 1,
     ) -> Tiling:
-        """Return the tiling of a call that has one sequence for each length in ``lengths``, in tokens.
+        """Divide a call into tiles within the memory limits of this budget.
 
-        If a single item needs more memory than the bounds allow, each tile has one item.
+        A tile is a group of partitions that the kernel processes together. If a single partition of one sequence
+        exceeds the limits, each tile has a single partition of one sequence.
 
+        lengths: the length of each sequence in tokens.
         partition_size, page: the number of tokens in a partition and in a page.
-        known: True if ``lengths`` are the real lengths; False if they are upper bounds of the lengths. Upper bounds
-        must be positive.
-        attended: for each sequence, the number of tokens at its start that need no mask. If ``attended`` is None, no
-        token of a sequence needs a mask. If ``attended`` is given, the sequences must be sorted, longest first.
-        workers: the number of worker threads that compute the tiles. The bounds hold for the workspace of each worker.
+        known: True if ``lengths`` are the real lengths; False if ``lengths`` are upper bounds, which must be positive.
+
+        attended: the number of tokens at the start of each sequence that need no mask, or None if no token needs a
+        mask. If ``attended`` is not None, the sequences must be sorted by length, longest first.
+
+        workers: the number of worker threads that compute the tiles. The limits apply to the workspace of each worker.
         """
         exempt = None if attended is None else tuple(attended)
         return _fit(self, tuple(lengths), exempt, kv_heads, partition_size, page, known, workers)
 
     def item(self, pages: int, kv_heads: int) -> int:
-        """The number of bytes that an item with ``pages`` pages takes in a tile's buffers."""
+        """Return the bytes that one partition of one sequence takes in the buffers of a tile (a group of partitions).
+
+        pages: the number of pages in the partition.
+        """
         return kv_heads * (self.segment_item + pages * self.segment_page) + pages * self.page
 
     def rows(self, pages: int, kv_heads: int, parts: int = 1) -> int:
-        """The largest number of sequences that a tile may have, if it has ``parts`` partitions of each sequence.
+        """Return the largest number of sequences in a tile (a group of partitions that the kernel processes together).
 
+        parts: the number of partitions of each sequence in the tile.
         pages: the number of pages in a partition.
         """
         return max(1, self.segment // (parts * self.item(pages, kv_heads) + kv_heads * self.row))
 
     def parts(self, rows: int, pages: int, kv_heads: int) -> int:
-        """The largest number of partitions, of ``pages`` pages each, in a tile that has ``rows`` sequences."""
+        """Return the largest number of partitions of each sequence in a tile (a group of partitions that the kernel
+        processes together).
+
+        rows: the number of sequences in the tile.
+        pages: the number of pages in a partition.
+        """
         return max(1, (self.segment // rows - kv_heads * self.row) // self.item(pages, kv_heads))
 
     def items(self, pages: int, kv_heads: int) -> int:
-        """The largest number of items, of ``pages`` pages each, in a chunk."""
+        """Return the largest number of (sequence, partition) pairs whose keys or values fit in memory together.
+
+        pages: the number of pages in a partition.
+        """
         return max(1, self.chunk // (kv_heads * pages * self.chunk_page))
 
     def most_bytes(self, pages: int, kv_heads: int) -> int:
-        """The largest workspace, in bytes, that tiles within these bounds take. pages: the pages of a partition."""
+        """Return the size in bytes of the largest workspace that a call within these limits can need.
+
+        pages: the number of pages in a partition.
+        """
         chunk = max(self.chunk, kv_heads * pages * self.chunk_page)
         return chunk + max(self.segment, self.item(pages, kv_heads) + kv_heads * self.row)
 
     def spare_pages(self, kv_heads: int) -> int:
-        """The number of padding pages that take as long to process as one more tile."""
+        """Return the number of padding pages that cost as much time as one additional tile (a group of partitions)."""
         return self.padding // (kv_heads * self.chunk_page)
 
 
@@ -254,21 +299,22 @@ def _fit(
 
 
 def _covered(shortest: RowTile) -> int:
-    """The number of partitions, from the first on, that are processed for all sequences.
+    """Return the number of partitions, from the first on, that the kernel processes in every sequence.
 
-    shortest: the row tile with the shortest sequences, which are processed for the fewest partitions.
+    shortest: the tiles of the shortest sequences.
     """
     rows = shortest.rows.stop - shortest.rows.start
     return max(int(tile.parts.stop) for tile in shortest.tiles if tile.rows == rows)
 
 
 class _Cut:
-    """Makes the tiles of a call within the bounds of ``budget``.
+    """Computes the tiles of a call within the memory limits of ``budget``.
 
-    attended: for each sequence, the number of tokens at its start that need no mask.
-    extents: the number of pages to process for each sequence, sorted, largest first.
-    whole: the number of pages in a partition. page: the number of tokens in a page.
-    known: whether the sequence lengths are known, not only upper bounds.
+    attended: the number of tokens at the start of each sequence that need no mask.
+    extents: the number of pages that the kernel processes in each sequence, in descending order.
+    whole: the number of pages in a partition.
+    page: the number of tokens in a page.
+    known: whether the sequence lengths are exact; False if the lengths are upper bounds.
     tails: whether a tile with a single sequence uses ``Tile.tail`` instead of a mask.
     """
 
@@ -288,8 +334,10 @@ class _Cut:
         self.spare = budget.spare_pages(kv_heads)  # the number of padding pages that cost as much as one more tile
 
     def row_tiles(self) -> Iterator[slice]:
-        """Yield the sequences of each row tile. Each group of ``_groups`` is split evenly into as few row tiles as the
-        budget allows.
+        """Split the sequences into slices with separate tiles, and yield each slice.
+
+        The function splits each group of sequences that ``_groups`` yields evenly into as few slices as the memory
+        limits allow.
         """
         for group in self._groups():
             rows = self.budget.rows(min(self.whole, self.extents[group.start]), self.kv_heads)
@@ -297,10 +345,10 @@ class _Cut:
                 yield slice(group.start + span.start, group.start + span.stop)
 
     def _groups(self) -> Iterator[slice]:
-        """Split the sequences into groups.
+        """Split the sequences into groups, and yield each group as a slice.
 
-        In a group, it costs little time to pad the first partition of each sequence to the size of the largest first
-        partition.
+        The kernel pads the first partition of each sequence to the size of the largest first partition in the group.
+        The padding of a group takes at most as long to process as one additional tile (a group of partitions).
         """
         start = wasted = 0
         for row, extent in enumerate(self.extents):
@@ -311,9 +359,9 @@ class _Cut:
         yield slice(start, len(self.extents))
 
     def tiles(self, rows: slice) -> Iterator[Tile]:
-        """Yield the tiles of the row tile with the sequences ``rows``, in the order of the partitions.
+        """Yield the tiles that compute the sequences ``rows``, in the order of the partitions.
 
-        Later tiles have fewer rows, because short sequences have fewer partitions.
+        Later tiles may have fewer sequences, because short sequences have fewer partitions.
         """
         start, active = 0, int(rows.stop - rows.start)
         while active:
@@ -324,14 +372,17 @@ class _Cut:
                 active -= 1
 
     def _end(self, row: int) -> int:
-        """The number of partitions of the sequence ``row``."""
+        """Return the number of partitions of the sequence with number ``row``."""
         return _ceil(self.extents[row], self.whole)
 
     def _stop(self, first: int, active: int) -> int:
-        """The partition before which a rectangle ends that has ``active`` sequences, from number ``first`` on.
+        """Return the partition at which the kernel stops processing all of the ``active`` sequences together.
 
-        A rectangle becomes one or more tiles. It ends where the shortest of these sequences ends, or later if padding
-        is cheaper than another tile.
+        The result is the end of the shortest of the ``active`` sequences, or a later partition if padding takes less
+        time than an additional tile.
+
+        first: the number of the first sequence.
+        active: the number of sequences.
         """
         stop, wasted = self._end(first + active - 1), 0
         for row in range(active - 2, -1, -1):
@@ -343,10 +394,12 @@ class _Cut:
         return stop
 
     def _rectangle(self, first: int, rows: int, start: int, stop: int) -> Iterator[Tile]:
-        """Yield tiles of about equal size for partitions ``start`` to ``stop`` (exclusive) of ``rows`` sequences from
-        ``first`` on.
+        """Yield tiles of about equal size for the partitions from ``start`` to ``stop`` (exclusive) of some sequences.
 
-        The last partition becomes a separate tile if it has unused pages and leaving these out saves work.
+        The last partition becomes a separate tile if skipping the unused pages of this partition saves work.
+
+        first: the number of the first sequence.
+        rows: the number of sequences.
         """
         last = min(self.whole, self.extents[first] - (stop - 1) * self.whole)  # pages
         trimmed = last < self.whole and (stop - start == 1 or rows * (self.whole - last) > self.spare)
@@ -357,7 +410,13 @@ class _Cut:
             yield self._tile(first, rows, slice(end, stop), last)
 
     def _spans(self, rows: int, parts: int) -> Iterator[slice]:
-        """Split ``parts`` whole partitions of ``rows`` sequences into slices of about equal size, one for each tile."""
+        """Split a range of partitions into slices of about equal size, one slice for each tile.
+
+        A tile is a group of partitions that the kernel processes together.
+
+        rows: the number of sequences in each tile.
+        parts: the number of partitions, all of full size.
+        """
         return _even(parts, self.budget.parts(rows, self.whole, self.kv_heads))
 
     def _tile(self, first: int, rows: int, parts: slice, pages: int) -> Tile:
@@ -377,8 +436,11 @@ class _Cut:
 
 
 class _SharedCut(_Cut):
-    """Makes the tiles of a call that several worker threads share: tiles of whole sequences, if the bounds allow, and
-    for a longer sequence a multiple of the number of workers, so that the workers finish together.
+    """Computes the tiles of a call that several worker threads share.
+
+    If the memory limits allow, a tile has all partitions of the tile's sequences. Otherwise, the number of tiles of a
+    sequence is a multiple of the number of workers, so that the workers finish together. The number of tiles is not
+    such a multiple if the tiles would then be smaller than ``LEAST_TILE_BYTES``.
     """
 
     def __init__(self, workers: int, *arguments: Any) -> None:
@@ -386,8 +448,10 @@ class _SharedCut(_Cut):
         self.workers = workers
 
     def row_tiles(self) -> Iterator[slice]:
-        """Yield the sequences of each row tile. The sequences of a row tile have the same number of partitions. A row
-        tile has as many sequences as fit in one tile, with all of their partitions.
+        """Split the sequences into slices with separate tiles, and yield each slice.
+
+        All sequences of a slice have the same number of partitions. A slice has as many sequences as fit in one tile
+        with all partitions.
         """
         for group in self._groups():
             for parts, run in itertools.groupby(range(group.start, group.stop), self._end):
@@ -407,24 +471,28 @@ class _SharedCut(_Cut):
 
 
 def partitions_reached(longest: int, partition: int, window: int | None) -> int:
-    """The largest number of partitions that a query can attend to in a sequence of up to ``longest`` tokens.
+    """Return the largest number of partitions that a query can attend to in a sequence of up to ``longest`` tokens.
 
-    partition: the number of tokens in a partition. window: the sliding window in tokens, or None. A window of W tokens
-    may begin anywhere in a partition, so it touches up to ceil((W - 1) / partition) + 1 partitions.
+    A window of W tokens may begin at any token of a partition. The window therefore touches up to ceil((W - 1) /
+    partition) + 1 partitions.
+
+    partition: the number of tokens in a partition.
+    window: the sliding window in tokens, or None.
     """
     every = _ceil(longest, partition)
     return every if window is None else min(every, _ceil(window - 1, partition) + 1)
 
 
 def launched_partitions(longest: int, partition: int, window: int | None) -> int:
-    """The number of partitions in the grid of a CUDA kernel, for sequences of up to ``longest`` tokens.
+    """Return the number of partitions in the grid of a CUDA kernel, for sequences of up to ``longest`` tokens.
 
-    If the grid has a single partition, the kernel writes the output directly, and the reduction (the kernel that merges
-    partitions) does not run. The reduction also marks the partitions before a sliding window as empty in the scratch,
-    so it must run if there can be such partitions. The grid therefore has at least two partitions if ``longest``
-    exceeds one partition.
+    With a single partition in the grid, the kernel writes the output directly, and the reduction kernel does not run.
+    The reduction kernel merges partitions, and also marks the partitions before a sliding window as empty in the
+    scratch tensors. If ``longest`` exceeds one partition, the result is at least 2, so that the reduction kernel marks
+    such partitions.
 
-    partition: the number of tokens in a partition. window: the sliding window in tokens, or None.
+    partition: the number of tokens in a partition.
+    window: the sliding window in tokens, or None.
     """
     return max(min(_ceil(longest, partition), 2), partitions_reached(longest, partition, window))
 
@@ -434,11 +502,11 @@ def _ceil(total: int, step: int) -> int:
 
 
 def _step(total: int, most: int) -> int:
-    """Split ``total`` evenly into the fewest parts of at most ``most`` each. Return the size of a part."""
+    """Return the size of a part, if ``total`` is split evenly into the fewest parts of at most ``most`` elements."""
     return _ceil(total, _ceil(total, most))
 
 
 def _even(total: int, most: int) -> Iterator[slice]:
-    """Split the range from 0 to ``total`` evenly into the fewest slices that have at most ``most`` elements each."""
+    """Split the range from 0 to ``total`` evenly into the fewest slices of at most ``most`` elements."""
     step = _step(total, most) if total else 1
     return (slice(start, min(start + step, total)) for start in range(0, total, step))

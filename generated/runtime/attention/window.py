@@ -1,9 +1,9 @@
-"""Divides a call with a sliding window into tiles that process each sequence from its window's first partition on.
+"""Divides a call with a sliding window into tiles, that is, groups of partitions that the kernel processes together.
 
-A window of W tokens includes the current token: the query at position q attends to the key at position k if q - k < W.
-A window of W tokens touches at most ceil((W - 1) / partition) + 1 partitions, and the kernel processes this number of
-partitions for each sequence. The device computes the window's first partition, so the host reads no lengths. The work
-is proportional to the window, not to the sequence length.
+In a window of W tokens, the query at position q attends to the keys at positions q - W + 1 to q. A window touches at
+most ceil((W - 1) / P) + 1 partitions, where P is the number of tokens in a partition. The kernel processes only as many
+partitions of each sequence as a window can touch. The device computes the first processed partition of each sequence,
+so the host needs no sequence lengths. The work is proportional to the window, not to the sequence length.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .tiling import Budget, Tile, Tiling, partitions_reached
 class WindowRows(Rows):
     """The sequences of a call that has a sliding window, in the call's order.
 
-    starts: [seqs, 1] int32, the first position of each sequence's window.
-    firsts: [seqs, 1] int32, the first partition that is processed for each sequence.
-    latest: the upper bound of ``firsts``, chosen so that all processed partitions lie within max_seq_len tokens.
+    starts: the position of the first token in each sequence's window, [seqs, 1] int32.
+    firsts: the number of the first partition that the kernel processes in each sequence, [seqs, 1] int32.
+    latest: the upper bound of ``firsts``, chosen so that all processed partitions begin before max_seq_len.
     """
 
     def __init__(self, seq_lens: torch.Tensor, window: int, partition: int, latest: int) -> None:
@@ -34,9 +34,11 @@ class WindowRows(Rows):
 def window_rows(
     call: Call, budget: Budget, shares: Shares, partition: int, page: int, window: int
 ) -> tuple[Tiling, WindowRows]:
-    """Return the tiling of a call that has a sliding window, and the call's sequences with the places of their windows.
+    """Divide a call that has a sliding window into tiles, and locate the window of each sequence.
 
-    budget, shares: see ``lengths.cut``.
+    A tile is a group of partitions that the kernel processes together.
+
+    budget, shares: the memory limits, as in ``lengths.cut``.
     partition, page, window: the number of tokens in a partition, in a page and in the window.
     """
     longest = longest_length(call, page)
@@ -48,11 +50,15 @@ def window_rows(
 
 
 def window_segment(call: Call, rows: WindowRows, first: int, tile: Tile, partition: int, page: int) -> Segment:
-    """Make the ``Segment`` of ``tile`` (token positions and block numbers), whose first sequence is number ``first``.
+    """Compute the token positions, the mask and the cache block numbers of a tile, for a call that has a sliding
+    window.
 
-    ``call.segment`` does the same for calls without a window. In a call with a window, partition 0 of a tile is the
-    first partition that is processed for each sequence. Block table entries before the window and past the end of the
-    sequence are replaced by block 0.
+    A tile is a group of partitions that the kernel processes together. ``tile.parts`` numbers the partitions of each
+    sequence from ``rows.firsts``, the first partition that the kernel processes. The function replaces block table
+    entries before the window and past the end of the sequence by block 0.
+
+    first: the number of the tile's first sequence.
+    partition, page: the number of tokens in a partition and in a page.
     """
     taken, whole = slice(first, first + tile.rows), partition // page
     start = tile.parts.start * partition
@@ -71,12 +77,17 @@ def window_segment(call: Call, rows: WindowRows, first: int, tile: Tile, partiti
 def write_window_scratch(
     call: Call, rows: WindowRows, part: Segment, m: torch.Tensor, z: torch.Tensor, o: torch.Tensor
 ) -> None:
-    """Write a segment's softmax state (see ``state``) to the scratch: max_logits = m, exp_sums = z, tmp_out = o / z.
+    """Write the softmax results of some partitions to the scratch tensors: max_logits = m, exp_sums = z, tmp_out = o /
+    z.
 
-    This function does nothing if the call has no scratch.
+    The function does nothing if the call has no scratch tensors.
 
-    m, z: [rows, partitions, heads] float32, for the rows (sequences) and the partitions of the segment's tile. o:
-    [rows, partitions, heads, head size] float32, not yet divided by z.
+    In the shapes, rows is the number of sequences, and heads is the number of query heads.
+
+    part: the sequences and partitions that the function writes.
+    m: the maximum score of each partition, [rows, partitions, heads] float32.
+    z: the sum of e^(score - m) over the tokens of each partition, [rows, partitions, heads] float32.
+    o: the sum of e^(score - m) times the V vector of each token, [rows, partitions, heads, head size] float32.
     """
     if call.scratch is None:
         return

@@ -1,8 +1,7 @@
 """The workspace of a call: one block of memory that holds all buffers of a PyTorch kernel.
 
-With a single block, the size of the workspace is known exactly. On a CPU, each thread keeps its block for the next
-call. If the block were freed, its memory would return to the operating system. The page faults that a new block causes
-would then take more time than the arithmetic of a short call. On a GPU, torch's caching allocator keeps the memory.
+On a CPU, each thread keeps its workspace for the thread's next call. A new block of memory would cause page faults,
+which take more time than the arithmetic of a short call. On a GPU, PyTorch's caching allocator keeps the memory.
 """
 
 from __future__ import annotations
@@ -27,24 +26,22 @@ S = TypeVar("S")
 
 
 def aligned(num_bytes: int) -> int:
-    """``num_bytes`` rounded up to a multiple of 256, the alignment of a buffer."""
+    """Return ``num_bytes`` rounded up to a multiple of 256, the alignment of a buffer in bytes."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class Buffer:
-    """A part of the workspace, with a cache of the tensors (views) over it. All chunks of the same size use the same
-    view.
-    """
+    """A part of the workspace's memory, with a cache of the tensors that view this memory."""
 
     def __init__(self, data: torch.Tensor) -> None:
-        """data: the memory as a one-dimensional uint8 tensor, aligned for every dtype."""
+        """data: the memory as a one-dimensional uint8 tensor, whose address is aligned for every dtype."""
         self._data, self.device = data, data.device
         self._views: dict[Hashable, Any] = {}
 
     def view(self, dtype: torch.dtype, *shape: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-        """A contiguous tensor of ``dtype`` and ``shape`` over the first bytes of this buffer.
+        """Return a tensor of the given dtype and shape over the first bytes of this buffer. The result is cached.
 
-        order: if given, the dimensions of the tensor are permuted to this order, as by ``torch.Tensor.permute``.
+        order: the new order of the tensor's dimensions, as in ``torch.Tensor.permute``, or None for no permutation.
         """
         found = self._views.get((dtype, shape, order))
         if found is None:
@@ -54,9 +51,9 @@ class Buffer:
         return cast(torch.Tensor, found)
 
     def once(self, make: Callable[..., S], space: object, *sizes: Hashable) -> S:
-        """Return ``make(space, *sizes)``: a tuple of views of the buffers in ``space``. The result is cached.
+        """Return ``make(space, *sizes)``, a tuple of tensors that view the buffers in ``space``. The result is cached.
 
-        space: a result of ``Workspace.space`` that has this buffer.
+        space: an object that ``Workspace.space`` returned, and that has this buffer as a field.
         """
         found = self._views.get((make, sizes))
         if found is None:
@@ -66,18 +63,20 @@ class Buffer:
 
 
 def total(sizes: Mapping[str, int]) -> int:
-    """Return the size in bytes of a block that holds an aligned buffer for each entry of ``sizes`` (name to bytes)."""
+    """Return the size in bytes of a memory block that holds one aligned buffer for each entry of ``sizes`` (name to
+    bytes).
+    """
     return sum(map(aligned, sizes.values()))
 
 
 def carve(block: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, Buffer]:
-    """Divide ``block`` (uint8) into one buffer for each entry of ``sizes`` (name to bytes), aligned to 256 bytes."""
+    """Divide a uint8 tensor into one buffer for each entry of ``sizes`` (name to bytes), each aligned to 256 bytes."""
     pieces = block.narrow(0, 0, total(sizes)).split([aligned(size) for size in sizes.values()])
     return {name: Buffer(piece) for name, piece in zip(sizes, pieces)}
 
 
 class Workspace:
-    """A block of memory that the tiles of a call use one after the other, with a cache of each tile shape's buffers."""
+    """A block of memory for the buffers of a kernel, with a cache of the buffers for each combination of sizes."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         with torch.inference_mode(False):  # the memory of an inference tensor could not be used outside that mode
@@ -86,15 +85,17 @@ class Workspace:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the block in bytes."""
+        """The size of the workspace in bytes."""
         return self._block.shape[0]
 
     def space(self, space: Callable[..., S], sizes: Mapping[str, int], start: int = 0) -> S:
-        """Return ``space(**buffers)``, with a buffer for each entry of ``sizes`` (name to bytes). The result is cached.
+        """Return ``space(**buffers)``, with one buffer for each entry of ``sizes`` (name to bytes). The result is
+        cached.
 
-        space: a type with a field for each buffer.
-        start: the byte of the block where the buffers begin, a multiple of 256. Results with overlapping bytes share
-        memory.
+        space: a type with one field for each buffer.
+        start: the offset of the first buffer in the workspace, in bytes, a multiple of 256.
+
+        Buffers of different calls share memory if the buffers have bytes in common.
         """
         key = space, start, *sizes.values()
         found = self._spaces.get(key)
@@ -109,9 +110,10 @@ _kept = threading.local()
 
 
 class workspace:
-    """A context manager that gives a workspace of at least ``num_bytes`` on ``device``, for one call.
+    """Provides a ``Workspace`` of at least ``num_bytes`` bytes on ``device``, as a context manager for one call.
 
-    On a CPU, the thread's previous workspace is used again if it is large enough, and no outer call is using it.
+    On a CPU, the context manager reuses the thread's previous workspace if the size suffices and no outer call uses the
+    workspace.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
@@ -134,14 +136,14 @@ class workspace:
 
 
 def forget() -> None:
-    """Free the workspace that this thread keeps for its next call on a CPU."""
+    """Free the workspace that the current thread keeps for its next call on a CPU."""
     _kept.workspace = None
 
 
 def grain_dtype(device: torch.device) -> torch.dtype:
-    """The dtype as which pages of the KV cache are viewed while they are copied on ``device``.
+    """Return the dtype of the elements in which a PyTorch kernel copies pages of the KV cache on ``device``.
 
-    A copy only moves bytes, so any dtype gives the same result. A CPU is fastest with 16-byte elements. A GPU reaches
-    the same bandwidth with 8-byte integers, which every GPU supports.
+    A copy only moves bytes, so every dtype gives the same result. A CPU copies fastest with 16-byte elements. A GPU
+    copies 8-byte integers at the same bandwidth, and every GPU supports 8-byte integers.
     """
     return torch.complex128 if device.type == "cpu" else torch.int64

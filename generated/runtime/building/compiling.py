@@ -83,8 +83,8 @@ class HostBuild(NamedTuple):
 
     warp_size: the warp size of the simulated GPU.
     checked: whether the kernels check and count all their memory accesses.
-    quick: whether to compile with fewer optimisations, for tests. This takes about half the time, and the kernels run
-    more slowly.
+    quick: whether to compile with fewer optimisations, for tests. Compiling then takes about half the time, but the
+    kernels run more slowly.
     """
 
     warp_size: int = 64
@@ -95,7 +95,7 @@ class HostBuild(NamedTuple):
 def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress = quiet, again: bool = True) -> Path:
     """Build a library for the CPU with ``kernels`` and the code that simulates a GPU for them. Returns its path.
 
-    kind: the options. The other parameters and the errors are those of ``build_gpu``.
+    kind: the options. ``build_gpu`` describes the other parameters and the errors.
     """
     folder = toolchain_folder("host")
     version = simt.find_compiler(kind.checked).version
@@ -214,8 +214,8 @@ def quoted(text: str) -> str:
 
 
 def object_name(source: Path, toolchain: Toolchain, compiler: str) -> str:
-    """Return the hash in the name of an object file. It is a hash of the path and text of ``source``, the compile flags
-    of ``toolchain``, and ``compiler``. Headers are not part of it: ``make`` checks whether headers have changed.
+    """Return the hash in the name of an object file. The name is a hash of the path and text of ``source``, the compile
+    flags of ``toolchain``, and ``compiler``. Headers are not part of it: ``make`` checks whether headers have changed.
 
     compiler: the identity and the version of the compiler, as text.
     """

@@ -1,1 +1,1 @@
-"""Chooses the kernel that serves a call: keys, the rows of the dispatch table, and the messages if no kernel fits."""
+"""Chooses a generated kernel for each call, and writes the error message if no kernel fits the call."""

@@ -1,7 +1,7 @@
-"""Kernel keys: the properties of a call that a kernel must match, such as head size, dtype and softcap.
+"""Kernel keys: the properties of a call, such as head size, dtype and softcap, that determine which kernels fit.
 
-This module also has the limits on these properties: the generator makes no kernel for a key outside the limits. It does
-not import torch, because the generator, which runs without torch, uses it too.
+This module also defines the allowed values of these properties. This module does not import torch, because the
+generator runs without torch and also uses this module.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """The kernel key: the properties of a call that an attention kernel must match.
+    """The properties of a call that determine which attention kernels fit the call.
 
-    Kernels that differ only in the partition size have the same key. If softcap, sliding_window or modification is
-    None, the attention has no such feature.
+    Kernels that differ only in the partition size have the same key. A value of None for softcap, sliding_window or
+    modification means that the attention does not use the feature.
     """
 
     head_size: int
@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the attention uses no feature: no ALiBi, no block-sparse pattern, no softcap, no window and so on."""
+        """Whether the attention uses no optional feature, such as ALiBi, a softcap or a sliding window."""
         return not any(getattr(self, axis) for axis in FEATURES)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ FEATURES = ("alibi", "blocksparse", "softcap", "sliding_window", "sinks", "modif
 
 
 class CacheKey(NamedTuple):
-    """The kernel key of a cache writer: the properties of a ``reshape_and_cache`` call that the kernel must match."""
+    """The properties of a ``reshape_and_cache`` call that determine which kernel fits the call."""
 
     head_size: int
     block_size: int
@@ -96,35 +96,39 @@ NAME_WORDS = f"lower-case words, digits and single '_', at most {LONGEST_NAME} c
 
 
 def softcap_allowed(softcap: float | None) -> bool:
-    """Whether a kernel can be generated with this softcap. None means no softcap, and is allowed."""
+    """Whether the generator can build a kernel with this softcap, where None means attention without a softcap."""
     return softcap is None or SOFTCAPS[0] <= softcap <= SOFTCAPS[1]
 
 
 def window_allowed(window: int | None) -> bool:
-    """Whether a kernel can be generated with this sliding window. window: a number of tokens, or None."""
+    """Whether the generator can build a kernel with this sliding window.
+
+    window: the number of tokens in the window, or None for attention without a window.
+    """
     return window is None or 1 <= window <= MOST_TOKENS
 
 
 def name_allowed(name: str | None) -> bool:
-    """Whether ``name`` is an allowed name of a modification. None means no modification, and is allowed."""
+    """Whether an attention modification may have this name, where None means attention without a modification."""
     return name is None or (len(name) <= LONGEST_NAME and NAME_FORM.fullmatch(name) is not None)
 
 
 def whole_groups(head_size: int, kv_cache_dtype: str) -> bool:
-    """Whether the K vector of one token and one KV head fills a whole number of 16-byte groups in the cache."""
+    """Whether the cached K vector of one token and one KV head has a size that is a multiple of 16 bytes."""
     return kv_cache_dtype == "auto" or head_size % 16 == 0
 
 
 def whole_blocks(partition_size: int, block_size: int) -> bool:
-    """Whether a partition consists of whole pages. block_size: the number of tokens in a page."""
+    """Whether a partition of ``partition_size`` tokens consists of whole pages of ``block_size`` tokens."""
     return partition_size % block_size == 0
 
 
 class Limit(NamedTuple):
-    """A condition that the values of some axes must meet. If they do not, no kernel can be generated for them.
+    """A condition that a kernel's properties must meet. The generator builds no kernel that breaks the condition.
 
-    axes: the names of the axes. holds: a function of the axes' values that tells whether they meet the condition.
-    words: a description of the condition, for messages.
+    axes: the names of the properties, such as head_size.
+    holds: a function of the properties' values that returns whether the values meet the condition.
+    words: a description of the condition for messages.
     """
 
     axes: tuple[str, ...]
@@ -145,9 +149,9 @@ LIMITS = (
 
 
 def refusals(key: AnyKey, operator: str) -> list[str]:
-    """Return descriptions of the conditions that ``key`` does not meet for ``operator``.
+    """Return a description of each condition that ``key`` breaks for ``operator``.
 
-    A kernel with this key can be generated only if the result is empty.
+    The generator can build a kernel with this key only if the result is empty.
     """
     values = key._asdict()
     never = [axis for axis in NEVER_BUILT.get(operator, ()) if values[axis]]
@@ -158,21 +162,21 @@ def refusals(key: AnyKey, operator: str) -> list[str]:
 
 
 def own_key(key: Key, operator: str) -> AnyKey:
-    """The key of the kernel of ``operator`` that serves the same attention layers as the decode kernel with ``key``."""
+    """Convert the key of a decode kernel to the key of the ``operator`` kernel for the same attention layers."""
     kind = KEYS[operator]
     return kind(*(getattr(key, axis) for axis in kind._fields))
 
 
 def in_order(value: object) -> tuple[bool, object]:
-    """Return a sort key for a value of one field of a ``Key``. It sorts None before all other values."""
+    """Return a sort key for the value of one field of a ``Key``. None sorts before all other values."""
     return value is not None, value
 
 
 def order_of(key: AnyKey) -> tuple[tuple[bool, object], ...]:
-    """Return a sort key for ``key``. A field that is None comes before all other values of that field."""
+    """Return a sort key for ``key``. In each field, None sorts before all other values."""
     return tuple(map(in_order, key))
 
 
 def yaml_text(value: object) -> str:
-    """Format the value of an axis as in a YAML spec: ``512``, ``true`` or ``null``."""
+    """Format the value of a key's field as in a YAML file, for example ``512``, ``true`` or ``null``."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

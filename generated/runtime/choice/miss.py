@@ -1,11 +1,10 @@
-"""Makes the message for a call that no kernel serves: how the call differs from the nearest kernel, and how to add a
-kernel for it.
+"""Writes the error message for a call that no kernel fits.
 
-An axis is a field of a kernel key, such as the head size. The advice respects the limits on the values of axes. Only
-``pav2gen build`` can check rules that need more than the dispatch table, such as the limit on the number of kernels.
-Rules on partition sizes are another example: the table has no partition sizes for a spec without decode kernels.
+The message says how the call differs from the nearest kernel, and how to add a kernel for the call. The advice respects
+the limits that ``key.LIMITS`` lists. Some rules, such as the limit on the number of kernels, need more information than
+the dispatch table has. Only ``pav2gen build`` can check such rules.
 
-This module does not import torch, because the generator, which runs without torch, uses it too.
+This module does not import torch, because the generator runs without torch and also uses this module.
 """
 
 from __future__ import annotations
@@ -20,18 +19,20 @@ from .key import FEATURES, LIMITS, NEVER_BUILT, AnyKey, Key, in_order, order_of,
 
 
 class NoKernelError(LookupError):
-    """No kernel in the dispatch table serves a call.
+    """No kernel in the dispatch table fits a call.
 
     The message names the properties of the call that no kernel has, and says how to add a kernel.
     """
 
 
 def miss(key: AnyKey, rows: Iterable[Row], files: Mapping[str, str], operator: str = "decode") -> str:
-    """Return the message that no kernel of ``operator`` has the kernel key ``key``.
+    """Return the error message for a call with the kernel key ``key`` if no kernel of ``operator`` has this key.
 
-    The message names the nearest key that has a kernel, the values that differ from it, and how to add ``key``.
+    The message names the nearest key that has a kernel, the properties that differ from ``key``, and how to add a
+    kernel.
 
-    rows: the dispatch rows of all operators of the package. files: maps the name of each spec to the path of its file.
+    rows: the dispatch rows (kernels) of all operators of the package.
+    files: the path of the YAML file of each spec, by the spec's name.
     """
     every = sorted(rows, key=lambda row: row.spec)
     built = {row.key: row.spec for row in reversed(every) if row.operator == operator}
@@ -56,9 +57,9 @@ def miss(key: AnyKey, rows: Iterable[Row], files: Mapping[str, str], operator: s
 
 
 def _similar(key: AnyKey, rows: Iterable[Row]) -> str:
-    """Return the question whether the modification in ``rows`` with the most similar name was meant.
+    """Return the text "Did you mean the modification NAME?", where NAME is the most similar modification in ``rows``.
 
-    The text is empty if ``key`` has no modification, if a row has the same one, or if no name is similar.
+    The text is empty if ``key`` has no modification, if ``rows`` contains the modification, or if no name is similar.
     """
     own = getattr(key, "modification", None)
     defined = {str(row.key.modification) for row in rows if getattr(row.key, "modification", None)}
@@ -67,8 +68,9 @@ def _similar(key: AnyKey, rows: Iterable[Row]) -> str:
 
 
 def _first(operator: str, rows: Sequence[Row]) -> str:
-    """Return advice on how to build the package's first kernel of ``operator``. rows: the dispatch rows of the other
-    operators.
+    """Return advice on how to build the package's first kernel of ``operator``.
+
+    rows: the dispatch rows of all kernels in the package.
     """
     if operator == "decode" and not rows:
         return "pav2gen build specs/NAME.yaml makes some"
@@ -77,7 +79,7 @@ def _first(operator: str, rows: Sequence[Row]) -> str:
 
 
 def _elsewhere(key: AnyKey, rows: Iterable[Row], operator: str) -> list[Row]:
-    """The dispatch rows of other attention operators that serve the same attention layers as ``key``."""
+    """Return the dispatch rows of other attention operators whose kernels fit the same attention layers as ``key``."""
     others = [row for row in rows if row.operator != operator and isinstance(row.key, Key)]
     return [row for row in others if own_key(row.key, operator) == key]
 
@@ -85,9 +87,11 @@ def _elsewhere(key: AnyKey, rows: Iterable[Row], operator: str) -> list[Row]:
 def _lacks_operator(
     key: AnyKey, others: Sequence[Row], rows: Sequence[Row], files: Mapping[str, str], operator: str
 ) -> str:
-    """Return the message for a key that only kernels of other operators serve.
+    """Return the error message for a key that has kernels of other operators, but no kernel of ``operator``.
 
-    others: the dispatch rows of those kernels. rows: all dispatch rows of the package.
+    others: the dispatch rows (kernels) of other operators that fit ``key``.
+    rows: all dispatch rows of the package.
+    files: the path of the YAML file of each spec, by the spec's name.
     """
     barred = {row.spec for row in rows if any(_has(row.key, axis) for axis in NEVER_BUILT.get(operator, ()))}
     row = next((row for row in others if row.spec not in barred), others[0])
@@ -101,9 +105,11 @@ def _lacks_operator(
 
 
 def _remedy(key: AnyKey, axes: Sequence[str], rows: Sequence[Row], files: Mapping[str, str], operator: str) -> str:
-    """Return advice on how to add ``key`` to the spec that ``rows`` were built from.
+    """Return advice on how to add ``key`` to a spec, the YAML file from which the nearest kernel was generated.
 
-    axes: the axes on which ``key`` differs from the nearest key.
+    axes: the names of the fields in which ``key`` differs from the key of the nearest kernel.
+    rows: the dispatch rows of all kernels that were generated from the spec.
+    files: the path of the YAML file of each spec, by the spec's name.
     """
     file, has = _file(rows[0].spec, files), [row.key for row in rows if row.operator == operator]
     lacking = [axis for axis in axes if all(getattr(other, axis) != getattr(key, axis) for other in has)]
@@ -123,10 +129,12 @@ def _remedy(key: AnyKey, axes: Sequence[str], rows: Sequence[Row], files: Mappin
 
 
 def _clashes(key: AnyKey, lacking: Collection[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the pairs of values that a spec must exclude once it has the values of ``key`` on the axes ``lacking``.
+    """Return the pairs of values that a spec (a YAML file) must exclude when a user adds the values of ``key``.
 
-    A pair is a dict from two axes to their values. No kernel can have both values. rows: the dispatch rows that were
-    built from the spec.
+    A pair maps two fields of a kernel key to values that no kernel can have together.
+
+    lacking: the names of the fields whose values the user adds.
+    rows: the dispatch rows of all kernels that were generated from the spec.
     """
     values = {axis: {getattr(row.key, axis) for row in rows if hasattr(row.key, axis)} for axis in key._fields}
     for axis in lacking:
@@ -146,11 +154,14 @@ def _clashes(key: AnyKey, lacking: Collection[str], rows: Sequence[Row]) -> list
 def _barred(
     key: AnyKey, lacking: Collection[str], rows: Sequence[Row], clashes: Sequence[Mapping[str, object]]
 ) -> bool:
-    """Whether it is impossible to add ``key`` to the spec that ``rows`` were built from, even if it excludes
-    ``clashes``.
+    """Whether ``key`` cannot be added to an existing spec (a YAML file), even if the spec excludes ``clashes``.
 
-    There are two possible reasons: the spec also builds an operator that can't have a feature of ``key``, or no
-    partition size of the spec is possible with ``key``.
+    One possible reason is that the spec also builds an operator that does not support a feature of ``key``. Another
+    possible reason is that the page size of ``key`` does not fit the partition sizes of the spec.
+
+    lacking: the names of the fields whose values in ``key`` are not in the spec.
+    rows: the dispatch rows of all kernels that were generated from the spec.
+    clashes: pairs of values that no kernel can have together, as ``_clashes`` returns.
     """
     never = {axis for row in rows for axis in NEVER_BUILT.get(row.operator, ())}
     lost = {clash.get("partition_size") for clash in clashes if clash.get("block_size") == key.block_size} - {None}
@@ -163,7 +174,7 @@ def _barred(
 
 
 def _own_spec(key: AnyKey, operator: str) -> str:
-    """Advice on how to build a kernel with ``key`` from a new spec."""
+    """Return advice on how to write a new spec (a YAML file) that builds a kernel with ``key``."""
     axes = ", ".join(f"{axis}: {yaml_text(getattr(key, axis))}" for axis in key._fields if axis not in FEATURES)
     features = ", ".join(f"{axis}: {yaml_text(getattr(key, axis))}" for axis in FEATURES if _has(key, axis))
     lines = [
@@ -175,8 +186,9 @@ def _own_spec(key: AnyKey, operator: str) -> str:
 
 
 def _lines(axes: Sequence[str], keys: Sequence[AnyKey]) -> str:
-    """Return the lines of a spec that list, for each of ``axes``, all values in ``keys``. The last key is the key to
-    add.
+    """Return the lines of a spec (a YAML file) that list, for each field in ``axes``, all values in ``keys``.
+
+    keys: the keys of the existing kernels, followed by the key that the user adds.
     """
     lines = ", ".join(f"{axis}: [{_values(axis, keys)}]" for axis in axes if axis not in FEATURES)
     features = ", ".join(f"{axis}: [{_values(axis, keys)}]" for axis in axes if axis in FEATURES)
@@ -185,45 +197,49 @@ def _lines(axes: Sequence[str], keys: Sequence[AnyKey]) -> str:
 
 
 def _defined(key: AnyKey) -> str:
-    """Return a note that the spec must define the modification of ``key``, or an empty string if it has none."""
+    """Return a note that the spec must define the modification of ``key``, or an empty string if there is none."""
     own = getattr(key, "modification", None)
     return f" (define {own} under modifications)" if own else ""
 
 
 def _has(key: AnyKey, feature: str) -> bool:
-    """Whether the attention that ``key`` describes uses a feature."""
+    """Whether a kernel with ``key`` has a feature, such as a softcap."""
     return bool(getattr(key, feature, None))
 
 
 def _file(spec: str, files: Mapping[str, str]) -> str:
-    """Return the path of the file of the spec called ``spec``."""
+    """Return the path of the YAML file of the spec with the name ``spec``."""
     return files.get(spec, f"specs/{spec}.yaml")
 
 
 def _values(axis: str, keys: Iterable[AnyKey]) -> str:
-    """Return the values that ``keys`` have on ``axis``, sorted, as YAML text."""
+    """Return the values of the field ``axis`` in all ``keys``, sorted, as YAML text."""
     return ", ".join(map(yaml_text, sorted({getattr(key, axis) for key in keys}, key=in_order)))
 
 
 def nearest(key: AnyKey, keys: Iterable[Any]) -> Any:
-    """The key in ``keys`` that differs from ``key`` on the fewest axes.
+    """Return the key in ``keys`` that differs from ``key`` in the fewest fields.
 
-    A tie goes to the key with the smallest sum of relative differences (see ``distance``), then to the first key in
-    sorted order.
+    If several keys differ in equally few fields, the smallest sum of relative differences (see ``distance``) decides.
+    If the sums are also equal, the function returns the first of these keys in sorted order.
     """
     return min(keys, key=lambda other: (*distance(key._asdict(), other), order_of(other)))
 
 
 def distance(asked: Mapping[str, object], candidate: object) -> tuple[int, float]:
-    """Return the number of axes on which two keys differ, and the sum of the relative differences of numeric values.
+    """Return the number of fields in which two keys differ, and the sum of the relative differences of their numbers.
 
-    asked: the axes of one key, and their values. candidate: the other key, which has these axes as attributes.
+    asked: the fields of one key, as a mapping from name to value.
+    candidate: the other key, an object with the same names as attributes.
     """
     pairs = [(value, getattr(candidate, axis)) for axis, value in asked.items()]
     return sum(a != b for a, b in pairs), sum(relative_difference(a, b) for a, b in pairs)
 
 
 def relative_difference(a: object, b: object) -> float:
-    """The difference of two numbers, divided by the larger absolute value; 0 if ``a`` or ``b`` is not a number."""
+    """Return the absolute difference of two numbers, divided by the larger absolute value.
+
+    The result is 0 if ``a`` or ``b`` is not a number, or if both are 0.
+    """
     numbers = [x for x in (a, b) if isinstance(x, (int, float)) and not isinstance(x, bool)]
     return abs(numbers[0] - numbers[1]) / max(map(abs, numbers)) if len(numbers) == 2 and any(numbers) else 0.0

@@ -1,8 +1,7 @@
-"""Tells a vLLM fork whether this package has kernels for a model's attention, and which operator a decode step should
-use.
+"""Tells a vLLM fork for which models this package has kernels, and which operator a decode step should use.
 
-A fork here is a vLLM tree (sources or an installation) into which a generated package was installed. "V2" is this
-package's decode operator, and "V1" is the fork's own kernel for short sequences.
+A fork is a vLLM source tree or installation into which a generated package was installed. "V2" is this package's decode
+operator, and "V1" is the fork's own kernel for short sequences.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ NAME = "check_model"
 
 
 class Models:
-    """Tells a vLLM fork, from the dispatch tables, which attention layers have kernels and which operator to use.
+    """Tells a vLLM fork which attention layers have kernels in this package, and when to use the decode operator.
 
-    tables: the dispatch table of each operator, by the operator's name. load: a function that compiles and loads the
-    CUDA kernels.
+    tables: the dispatch table of each operator, by the operator's name.
+    load: a function that compiles and loads the CUDA kernels.
     """
 
     def __init__(self, tables: Mapping[str, Table], load: Callable[[], object]) -> None:
@@ -49,11 +48,13 @@ class Models:
         modification: str | None = None,
         operator: str = "decode",
     ) -> bool:
-        """Whether this package has a kernel for the attention layers of one tensor-parallel rank. Never raises.
+        """Whether this package has a kernel for the attention layers of one tensor-parallel rank. This method never
+        raises.
 
-        num_heads, num_kv_heads: the number of query heads and of KV heads on that rank.
-        operator: "decode", "extend" for ``paged_attention_extend``, or "cache" for ``reshape_and_cache``. For "cache",
-        the number of query heads and the features do not matter.
+        num_heads, num_kv_heads: the number of query heads and of KV heads on the rank.
+        operator: "decode", "extend" for ``paged_attention_extend``, or "cache" for ``reshape_and_cache``.
+
+        If ``operator`` is "cache", the method ignores the number of query heads and features such as ALiBi.
         """
         try:
             features = (alibi, blocksparse, softcap, sliding_window, sinks, modification)
@@ -81,13 +82,15 @@ class Models:
         modification: str | None = None,
         operator: str = "decode",
     ) -> None:
-        """Check that there is a kernel for a model's attention, and load the CUDA kernels.
+        """Check that this package has a kernel for a model's attention, and load the CUDA kernels.
 
-        A fork calls this method when it loads a model, so that no later call has to wait for the compiler.
+        A vLLM fork calls this method when it loads a model, so that no later call waits for the compiler.
 
-        num_heads, num_kv_heads: the number of query heads and of KV heads in the whole model. Raises NoKernelError if
-        ``operator`` has no kernel for the attention layers of a tensor-parallel rank. Raises ValueError if the heads
-        cannot be divided among ``tp_size`` ranks, or if the operator does not exist.
+        Raises NoKernelError if ``operator`` has no kernel for the attention layers of a tensor-parallel rank. Raises
+        ValueError if the heads cannot be divided among ``tp_size`` ranks, or if the operator does not exist.
+
+        num_heads, num_kv_heads: the number of query heads and of KV heads in the whole model.
+        operator: "decode", "extend" for ``paged_attention_extend``, or "cache" for ``reshape_and_cache``.
         """
         check.check_text("operator", operator, NAME)
         if operator not in self._tables:
@@ -120,13 +123,15 @@ class Models:
         sinks: bool = False,
         modification: str | None = None,
     ) -> bool:
-        """Whether a decode step should use V2: this package's operator instead of the fork's own kernel (V1).
+        """Whether a decode step should use this package's operator (V2) instead of the fork's own kernel (V1).
 
-        This method reads no tensor, and it never raises. The result is True if a kernel serves the step, and
-        ``max_seq_len`` (tokens) exceeds the spec's ``min_seq_len``. For a smaller ``max_seq_len``, the result is also
-        True if the cache is compressed or a feature other than ALiBi is used, because V1 of the BI-V100 fork ignores
-        compression and these features. The result is always False if the step has no sequences, or if the environment
-        variable PAV2_DISABLE is set.
+        The method returns False if no kernel of this package fits the decode step, or if the step has no sequences. The
+        method also returns False if the environment variable PAV2_DISABLE is set. In all other cases, the method
+        returns True if ``max_seq_len`` exceeds the ``min_seq_len`` (tokens) of the kernel's row in the dispatch table.
+        For a smaller ``max_seq_len``, the method returns True if the cache is compressed, or if the attention uses a
+        feature other than ALiBi. V1 of the BI-V100 fork ignores compression and these features.
+
+        This method reads no tensor and never raises.
         """
         if is_on("PAV2_DISABLE") or num_seqs == 0:
             return False
@@ -141,7 +146,8 @@ class Models:
 
 
 def shard(num_heads: int, num_kv_heads: int, tp_size: int) -> tuple[int, int]:
-    """Return the numbers of query heads and of KV heads on one tensor-parallel rank, as vLLM divides the heads.
+    """Return the number of query heads and the number of KV heads on one tensor-parallel rank, as vLLM divides the
+    heads.
 
     Several ranks may share a KV head. Raises ValueError if the heads cannot be divided among ``tp_size`` ranks.
     """
@@ -169,10 +175,10 @@ def rank_key(
     sinks: bool,
     modification: str | None,
 ) -> Key:
-    """The kernel key (the values that select a kernel) of the attention layers of one tensor-parallel rank.
+    """Return the properties by which the dispatch table finds the kernel for the attention of one tensor-parallel rank.
 
-    Raises ValueError for an argument of a wrong type, if the query heads cannot be divided evenly among the KV heads,
-    or for an unknown kv_cache_dtype.
+    Raises ValueError for an argument of a wrong type, or for an unknown kv_cache_dtype. Raises ValueError if the query
+    heads cannot be divided evenly among the KV heads.
     """
     sizes = (num_heads, num_kv_heads, head_size, block_size)
     for name, size in zip(("num_heads", "num_kv_heads", "head_size", "block_size"), sizes):

@@ -1,8 +1,8 @@
 """Chooses the kernel for a call from the package's dispatch table.
 
 The choice depends only on values that the host knows, never on the contents of device tensors. A captured CUDA graph
-therefore stays valid when these contents change. This module does not import torch, because the generator, which runs
-without torch, uses it too.
+therefore stays valid if these contents change. This module does not import torch, because the generator runs without
+torch and also uses this module.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ MOST_CHOICES = 4096
 
 
 class Table:
-    """The dispatch table of one operator of a package: chooses the kernel for a call.
+    """The dispatch table of one operator, which chooses a kernel for each call of the operator.
 
-    If two specs build kernels with the same key, the table uses only the rows of the spec that is first in alphabetical
-    order.
+    If two specs (YAML files) build kernels with the same key, the table uses only the spec that is first in
+    alphabetical order.
 
-    rows: the dispatch rows of all operators of the package. The table serves calls from the rows of ``operator``.
-    tuned: results of tuning. files: maps the name of each spec to the path of its file, for messages.
+    rows: the dispatch rows of all operators of the package, although the table chooses only rows of ``operator``.
+    tuned: the tuning results.
+    files: the path of the YAML file of each spec, by the spec's name, for messages.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Table:
                 self._tuned.setdefault(measured, []).append(entry)
 
     def serving(self, key: AnyKey) -> Sequence[Row]:
-        """The dispatch rows with the kernel key ``key``, sorted by partition size.
+        """Return the dispatch rows with the kernel key ``key``, sorted by partition size.
 
         Raises NoKernelError if no row has this key.
         """
@@ -73,9 +74,9 @@ class Table:
         return rows
 
     def _miss(self, key: AnyKey) -> str:
-        """Return the message of the error that no kernel has the key ``key``.
+        """Return the error message for a call with the kernel key ``key`` if no kernel has this key.
 
-        Messages are cached, because a vLLM fork may ask for the same key at every decode step.
+        Messages are cached, because a vLLM fork may use the same key at every decode step.
         """
         if key not in self._missed:
             if len(self._missed) >= MOST_CHOICES:
@@ -84,7 +85,7 @@ class Table:
         return self._missed[key]
 
     def of_backend(self, key: AnyKey, backend: str) -> list[Row]:
-        """The dispatch rows with the kernel key ``key`` that have a kernel of ``backend`` ("torch" or "cuda").
+        """Return the dispatch rows with the kernel key ``key`` that have a kernel of ``backend`` ("torch" or "cuda").
 
         Raises NoKernelError if no row has this key and this backend.
         """
@@ -104,7 +105,10 @@ class Table:
         device: str = "",
         captured: bool = False,
     ) -> Row:
-        """Return the dispatch row for a call. The result is cached. ``_choose`` explains the arguments and the rule."""
+        """Return the dispatch row of the kernel that a decode call should use. The result is cached.
+
+        ``_choose`` explains the arguments and the rule.
+        """
         asked = (key, backend, num_seqs, max_seq_len, kv_heads, partition_size, device, captured)
         row = self._chosen.get(asked)
         if row is None:
@@ -125,15 +129,22 @@ class Table:
         device: str,
         captured: bool,
     ) -> Row:
-        """Choose the dispatch row for a call of the decode operator.
+        """Return the dispatch row of the kernel that a decode call should use.
 
-        If ``partition_size`` is given, only rows with this size are considered; else, if the spec fixes a partition
-        size, only rows with the fixed size. Among these rows, a result of tuning for this device and calls of this size
-        decides, if there is one. Otherwise the wave model decides (``waves.cheapest``). Raises NoKernelError if no row
-        has this key, backend and partition size, or if a CUDA grid can't hold the call's partitions.
+        If ``partition_size`` is not None, the method considers only rows with this partition size. If
+        ``partition_size`` is None and the spec prescribes a partition size, the method considers only rows with the
+        prescribed size. If a tuning result applies to the call, the method chooses the kernel that was the fastest in
+        the tuning. If no tuning result applies, the method chooses the row with the shortest estimated time (see
+        ``waves.cheapest``).
 
-        backend: "torch" or "cuda". max_seq_len: tokens. device: a name from ``op.device_name``. captured: whether a
-        CUDA graph is being captured.
+        Raises NoKernelError if no row has this key, backend and partition size. Raises NoKernelError if the call has
+        more partitions than a CUDA grid can hold.
+
+        backend: "torch" or "cuda".
+        max_seq_len: the upper bound of the sequence lengths in tokens.
+        partition_size: the number of tokens in a partition, or None.
+        device: a name from ``op.device_name``.
+        captured: whether a CUDA graph is being captured.
         """
         rows = self.of_backend(key, backend)
         wanted = partition_size or (rows[0].fixed_partition if rows else 0)
@@ -158,9 +169,9 @@ class Table:
 
 
 def _built(rows: Iterable[Row]) -> str:
-    """Describe the kernels in ``rows`` for a message.
+    """Return a list of the kernels in ``rows`` as text for an error message.
 
-    A decode kernel is described by its partition size and its backends, any other kernel by its name and its backends.
+    The text has the backends of each kernel, and the partition size of a decode kernel or the name of any other kernel.
     """
     backends = {row: " and ".join(name for name in ("torch", "cuda") if getattr(row, name)) for row in rows}
     titles = {row: row.partition_size if row.operator == "decode" else row.symbol for row in backends}

@@ -1,13 +1,12 @@
-"""The wave model: estimates the time of a decode call on a GPU from the thread blocks of its grid.
+"""Estimates the time of a decode call on a GPU from the order in which the thread blocks of the grid run.
 
-Thread blocks start in the order of the grid. When all places on the multiprocessors are taken, the next thread block
-starts as soon as another one ends. The grid has a thread block for each partition that a sequence may have. The grid in
-a captured CUDA graph has a thread block for every partition up to max_seq_len, although sequences can be shorter when
-the graph is replayed. A thread block past the end of its sequence is *empty*: it only loads the sequence length and
-returns.
+Thread blocks start in the order of the grid. If all multiprocessors are full, the next thread block starts as soon as
+another thread block ends. The grid has a thread block for each partition that a sequence of max_seq_len tokens may
+have. A captured CUDA graph can be replayed with sequences shorter than max_seq_len. A thread block is empty if the
+block's partition begins past the end of the sequence. An empty thread block loads the sequence length and returns.
 
-All times are in this unit: the time in which one multiprocessor processes one token. This module does not import torch,
-because the generator, which runs without torch, uses it too.
+The unit of all times is the time in which one multiprocessor processes one token. This module does not import torch,
+because the generator runs without torch and also uses this module.
 """
 
 from __future__ import annotations
@@ -38,17 +37,21 @@ Workers = tuple[int, int]
 def cost(
     row: Row, num_seqs: int, max_seq_len: int, kv_heads: int, backend: str = "cuda", seq_len: int | None = None
 ) -> int:
-    """Estimate the time of a call with ``num_seqs`` sequences of ``seq_len`` tokens each.
+    """Estimate the time of a decode call with ``num_seqs`` sequences of ``seq_len`` tokens each.
 
-    A thread block processes one partition of one sequence, for a KV head or some of its query heads. The thread blocks
-    that are resident on a multiprocessor share its memory bandwidth, and a single thread block can't use the whole
-    bandwidth. The estimate assumes this order: all full partitions, then the last, shorter partition of each sequence,
-    then the empty thread blocks. An empty thread block needs no bandwidth, but it occupies a place on a multiprocessor
-    for the time ``row.empty_tokens``. The last step is the reduction of all partitions that have tokens.
+    The unit is the time in which one multiprocessor processes one token. A thread block processes one partition of one
+    sequence, for a KV head or some query heads of a KV head. The thread blocks on a multiprocessor share the
+    multiprocessor's memory bandwidth, and a single thread block cannot use the whole bandwidth.
 
-    A PyTorch kernel has no empty thread blocks: in a CUDA graph it computes all partitions up to max_seq_len.
+    In the estimate, the thread blocks of full partitions run first. The thread blocks of the last, shorter partition of
+    each sequence run next. Empty thread blocks, whose partitions begin past the end of the sequence, run after all
+    other thread blocks. An empty thread block needs no bandwidth, but occupies a place on a multiprocessor for the time
+    ``row.empty_tokens``. The last step is the reduction kernel, which merges all partitions that have tokens.
 
-    seq_len: the length of each sequence in tokens. The default is ``max_seq_len``.
+    In a CUDA graph, a PyTorch kernel computes all partitions up to max_seq_len. The estimate for a PyTorch kernel
+    therefore has no empty thread blocks.
+
+    seq_len: the length of each sequence in tokens; the default is ``max_seq_len``.
     """
     if backend == "cuda" and row.cuda:
         return _cost(row, num_seqs * kv_heads * row.blocks_per_group, max_seq_len, seq_len)
@@ -57,10 +60,10 @@ def cost(
 
 
 def _cost(row: Row, blocks: int, max_seq_len: int, seq_len: int | None) -> int:
-    """Estimate the time of a call from the number of its thread blocks. The other arguments are those of ``cost``.
+    """Estimate the time of a call as ``cost`` does, but from a number of thread blocks instead of sequences and heads.
 
-    blocks: the number of thread blocks that process the first partition of every sequence. Every later partition has
-    the same number of thread blocks.
+    blocks: the number of thread blocks that process the first partition of every sequence. Each later partition has the
+    same number of thread blocks.
     """
     window = row.key.sliding_window
     launched = launched_partitions(max_seq_len, row.partition_size, window)
@@ -83,13 +86,17 @@ def _cost(row: Row, blocks: int, max_seq_len: int, seq_len: int | None) -> int:
 
 
 def start(workers: Sequence[Workers], blocks: int, duration: int) -> list[Workers]:
-    """Give the workers ``blocks`` thread blocks of equal duration, each to the worker that is free first.
+    """Run ``blocks`` thread blocks of equal duration on the workers, and return when each worker is free again.
 
-    Returns the workers with the times at which they are free again. duration: the time that a thread block takes.
+    A worker is a place for one resident thread block on a multiprocessor. Each thread block runs on the worker that
+    becomes free first.
 
     The computation takes the same number of steps for any number of thread blocks. If thread blocks could be divided,
-    the workers would end together, at the time ``level`` (see ``_level``). As many thread blocks as a worker can end
-    before ``level`` are given to the worker together. Only the remaining thread blocks are given out one by one.
+    all workers would end at the time ``level`` (see ``_level``). The function first gives each worker as many thread
+    blocks as end before ``level``. The function then gives the remaining thread blocks to one worker each.
+
+    workers: groups of workers, each with the time at which the workers become free and the number of workers.
+    duration: the time of one thread block.
     """
     waiting = sorted(each for each in workers if each[1])
     if not blocks or not duration:
@@ -102,12 +109,13 @@ def start(workers: Sequence[Workers], blocks: int, duration: int) -> list[Worker
 
 
 def _level(waiting: Sequence[Workers], work: int) -> int:
-    """The time, rounded down, at which the workers would end together if they could divide ``work`` in any way.
+    """Return the time, rounded down, at which all workers would end together if ``work`` could be divided in any way.
 
-    Workers that become free only after that time get no work.
+    A worker is a place for one thread block on a multiprocessor. Workers that become free after the returned time get
+    no work.
 
-    waiting: the workers, sorted by the time at which they become free. work: the sum of the durations of the thread
-    blocks.
+    waiting: groups of workers, sorted by the time at which the workers become free.
+    work: the sum of the durations of all thread blocks.
     """
     number = 0
     level = 0
@@ -120,8 +128,12 @@ def _level(waiting: Sequence[Workers], work: int) -> int:
 
 
 def _one_each(waiting: Sequence[Workers], blocks: int, duration: int) -> Iterator[Workers]:
-    """Give one thread block to each of the first ``blocks`` workers. Yield all workers with the times at which they are
-    free again.
+    """Run one thread block on each of the first ``blocks`` workers, and yield when all workers are free again.
+
+    A worker is a place for one thread block on a multiprocessor.
+
+    waiting: groups of workers, sorted by the time at which the workers become free.
+    duration: the time of one thread block.
     """
     for time, count in waiting:
         busy = min(count, blocks)
@@ -133,9 +145,10 @@ def _one_each(waiting: Sequence[Workers], blocks: int, duration: int) -> Iterato
 
 
 def reduction_cost(launched: int, working: int) -> int:
-    """Estimate the time of the reduction, which is 0 if only one partition is launched.
+    """Estimate the time of the reduction kernel, which merges partitions. The time is 0 if the grid has one partition.
 
-    launched: the number of partitions in the grid. working: the number of partitions that have tokens.
+    launched: the number of partitions in the grid.
+    working: the number of partitions that have tokens.
     """
     if launched <= 1:
         return 0
@@ -145,13 +158,12 @@ def reduction_cost(launched: int, working: int) -> int:
 def cheapest(
     rows: Sequence[Row], num_seqs: int, max_seq_len: int, kv_heads: int, backend: str, captured: bool = False
 ) -> Row:
-    """The dispatch row with the lowest estimated time for a call. Of several rows with the lowest time, the first one
-    is chosen.
+    """Return the dispatch row with the shortest estimated time for a call, or the first of several such rows.
 
-    A captured CUDA graph is replayed for sequences of any length up to max_seq_len, and different rows are the best for
-    different lengths. While a graph is captured, the result is therefore the row with the smallest worst-case slowdown.
-    The slowdown at one length is the row's time divided by the best row's time. The worst case is the largest slowdown
-    at the lengths max_seq_len, max_seq_len / 2, max_seq_len / 4 and so on.
+    During CUDA graph capture, the function minimizes the largest slowdown instead of the time. The reason is that a
+    captured graph is replayed for sequences of any length up to max_seq_len. Different rows are the fastest for
+    different lengths. The slowdown of a row at one length is the row's time divided by the fastest row's time. The
+    function compares the slowdowns at the lengths max_seq_len, max_seq_len / 2, max_seq_len / 4 and so on.
 
     captured: whether a CUDA graph is being captured.
     """

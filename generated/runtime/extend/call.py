@@ -25,8 +25,8 @@ class ExtendCall(NamedTuple):
       negative position attends to no key.
 
     If query_start_loc is on the CPU and its values decrease, the operator raises ValueError. On a GPU, the operator
-    does not read the values. If they decrease, the rows of ``out`` and ``lse`` that a sequence owns may keep their
-    content, or get the result of another sequence. Rows that no sequence owns are not written.
+    does not read the values of query_start_loc. If values on a GPU decrease, a sequence's rows of ``out`` and ``lse``
+    may keep their content, or get the result of another sequence. Rows that no sequence owns are not written.
 
     A kernel is called only if the numbers of rows and sequences, max_query_len and max_seq_len are all at least 1.
     max_query_len is at most the number of rows of ``query``.

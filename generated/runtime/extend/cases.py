@@ -36,11 +36,12 @@ class ExtendCase(Case):
     leading_rows, trailing_rows: the numbers of query rows before the first sequence and after the last sequence. No
     sequence owns these rows, and their queries are NaN.
     shared_pages: the number of pages at the start of sequence 0 that the other sequences use in place of their own
-    pages. Another sequence uses such a page only if the tokens of both sequences fill it.
+    pages. A sequence shares a page only if its tokens, and those of sequence 0, fill the page.
     starts: the values of query_start_loc, for tests of invalid values. ``query_lens`` must then be the numbers of rows
     that the sequences own after the values are clamped (see ``ExtendCall``). If ``starts`` is empty, the values follow
     from ``query_lens`` and ``leading_rows``.
-    tokens: the number of query rows. It must be given if ``starts`` is given; otherwise it is not used.
+    tokens: the number of query rows. ``tokens`` must be given if ``starts`` is given. Without ``starts``, it is not
+    used.
     """
 
     query_lens: Sequence[int] = ()

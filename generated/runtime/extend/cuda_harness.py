@@ -68,7 +68,7 @@ class CudaExtend(ExtendHarness):
     def check_table(self, case: ExtendCase) -> None:
         """Check that the package's operator returns bitwise the same results as a direct run of this kernel.
 
-        This is checked only on the CPU. If this harness runs the kernel on a GPU, the method does nothing.
+        The order is checked only on the CPU. If this harness runs the kernel on a GPU, the method does nothing.
         """
         if self.machine == "gpu":
             return  # the test's tensors are on the CPU
@@ -119,10 +119,10 @@ class CheckedExtend(CudaExtend):
 
         page_bytes: the size of one page of one KV head, keys and values together, in bytes.
         shared_bytes: the shared memory that one thread block uses, in bytes.
-        blocks_per_group: the number of thread blocks that share the query heads of one KV head. Each of these thread
-        blocks loads the keys and values of that KV head.
-        reads: the number of query tiles for which each byte of the cache is read. It is over 1 only if a sequence has
-        more query tokens than one query tile holds.
+        blocks_per_group: the number of thread blocks that share the query heads of one KV head. Each thread block loads
+        the keys and values of the whole KV head.
+        reads: the number of query tiles for which each byte of the cache is read. ``reads`` exceeds 1 only if a
+        sequence has more query tokens than one query tile holds.
         """
         call = cases.make(case)
         self.run(call)

@@ -137,8 +137,8 @@ class ExtendHarness:
     def check_table(self, case: ExtendCase) -> None:
         """Check that the package's operator returns bitwise the same results as a direct run of this kernel.
 
-        The operator chooses the kernel by the dispatch table. It is called twice: with k_scale and v_scale as given in
-        the case, then with both as tensors and without lse.
+        The operator chooses the kernel by the dispatch table. The operator is called twice: first with k_scale and
+        v_scale as given in the case, then with both scales as tensors and without lse.
         """
         call = make(case)
         direct = self.run(call)
@@ -258,5 +258,8 @@ class TorchExtend(ExtendHarness):
 
 @functools.lru_cache(maxsize=8)
 def truth_of(case: ExtendCase) -> Reference:
-    """The results of the float64 reference for a case. They are cached, because several tests use the same case."""
+    """The results of the float64 reference for a case.
+
+    The values are cached, because several tests use the same case.
+    """
     return reference(make(case), case.key.kv_cache_dtype, case.modification)

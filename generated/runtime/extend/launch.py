@@ -88,7 +88,7 @@ def launch(
 def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
     """Choose how the query tiles of a call are numbered. Return the numbers of tiles in the call and in each sequence.
 
-    There are two ways to number the tiles, and this function chooses the one that needs fewer tiles:
+    The tiles can be numbered in two ways. This function chooses the way that needs fewer tiles:
 
     * Every sequence gets the same number of tiles: enough for ``max_query_len`` tokens. Sequences with fewer query
       tokens leave some of their tiles unused.

@@ -29,10 +29,10 @@ class Taken(NamedTuple):
     sequences: [query tiles] int64, the sequence of each query tile.
     rows: [query tiles, width] int64, the index of each row in the query.
     places: [query tiles * width] int64, for each row the index of the result that is written to this row. The index
-    counts the results of all query tiles together. It is the same for all copies of a row. ``places`` is None if the
+    counts the results of all query tiles together. All copies of a row have the same index. ``places`` is None if the
     host knows that no row is repeated.
-    some: [1] bool, whether at least one of these query tiles has a row. ``some`` is None if the host knows that all of
-    them have rows.
+    some: [1] bool, whether at least one of these query tiles has a row. ``some`` is None if the host knows that each
+    query tile has rows.
     queries: [query tiles, width] int32, the position of each row in its sequence.
     seq_lens: [query tiles] int32, the length of each query tile's sequence in tokens, new tokens included.
     ends: [query tiles, 1] int32, the number of tokens of the sequence up to and including the last row of the query
@@ -54,8 +54,8 @@ class Taken(NamedTuple):
         """Write the results of all rows of these query tiles to ``target``.
 
         target: the call's ``out`` or ``lse``. Its first dimension has an element for each row of the call's query.
-        values: the results, in the dtype of ``target``. The first dimension has query tiles * width elements, and the
-        others are those of ``target``.
+        values: the results, in the dtype of ``target``. The first dimension has query tiles * width elements. The other
+        dimensions are those of ``target``.
         """
         rows = self.rows.flatten()
         if self.places is not None:

@@ -2,17 +2,18 @@
 
 A row is one query token. A *query tile* is a set of consecutive rows of one sequence. A kernel reads the keys and
 values to which a query tile attends once, for all its rows and heads. ``attention.tiling`` treats each query tile like
-a sequence of a decode call: it splits the tokens up to the query tile's last row into partitions, and forms tiles,
-which are rectangles of query tiles and partitions.
+a sequence of a decode call: it splits the tokens up to the query tile's last row into partitions, and forms tiles, each
+a rectangle of query tiles and partitions.
 
-A *group* is a set of query tiles that are padded to the same width (number of rows). The split depends only on values
-that the host knows. There are two cases:
+A *group* is a set of query tiles that are padded to the same width (number of rows). The split into query tiles depends
+only on values that the host knows:
 
 * The host knows the values of ``query_start_loc`` and ``seq_lens``. Query tiles of similar width form a group, which
   has the width of its widest query tile. Padding is used only where it costs less time than one more group. A query
   tile is treated like a sequence that ends at its last row.
-* The host knows only upper bounds of these values. All query tiles form one group, and each is treated like a sequence
-  of the maximum length. The host knows only an upper bound of the number of query tiles.
+* The host knows only upper bounds of the values of ``query_start_loc`` and ``seq_lens``. All query tiles form one
+  group, and each query tile is treated like a sequence of the maximum length. The host knows only an upper bound of the
+  number of query tiles.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class QueryTile(NamedTuple):
     """A set of consecutive query rows of one sequence.
 
     sequence: the number of the sequence in the call. first: the index of the first row in the call's query. rows: the
-    number of rows. position: the first row's position in the sequence. It can be negative, but only if the sequence has
-    more query rows than ``seq_lens`` says that it has tokens.
+    number of rows. position: the first row's position in the sequence. The position is negative only if the sequence
+    has more query rows than tokens according to ``seq_lens``.
     """
 
     sequence: int
@@ -87,7 +88,7 @@ class Group(NamedTuple):
 
     width: the number of rows of each query tile. A query tile with fewer rows repeats its last row.
     tiles: the query tiles in the order in which ``tiling`` numbers them. ``tiles`` is None if the host does not know
-    the query tiles. They are then computed on the call's device.
+    the query tiles. The call's device then computes the query tiles.
     number: the number of query tiles, or an upper bound of this number if ``tiles`` is None.
     tiling: all tiles of the group. Each query tile takes the place of a sequence in ``attention.tiling``.
     """
@@ -110,8 +111,8 @@ class ExtendBudget(NamedTuple):
 
     width: the largest number of rows in a query tile.
     chunk, segment, padding, chunk_page, page: as in ``tiling.Budget``.
-    wide: a second bound, besides ``segment``, for the buffers that hold the scores of one tile. It applies if the query
-    tiles have more than NARROW rows.
+    wide: a second bound, besides ``segment``, for the buffers that hold the scores of one tile. This second bound
+    applies if the query tiles have more than NARROW rows.
     segment_page, segment_item, row: as in ``tiling.Budget``, for a query tile with a single row.
     row_page: memory for a page in a tile's buffers, in addition to ``page``: for each row of the query tile, for all
     heads together.
@@ -152,7 +153,8 @@ class ExtendBudget(NamedTuple):
         """The largest number of rows that a query tile may have.
 
         With this number, the buffers for one partition of the query tile stay within the bounds ``segment`` and
-        ``wide`` in bytes. The result is at least 1. It is at most the field ``width``, and at most ``max_query_len``.
+        ``wide`` in bytes. The result is at least 1. The width is at most the field ``width``, and at most
+        ``max_query_len``.
         """
         pages, heads = shape.keys // shape.page, shape.kv_heads
         each = pages * self.row_page + heads * (pages * self.segment_page + self.segment_item + self.row)

@@ -97,7 +97,7 @@ def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[
 def _without_data(operator: str) -> Callable[..., None]:
     """Make the function that torch runs for calls of ``operator`` with meta tensors, which have no data.
 
-    The function computes nothing. It raises ValueError if any tensor argument is not a meta tensor.
+    The function computes nothing. The function raises ValueError if any tensor argument is not a meta tensor.
     """
 
     def run(*args: object) -> None:

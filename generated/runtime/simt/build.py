@@ -105,7 +105,7 @@ def compile_commands(
     cache_dir: StrPath | None = None, compiler: str | None = None, native: bool = True,
     runtime_flags: Iterable[str] = (), program: bool = False,
 ) -> Plan:  # fmt: skip
-    """Return the commands that `build` would run, without running them. Another build system can then run them.
+    """Return the commands that `build` would run, without running them. Another build system can then run the commands.
 
     The parameters that are not listed here are those of `build`. The name of each object file contains a hash of all
     its inputs, so an existing object file need not be compiled again. If a source or its headers contain launches

@@ -1,6 +1,6 @@
 """Decides whether a compiled file is up to date. Each compiled file has a *note*: a JSON file that lists its inputs.
 
-The note of `x.o` is `x.o.json`. It has the sha256 digest of `x.o`, and of every file that the compiler read to make
+The note of `x.o` is `x.o.json`. A note has the sha256 digest of `x.o`, and of every file that the compiler read to make
 `x.o`. The name `x` contains a hash of everything else that determines the content of `x.o`: the compiler's flags, the
 compiler itself, and the environment variables that it reads.
 """
@@ -52,7 +52,8 @@ def platform_cache(variable: str, name: str) -> Path:
 
 
 def own_folder(folder: Path) -> Path:
-    """Create a folder to which only this user can write. If it exists, check that no other user can write to it.
+    """Create a folder to which only this user can write. If the folder exists, check that no other user can write to
+    it.
 
     Returns the folder. The check is needed because this process executes libraries from the folder. An existing folder
     may also belong to root.
@@ -202,7 +203,7 @@ def environment() -> dict[str, str]:
 def for_compilers() -> dict[str, str]:
     """The environment variables with which to run a compiler, so that its messages are in English and in ASCII.
 
-    They are those of this process, except for LC_ALL.
+    The variables are those of this process, except for LC_ALL.
     """
     return {**os.environ, "LC_ALL": "C"}
 
@@ -210,7 +211,8 @@ def for_compilers() -> dict[str, str]:
 def identity(compiler: str) -> str:
     """A digest of what can change a compiler's output, besides its flags and its inputs.
 
-    These are the compiler's path and program, the programs that it calls, and the environment variables that it reads.
+    The inputs are the compiler's path and program, the programs that it calls, and the environment variables that it
+    reads.
     `compiler`: the path of the compiler.
     """
     parts = [(path, _digest_of_program(path, *_state(path))) for path in _programs(os.path.realpath(compiler))]
@@ -254,7 +256,10 @@ def nvcc_folder(compiler: str) -> str:
 
 
 def _asked(*command: str) -> str:
-    """Run a command and return its output: stdout, then stderr. If it can't be run or fails, return an empty string."""
+    """Run a command and return its output: stdout, then stderr.
+
+    If the command can't be run or fails, return an empty string.
+    """
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     except OSError:

@@ -13,7 +13,7 @@ from .table import render_report
 
 
 class FindingsError(AssertionError):
-    """The checks have detected faults of kernels in a session. The message lists all of them."""
+    """The checks have detected faults of kernels in a session. The message lists all findings."""
 
     def __init__(self, findings: tuple[Finding, ...]) -> None:
         self.findings = findings
@@ -175,8 +175,8 @@ class Totals:
 
     `switches`: how often the simulator switched from one simulated thread to another. `local_bytes`: the number of
     bytes of local memory that were loaded and stored. `approximate`: whether some counts of warp-wide accesses and
-    sectors are too large. This happens if the lanes of a warp run apart for more accesses than the simulator remembers.
-    It then counts one warp-wide access as several.
+    sectors are too large. The simulator remembers a limited number of accesses. If the lanes of a warp run further
+    apart, it counts one access of the warp as several.
     """
 
     launches: int
@@ -191,7 +191,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Report:
-    """The faults (`findings`) and the counters of a session. `str()` of a report returns all of them as text.
+    """The faults (`findings`) and the counters of a session. `str()` of a report returns the whole report as text.
 
     `warp_size`: the warp size of the build. `checked`: whether the build is a checked build. `buffers`: the counters of
     each buffer, by name.
@@ -260,7 +260,7 @@ def _tell_apart(raw: dict[str, Any]) -> None:
 def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
     """Add up all counters that have the same source line, operation, buffer and width.
 
-    There can be several, because the compiler can generate several instructions for a source line.
+    A source line can have several lines of the table, because the compiler can generate several instructions for it.
 
     `raw`: the parsed JSON of a report. `where`: the source line of each code offset.
     """

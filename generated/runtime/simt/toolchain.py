@@ -83,8 +83,9 @@ class Command:
 class Plan:
     """The commands that build a library for the CPU from CUDA sources.
 
-    `compile`: the commands that compile the sources to object files. They can run in any order and in parallel. The
-    command that `link()` returns must run after them. `out`: the path of the library. `checked`: whether the build
+    `compile`: the commands that compile the sources to object files. These commands can run in any order and in
+    parallel. The command that `link()` returns must run after them. `out`: the path of the library. `checked`: whether
+    the build
     checks and counts memory accesses. `program`: whether an executable program is built instead of a library. `flags`:
     the compiler flags of the link command.
     """
@@ -100,8 +101,8 @@ class Plan:
     def link(self) -> Command:
         """The command that links the object files to the library. All object files must exist when this is called.
 
-        This method reads the names of the `extern __shared__` arrays from the object files. It writes a source file
-        that defines these arrays. The command compiles and links this file too.
+        This method reads the names of the `extern __shared__` arrays from the object files. The method writes a source
+        file that defines these arrays. The command compiles and links this file too.
         """
         objects = [str(c.output) for c in self.compile]
         names = sorted({n for c in self.compile for n in undefined_thread_locals(c.output)})

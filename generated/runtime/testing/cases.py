@@ -56,7 +56,7 @@ class Case:
     poison: whether to write NaN to all places that a kernel must not read, and garbage past the end of each block
     table.
     shared_blocks: the number of blocks in a cache that is so small that several pages share a block, for long sequences
-    in little memory. Such a cache is not poisoned. With 0, every page has its own block.
+    in little memory. A cache with ``shared_blocks`` is not poisoned. With 0, every page has its own block.
     sparse: the block-sparse pattern of the call, or None.
     score_size: a factor by which the attention scores are multiplied.
     sinks: the sinks of the first heads, about as large as the scores. Further heads repeat these sinks.

@@ -155,8 +155,8 @@ class CheckedKernel(CudaKernel):
         seq_lens: sequence lengths in tokens, all multiples of the page size.
         page_bytes: the number of bytes of K and V together in a page, for one KV head.
         shared_bytes: the bytes of shared memory of each thread block of the kernel that computes partitions.
-        blocks_per_group: the number of thread blocks that the query heads of a KV head are divided over. Every one of
-        these thread blocks loads the cache.
+        blocks_per_group: the number of thread blocks that the query heads of a KV head are divided over. Each of the
+        ``blocks_per_group`` thread blocks loads the cache.
         """
         call = make(self.case(seq_lens, poison=False, query_gap=0))
         self.run(call)

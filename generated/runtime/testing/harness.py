@@ -95,7 +95,7 @@ class Harness:
         """Run the kernel on a call, and compare out, lse and scratch with float64. Returns the call with its outputs.
 
         largest: the largest magnitude of the scores; the tolerance grows with it.
-        truth: the float64 result of the call. If it is None, it is computed.
+        truth: the float64 result of the call. If ``truth`` is None, this method computes the result.
         """
         truth = truth or self.truth(call)
         done = self.run(call)

@@ -31,7 +31,10 @@ class CallCounter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Always false. If it were true, newer versions of torch would import their compiler, which takes a second."""
+        """Always false.
+
+        For a true result, newer versions of torch would import their compiler, which takes a second.
+        """
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Worker threads that share the work of one call. They know nothing of attention.
+"""Worker threads that share the work of one call of any function.
 
 A long call on a CPU consists of hundreds of short PyTorch operations. If each operation is split among OpenMP threads,
 all threads wait for each other at the end of each operation. On a busy machine, such waits take most of the time. The
@@ -6,9 +6,9 @@ worker threads of this module work on separate tasks, and each worker computes i
 
 All callers of a process share the workers. A process forked from this one starts workers of its own.
 
-Some settings of torch belong to a thread. Workers take over the caller's grad mode and inference mode. They do not take
-over torch dispatch modes and the profiler, which observe every operation of a thread: a caller that uses these gets no
-workers. Nor do workers take over autocast.
+Each thread has its own grad mode and inference mode in torch. Workers use the caller's modes. A caller that uses a
+torch dispatch mode or the profiler gets no workers, because both observe only the operations of the caller's own
+thread. Workers do not use the caller's autocast.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ def available() -> Offer:
     """The workers that may share a call of this thread. Their number is that of its torch threads, or 1 for no workers.
 
     The environment variable PAV2_WORKERS says which calls they may share: ``auto`` long ones, ``always`` medium ones
-    too. The number is 1 if torch does not use OpenMP, if a torch dispatch mode or the profiler observes this thread, or
-    if the variable is ``never``. It is also 1 in a worker, which has a single thread. Raises ValueError if the variable
-    has another value.
+    too. The number is 1 in a worker, if torch does not use OpenMP, if a torch dispatch mode or the profiler observes
+    this thread, or if the variable is ``never``. Raises ValueError if the variable has another value.
     """
     policy = choice("PAV2_WORKERS", POLICIES) or "auto"
     if policy == "never" or not torch.backends.openmp.is_available() or _observed():
@@ -127,7 +126,10 @@ class _Job(Generic[T, R]):
             return self._taken - 1
 
     def _give(self, number: int, result: R) -> None:
-        """Store the result of a task. Then combine all results that are next in order, unless another worker does."""
+        """Store the result of a task.
+
+        Combine all results that are next in order, unless another worker is combining results.
+        """
         with self._changed:
             self._results[number] = result
             if self._combining:

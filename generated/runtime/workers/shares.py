@@ -39,7 +39,7 @@ class Shares(NamedTuple):
         compute the call.
 
         partition, page: the number of tokens in a partition and in a page.
-        available: returns the workers that there are. It is called only for calls that are not short.
+        available: returns the workers that there are. ``available`` is called only if the call is not short.
         """
         moved = sum(lengths) // page * kv_heads * self.worker.chunk_page
         if moved < 2 * MEDIUM_BYTES:

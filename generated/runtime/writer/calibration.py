@@ -36,8 +36,8 @@ def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tu
 
 
 def _head_scales(what: str, rows: torch.Tensor, largest: float) -> torch.Tensor:
-    """Return the scale of each head, float32 [kv_heads], for the samples ``rows`` [tokens, kv_heads, head size]. It
-    maps the largest magnitude in the head's sample to ``largest``. Messages call the samples ``what``.
+    """Return the scale of each head, float32 [kv_heads], for the samples ``rows`` [tokens, kv_heads, head size]. The
+    scale maps the largest magnitude in the head's sample to ``largest``. Messages call the samples ``what``.
     """
     if not isinstance(rows, torch.Tensor):
         fail(f"{what} must be a tensor, got {described(rows)}", NAME)

@@ -55,8 +55,8 @@ def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
 
     num_blocks: the number of blocks in the cache. page: the number of tokens in a page.
 
-    For a skipped token, the targets are those of another token. The same bytes are then written twice to the same
-    place. If all tokens are skipped, the content of block 0, slot 0 is read and written back.
+    For a skipped token, the targets are those of another token. The token's key and value are then written twice, with
+    the same bytes. If all tokens are skipped, the content of block 0, slot 0 is read and written back.
     """
     tokens = slot_mapping.shape[0]
     slots = slot_mapping.long()

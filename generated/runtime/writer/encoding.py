@@ -67,8 +67,8 @@ def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
     """Fill ``codes`` (uint8) with the E4M3 codes of values / scales. The parameters are those of ``encode_e5m2``.
 
-    ``scales`` are the cache's scales times ``E4M3_DIVISOR``. These products are exact, because ``E4M3_DIVISOR`` is a
-    power of two.
+    ``scales`` are the cache's scales times ``E4M3_DIVISOR``. The products with ``E4M3_DIVISOR`` are exact, because
+    ``E4M3_DIVISOR`` is a power of two.
     """
     largest = E4M3_LARGEST / E4M3_DIVISOR
     values.div_(scales).clamp_(-largest, largest)  # NaN stays

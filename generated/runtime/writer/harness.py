@@ -200,7 +200,7 @@ class CudaWriter(WriterHarness):
             launch(self.library.function(self.row), write, self.library.explain)
 
     def launch_on_gpu(self, write: Write) -> None:
-        """Copy the call to the GPU and run the writer there. Then copy the caches back, including gaps."""
+        """Copy the call to the GPU and run the writer there. Copy the caches back after the launch, including gaps."""
         moved = Write(*(value.cuda() if isinstance(value, torch.Tensor) else value for value in write))  # type: ignore[arg-type]
         caches = {}
         for name in ("key_cache", "value_cache"):

@@ -1,5 +1,5 @@
-"""The torch operator ``reshape_and_cache``, as in vLLM. It chooses a cache writer from the dispatch table for each
-call.
+"""The torch operator ``reshape_and_cache``, as in vLLM. The operator chooses a cache writer from the dispatch table for
+each call.
 """
 
 from __future__ import annotations
