@@ -1,4 +1,4 @@
-"""Reads and checks the files that users write or download: specs, tuning files and config.json files of models.
+"""Reads and checks the files that users write or download: spec files, tuning files, and config.json files of models.
 
-This package may import ``pav2gen.plan``, ``pav2gen.family``, and everything that these two may import.
+This package may import ``pav2gen.plan``, ``pav2gen.family``, and everything that these two packages may import.
 """

@@ -1,6 +1,6 @@
-"""The JSON Schema of spec files, with which editors complete and check a spec.
+"""The JSON Schema of spec files, with which an editor completes and checks a spec file.
 
-The schema checks types, names and ranges. Rules that compare several values are checked only by ``pav2gen build``.
+The schema checks types, names and ranges. Only ``pav2gen build`` checks rules that compare several values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JsonSchema = dict[str, Any]
 
 
 def spec_schema() -> JsonSchema:
-    """The JSON Schema of a spec file, as a dict for ``json.dumps``."""
+    """Return the JSON Schema of a spec file, as a dict for ``json.dumps``."""
     return {
         "$schema": DIALECT,
         "title": "pav2gen spec",
@@ -47,7 +47,10 @@ def spec_schema() -> JsonSchema:
 
 
 def _mapping(section: str) -> JsonSchema:
-    """The schema of a section of a spec: a mapping with the keys that ``KEYS`` lists for the section."""
+    """Return the JSON Schema of a section of a spec file.
+
+    The section is a mapping with the keys that ``KEYS`` lists for the section.
+    """
     required, optional = KEYS[section]
     properties = {key: _property(f"{section}.{key}".lstrip(".")) for key in (*required, *optional)}
     return {
@@ -59,7 +62,7 @@ def _mapping(section: str) -> JsonSchema:
 
 
 def _property(path: str) -> JsonSchema:
-    """The schema of the value at the dotted path ``path`` in a spec."""
+    """Return the JSON Schema of the value at the dotted path ``path`` in a spec file, such as ``model.num_heads``."""
     if path in KEYS:
         return {"description": SECTIONS[path], **_mapping(path)}
     axis = AXES.get(path.rpartition(".")[2])
@@ -73,7 +76,7 @@ def _property(path: str) -> JsonSchema:
 
 
 def _axis(axis: Axis) -> JsonSchema:
-    """The schema of the values of ``axis`` in a spec: one value, or a list of distinct values."""
+    """Return the JSON Schema of the values of ``axis`` in a spec file: one value, or a list of distinct values."""
     works = f" Values: {axis.works}." if axis.works else ""
     return {"description": axis.about + works, **_one_or_many(_value(axis))}
 
@@ -90,7 +93,10 @@ def _value(axis: Axis) -> JsonSchema:
 
 
 def _one_or_many(value: JsonSchema) -> JsonSchema:
-    """The schema of one value, or of a list of one or more distinct values. ``value`` is the schema of one value."""
+    """Return the JSON Schema of one value, or of a list of one or more distinct values.
+
+    ``value`` is the JSON Schema of one value.
+    """
     return {"anyOf": [value, {"type": "array", "items": value, "minItems": 1, "uniqueItems": True}]}
 
 
@@ -105,8 +111,9 @@ def _figure(figure: Figure) -> JsonSchema:
 
 
 def _target() -> JsonSchema:
-    """The schema of a spec's ``target``: the name of a target, or a mapping that changes hardware figures of a ``base``
-    target.
+    """Return the JSON Schema of the key ``target`` in a spec file.
+
+    The value of ``target`` is the name of a GPU, or a mapping that changes hardware figures of a ``base`` GPU.
     """
     name: JsonSchema = {"enum": list(TARGETS)}
     figures = {figure: _figure(FIGURES[figure]) for figure in FIGURES}
@@ -120,7 +127,10 @@ def _target() -> JsonSchema:
 
 
 def _exclusions() -> JsonSchema:
-    """The schema of a spec's ``exclude``: one exclusion, or a list of exclusions."""
+    """Return the JSON Schema of the key ``exclude`` in a spec file: one exclusion, or a list of exclusions.
+
+    An exclusion gives the axis values of kernels that are not built.
+    """
     when = {axis.name: _one_or_many(_value(axis)) for axis in AXES.values()}
     exclusion = {
         "type": "object",
@@ -135,7 +145,10 @@ def _exclusions() -> JsonSchema:
 
 
 def _modifications() -> JsonSchema:
-    """The schema of a spec's ``modifications``, a mapping from the name of each modification to its definition."""
+    """Return the JSON Schema of the key ``modifications`` in a spec file.
+
+    The value of ``modifications`` maps the name of each modification of scores or masks to its definition.
+    """
     expression: JsonSchema = {"type": "string", "maxLength": LONGEST}
     axes: JsonSchema = {"type": "array", "items": {"enum": list(INDEX)}, "minItems": 1, "maxItems": 1}
     tensors = {"type": "object", "additionalProperties": axes, "minProperties": 1, "maxProperties": MOST_TENSORS}

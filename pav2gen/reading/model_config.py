@@ -1,6 +1,6 @@
 """Reads the properties of a model's attention from its config.json, in the format of Hugging Face.
 
-The results agree with vLLM's own reading (``ModelConfig.get_total_num_kv_heads``, ``_get_and_verify_max_len``).
+The results agree with those of vLLM's methods ``ModelConfig.get_total_num_kv_heads`` and ``_get_and_verify_max_len``.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "deberta", "albert")
 class Attention:
     """The properties of a model's attention that decide which kernels the model needs.
 
-    title: the model's name.
+    title: the name of the model.
     head_size: the size of a head of Q and K, in elements.
     max_seq_len: the longest context, in tokens.
-    dtype: the dtype that the config states, or "" if it states none.
-    softcap: the softcap on the scores, or None if there is none.
-    windows: the distinct window sizes of the layers, in tokens. None in this tuple means attention to all tokens.
-    scale: the factor of the scores. None if it is ``head_size ** -0.5``, and for latent attention (MLA).
-    features: a sentence for each feature that kernels support.
-    uncovered: a sentence for each feature that no kernel supports.
+    dtype: the dtype that the config.json states, or "" if the config.json states no dtype.
+    softcap: the softcap on the scores, or None without a softcap.
+    windows: the distinct sliding window sizes of the layers, in tokens; None in this tuple means attention to all
+    tokens.
+    scale: the factor by which the scores are multiplied; None means ``head_size ** -0.5``, or latent attention (MLA).
+    features: a sentence for each attention feature that kernels support.
+    uncovered: a sentence for each attention feature that no kernel supports.
     notes: further sentences for the user.
     """
 
@@ -63,8 +64,8 @@ class Attention:
 def read_attention(path: str | os.PathLike[str]) -> Attention:
     """Read the properties of a model's attention from the config.json at ``path``.
 
-    Raises UserError, with the path, if the file is not a model's config.json or has an invalid value. Raises it too if
-    the layers have different numbers of KV heads and vLLM cannot run the model.
+    Raises UserError, with the path, if the file is not a model's config.json or has an invalid value. Raises UserError
+    too if the layers have different numbers of KV heads, unless vLLM repeats KV heads to make the numbers equal.
     """
     fields = Fields(_read_json(path), printable(os.fspath(path)))
     heads = num_heads(fields)
@@ -94,8 +95,9 @@ def read_attention(path: str | os.PathLike[str]) -> Attention:
 
 
 def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the JSON object in the file at ``path``. Raises UserError if the file cannot be read or does not contain a
-    JSON object.
+    """Read the JSON object in the file at ``path``.
+
+    Raises UserError if the file cannot be read or does not contain a JSON object.
     """
     file = printable(os.fspath(path))
     try:
@@ -112,7 +114,7 @@ def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
-    """A sentence for each feature of the model's attention that no kernel supports.
+    """Yield a sentence for each feature of the model's attention that no kernel supports.
 
     length: the longest context in tokens.
     size: the size of a head of Q and K, in elements.
@@ -127,7 +129,7 @@ def _uncovered(fields: Fields, length: int, size: int) -> Iterator[str]:
 
 
 def _features(fields: Fields, length: int) -> Iterator[str]:
-    """A sentence for each feature of the model's attention that kernels support.
+    """Yield a sentence for each feature of the model's attention that kernels support.
 
     length: the longest context in tokens.
     """
@@ -139,22 +141,26 @@ def _features(fields: Fields, length: int) -> Iterator[str]:
 
 
 def _scale_note(fields: Fields, size: int) -> Iterator[str]:
-    """Yield a sentence about the factor of the scores if it is not ``size ** -0.5``. ``size`` is the head size."""
+    """Yield a sentence about the scale of the attention scores, unless the scale is ``size ** -0.5``.
+
+    size: the head size in elements.
+    """
     if (scale := scores.scale(fields, size)) is not None:
         yield f"the model scales its scores by {scale:.6g}, not by head_size ** -0.5: vLLM passes that to the kernel"
 
 
 def _title(fields: Fields, path: Path) -> str:
-    """The model's name.
+    """Return the model's name from the config.json, or else from the folder that contains the config.json.
 
-    The name comes from the config, or else from the folder of ``path``, the path of the config.json.
+    path: the path of the config.json.
     """
     origin = str(fields.get("_name_or_path") or "")
     return _words(Path(origin).name) or _words(path.absolute().parent.name) or "model"
 
 
 def _words(value: object) -> str:
-    """The text ``value`` with a space in place of characters other than letters, digits and ``._+-``, cut to 64
-    characters. Empty if ``value`` is not a text.
+    """Return the text ``value`` with spaces in place of characters other than letters, digits and ``._+-``.
+
+    The result has at most 64 characters. The result is empty if ``value`` is not a text.
     """
     return re.sub(r"[^A-Za-z0-9._+-]+", " ", value).strip(" ._+-")[:64] if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Reads the section ``modifications`` of a spec."""
+"""Reads the section ``modifications`` of a spec file, which defines changes to attention scores and masks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ MOST_TENSORS = 4
 
 
 def read_modifications(node: Node) -> dict[str, Modification]:
-    """Read ``node``, the section ``modifications`` of a spec. Returns the modifications by name.
+    """Read the section ``modifications`` of a spec file, and return the modifications by name.
 
-    Raises UserError for a mistake in a modification. For a mistake in an expression, the message also gives the column.
+    node: the YAML node of the section.
+
+    Raises UserError for a mistake in a modification. For a mistake in an expression, the error also gives the column.
     """
     return {name: _modification(name, child) for name, child in node.fields((), _names(node)).items()}
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    """The names of the modifications in the section ``node``. Raises UserError for a name that is not allowed."""
+    """Return the names of the modifications in the section ``node``.
+
+    Raises UserError if the name of a modification is not allowed.
+    """
     fields = node.value if isinstance(node.value, dict) else {}
     for name, child in fields.items():
         _check_name(child, name, "the name of a modification")
@@ -55,7 +60,7 @@ def _modification(name: str, node: Node) -> Modification:
 
 
 def _tensors(node: Node) -> dict[str, str]:
-    """Read the dimension of each tensor of a modification, ``heads`` or ``kv_heads``, by the tensor's name."""
+    """Return a dict from the name of each tensor of a modification to its dimension, ``heads`` or ``kv_heads``."""
     children = node.value if isinstance(node.value, dict) else {}
     if not children:
         raise node.fail(f"{node.title} must be a mapping of names to [heads] or [kv_heads]")

@@ -1,4 +1,4 @@
-"""The classes of the rules that every spec must satisfy."""
+"""Classes for the rules that every spec file must satisfy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Expanded = Callable[[], tuple[Variant, ...]]
 
 
 class Violation(NamedTuple):
-    """How a spec breaks a rule.
+    """A violation of a rule by a spec file.
 
     sentence: the error message.
-    paths: dotted paths, such as ``axes.head_size``, of values that may cause the violation. The message gives the line
-    of the first path that the spec file contains.
+    paths: dotted paths in the spec file, such as ``axes.head_size``, of values that may cause the violation. The error
+    message gives the line of the first path that the spec file contains.
     """
 
     sentence: str
@@ -29,17 +29,17 @@ class Violation(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that every spec must satisfy.
+    """A rule that every spec file must satisfy.
 
     id: the name of the rule in error messages, which never changes.
-    reason: a sentence that says why the rule exists.
+    reason: a text that says why the rule exists.
     """
 
     id: str
     reason: str
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The first violation of the rule in ``spec``, or None if ``spec`` satisfies the rule.
+        """Return the first violation of the rule in ``spec``, or None if ``spec`` satisfies the rule.
 
         expanded: a function without arguments that returns the spec's decode kernels.
         """
@@ -48,19 +48,21 @@ class Rule:
 
 @dataclass(frozen=True)
 class AxisRule(Rule):
-    """A rule on the values of one axis, or on combinations of values of several axes.
+    """A rule on the values of one axis (a kernel property such as the head size), or on combinations of several axes.
 
-    axes: the names of these axes.
+    axes: the names of the axes that the rule is about.
     complaint: a function that takes one value of each axis. The function returns None if the rule allows the values,
-    else an error message that says what would work.
+    and otherwise an error message that says what would work.
     """
 
     axes: tuple[str, ...]
     complaint: Callable[..., str | None]
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The violation for the first value, or combination of values, in ``spec`` that the rule does not allow. The
-        result is None if the rule allows all values.
+        """Return the violation for the first axis value, or combination of axis values, in ``spec`` that the rule does
+        not allow.
+
+        The result is None if the rule allows all axis values in ``spec``.
         """
         if len(self.axes) == 1:
             points = [(value,) for value in spec.axes[self.axes[0]]]
@@ -72,24 +74,28 @@ class AxisRule(Rule):
         return None
 
     def _advice(self, point: tuple[object, ...]) -> str:
-        """The end of an error message: the exclusion that would leave out the axis values ``point``. Empty for a rule
-        on one axis.
+        """Return the end of an error message, which suggests an exclusion of the axis values ``point``.
+
+        The result is empty for a rule on one axis.
         """
         when = flow_map(zip(self.axes, point, strict=True))
         return f"; or exclude: - {{when: {when}, because: ...}}" if len(point) > 1 else ""
 
     def _paths(self, spec: Spec, value: object) -> tuple[str, ...]:
-        """The field ``paths`` of the Violation for ``value``, a value of the rule's first axis."""
+        """Return the field ``paths`` of a ``Violation`` for ``value``, a value of the rule's first axis."""
         path = AXES[self.axes[0]].path
         return f"{path}[{spec.axes[self.axes[0]].index(value)}]", path, "axes"
 
 
 @dataclass(frozen=True)
 class SpecRule(Rule):
-    """A rule on a spec as a whole. The function ``check`` tests whether the spec satisfies it."""
+    """A rule on a spec file as a whole.
+
+    check: a function that returns the first violation of the rule in a spec, or None.
+    """
 
     check: Callable[[Spec, Expanded], Violation | None]
 
     def violation(self, spec: Spec, expanded: Expanded) -> Violation | None:
-        """The violation that ``check`` finds in ``spec``, or None if it finds none."""
+        """Return the violation that ``check`` finds in ``spec``, or None if ``check`` finds no violation."""
         return self.check(spec, expanded)

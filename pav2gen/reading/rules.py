@@ -1,4 +1,4 @@
-"""The rules that every spec must satisfy, and the function that checks them."""
+"""The rules that every spec file must satisfy, and the function that checks the rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(spec: Spec) -> None:
 
 
 def _axis_rule(axis: str, reason: str) -> AxisRule:
-    """Make the rule that all values of the axis named ``axis`` in a spec are in ``AXES[axis].allowed``."""
+    """Return the rule that ``AXES[axis].allowed`` contains all values of ``axis`` in a spec file."""
     allowed, works = AXES[axis].allowed, AXES[axis].works
 
     def number(value: int) -> str | None:

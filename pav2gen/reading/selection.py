@@ -1,4 +1,4 @@
-"""Loads the specs that the user names on the command line, and selects their kernels by ``--filter``."""
+"""Loads the spec files that the user names on the command line, and selects kernels by the option ``--filter``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PointT = TypeVar("PointT", bound=Point)
 
 @dataclass(frozen=True)
 class Selection:
-    """A loaded spec, and those of its kernels that ``--filter`` selects.
+    """A loaded spec file, and the kernels of the spec file that the option ``--filter`` selects.
 
     path: the path of the spec file.
-    built: the selected kernels of all operators. Without filters, all kernels are selected.
+    built: the selected kernels of all operators (decode, extend and cache); without filters, all kernels.
     filters: the texts of the filters.
     tuned: the content of the spec's tuning files.
     """
@@ -46,15 +46,14 @@ class Selection:
 
 
 def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True) -> list[Selection]:
-    """Load the specs at ``paths``, and select their kernels by ``filters``. The selections are sorted by the names of
-    the specs.
+    """Load the spec files at ``paths``, and select their kernels by ``filters``.
 
-    A spec without a selected kernel is left out.
+    The result is sorted by the names of the specs. The result leaves out specs without a selected kernel.
 
-    tuned: whether to read the specs' tuning files too.
+    tuned: whether to read the tuning files of the specs too.
 
-    Raises UserError for an invalid spec or tuning file, for two specs with the same name, and for a filter that selects
-    nothing.
+    Raises UserError for an invalid spec file or tuning file, and for two specs with the same name. Raises UserError too
+    for a filter that selects no kernel.
     """
     specs: dict[str, tuple[Spec, Path]] = {}
     for path in paths:
@@ -80,8 +79,9 @@ def load(paths: Iterable[Path], filters: Sequence[str] = (), tuned: bool = True)
 
 
 def _with_readable_name(loaded: Spec) -> Spec:
-    """Return ``loaded`` with its file name decoded as UTF-8 in any locale. Raises UserError if the name cannot be
-    printed.
+    """Return ``loaded`` with its file name decoded as UTF-8, whatever the locale.
+
+    Raises UserError if the file name has characters that cannot be printed.
     """
     try:
         name = os.fsencode(loaded.file_name).decode()
@@ -97,14 +97,15 @@ def _with_readable_name(loaded: Spec) -> Spec:
 
 
 def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ...]:
-    """The kernels of ``family`` that match ``filters``, in the order of ``family``. Without filters, all kernels.
+    """Return the kernels of ``family`` that match ``filters``, in the order of ``family``.
 
-    A filter is ``axis=value``, ``operator=name``, or a glob pattern for the short name of a kernel, such as
-    ``hd256_*_f16_*``. Filters on the same axis are alternatives: a kernel must match one of them. So are filters on the
-    operator, and patterns. A filter on an axis matches every kernel without this axis; a cache writer, for example, has
-    no partition size.
+    Without filters, the result contains all kernels. A filter is ``axis=value``, ``operator=name``, or a glob pattern
+    for the short name of a kernel, such as ``hd256_*_f16_*``. Filters on the same axis are alternatives: a kernel must
+    match at least one of these filters. Filters on the operator are alternatives too, and so are glob patterns. A
+    filter on an axis also matches every kernel without this axis. A cache writer, for example, matches every filter on
+    the partition size.
 
-    Raises UserError for an unknown axis or operator, and for filters that select nothing.
+    Raises UserError for an unknown axis or operator, and for filters that select no kernel.
     """
     every = tuple(family)
     groups: dict[str, list[Condition]] = {}
@@ -122,8 +123,9 @@ def select(family: Iterable[PointT], filters: Sequence[str]) -> tuple[PointT, ..
 
 
 def _condition(text: str) -> tuple[str, Condition]:
-    """Parse a filter. Returns what it tests (the name of an axis, "operator" or "slug"), and a function that says
-    whether a kernel matches the filter.
+    """Parse a filter into its subject and a function that says whether a kernel matches the filter.
+
+    The subject is the name of an axis, "operator", or "slug" for a pattern of short names.
     """
     axis, equals, value = text.partition("=")
     if not equals:
@@ -138,15 +140,16 @@ def _condition(text: str) -> tuple[str, Condition]:
 
 
 def read_operator(text: str) -> str:
-    """Return ``text`` if it is the name of an operator. Raises UserError if there is no such operator."""
+    """Return ``text`` if it is the name of an operator. Raises UserError if there is no operator of this name."""
     if text not in OPERATORS:
         raise UserError(f"there is no operator {quoted(text)}; {did_you_mean(text, OPERATORS)}")
     return text
 
 
 def _operators_with(filter_text: str) -> str:
-    """The line that a spec needs for a filter on an operator: ``operators: [decode, extend]`` for the filter
-    ``operator=extend``.
+    """Return the line that a spec file needs so that a filter on an operator selects kernels.
+
+    For the filter ``operator=extend``, the result is ``operators: [decode, extend]``.
     """
     operators = ", ".join(dict.fromkeys(("decode", filter_text.partition("=")[2])))
     return f"operators: [{operators}]"

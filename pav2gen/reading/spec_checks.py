@@ -1,4 +1,4 @@
-"""The functions that check a spec as a whole, one for each ``SpecRule`` in ``reading.rules``.
+"""Functions that check a spec as a whole, one function for each ``SpecRule`` in ``reading.rules``.
 
 Each function returns the first violation of its rule in ``spec``, or None if the spec satisfies the rule.
 
@@ -24,7 +24,7 @@ from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, s
 
 
 def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that ``features.modification`` names exactly the modifications that the spec defines."""
+    """Check that ``features.modification`` names exactly the score or mask modifications that the spec file defines."""
     names = [name for name in spec.axes["modification"] if name is not None]
     for place, name in enumerate(spec.axes["modification"]):
         if name is not None and name not in spec.modifications:
@@ -39,9 +39,9 @@ def modifications_defined(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def positions_fit(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec has a modification, check that ``max_seq_len`` is at most ``MOST_TOKENS``.
+    """If the spec has a modification of scores or masks, check that ``max_seq_len`` is at most ``MOST_TOKENS``.
 
-    A modification's expressions calculate with the positions of tokens as 32-bit integers.
+    The expressions of a modification compute token positions as 32-bit integers.
     """
     if spec.model.max_seq_len <= MOST_TOKENS or spec.axes["modification"] == (None,):
         return None
@@ -72,8 +72,9 @@ def ranks_split_heads(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that the axis values have at most ``limits.max_variants`` combinations, including those that the spec
-    excludes.
+    """Check that the axis values in the spec file have at most ``limits.max_variants`` combinations.
+
+    The combinations that the spec file excludes count too.
     """
     sizes = [len(spec.axes[axis]) for axis in AXES]
     product, limit = math.prod(sizes), spec.limits.max_variants
@@ -85,7 +86,7 @@ def product_within_limit(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that the axes of the spec have all values that its exclusions name."""
+    """Check that each axis value in an exclusion is among the values that the spec file lists for the axis."""
     for index, exclusion in enumerate(spec.exclude):
         for axis, values in exclusion.when.items():
             for place, value in enumerate(values):
@@ -98,7 +99,7 @@ def exclusions_on_axes(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that each exclusion leaves out at least one more kernel, and that some kernel is left in the end."""
+    """Check that each exclusion removes at least one further kernel, and that at least one kernel remains."""
     left = expand(spec.name, spec.axes) if spec.exclude else ()
     for index, exclusion in enumerate(spec.exclude):
         rest = tuple(variant for variant in left if not exclusion.covers(variant))
@@ -113,9 +114,9 @@ def exclusions_exclude(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that, for each number of ranks in ``model.tensor_parallel``, a decode kernel has the GQA ratio of a rank.
+    """For each number of ranks in ``model.tensor_parallel``, check that a decode kernel has the GQA ratio of a rank.
 
-    The GQA ratio is the number of query heads for each KV head.
+    The GQA ratio of a rank is the number of query heads per KV head on the rank.
     """
     ratios = {variant.gqa_ratio for variant in expanded()}
     for index, rank in enumerate(spec.model.ranks()):
@@ -130,7 +131,10 @@ def ranks_served(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that a spec with extend kernels has no block-sparse kernels."""
+    """Check that a spec with extend kernels has no block-sparse kernels.
+
+    Extend kernels compute attention for several new tokens of each sequence.
+    """
     if "extend" not in spec.operators or not any(variant.blocksparse for variant in expanded()):
         return None
     sentence = (
@@ -141,8 +145,10 @@ def extend_is_dense(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If ``dispatch.partition`` is a size, check that a decode kernel of this partition size is built for each kernel
-    key of the spec.
+    """Check that the spec builds a decode kernel with the partition size ``dispatch.partition`` for each kernel key.
+
+    A kernel key consists of the axis values that a call of the operator decides, such as the head size. The check
+    passes if ``dispatch.partition`` is ``auto``.
     """
     partition, paths = spec.dispatch.partition, ("dispatch.partition", "dispatch")
     if partition is None:
@@ -162,8 +168,9 @@ def fixed_partition_built(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec has the section ``cuda``, check that each setting in it has an allowed value, and that the spec
-    builds CUDA decode kernels.
+    """Check that each setting in the section ``cuda`` of a spec file has an allowed value.
+
+    If a spec file has the section ``cuda``, check too that the spec builds CUDA decode kernels.
     """
     if spec.cuda and "cuda" not in spec.backends:
         return Violation(
@@ -179,7 +186,7 @@ def layout_known(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec sets ``cuda.step``, check that a step holds a whole page of each kernel.
+    """If the spec sets ``cuda.step``, check that the block size of every kernel is at most ``cuda.step`` tokens.
 
     ``cuda.step`` is the number of tokens whose softmax weights a thread block keeps in shared memory at once.
     """
@@ -190,11 +197,10 @@ def step_holds_a_page(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
-    """If the spec builds CUDA kernels, check that a sequence of ``max_seq_len`` tokens has at most ``MOST_BLOCKS``
-    partitions.
+    """If the spec builds CUDA kernels, check that a sequence has at most ``MOST_BLOCKS`` partitions.
 
-    The partitions have the smallest size in the spec. A CUDA grid can have at most ``MOST_BLOCKS`` thread blocks along
-    the dimension of the partitions.
+    The check assumes a sequence of ``max_seq_len`` tokens and the smallest partition size in the spec. ``MOST_BLOCKS``
+    is the largest number of thread blocks along the grid dimension of the partitions.
     """
     length = spec.model.max_seq_len
     smallest = min(variant.partition_size for variant in expanded())
@@ -211,8 +217,8 @@ def grid_holds_partitions(spec: Spec, expanded: Expanded) -> Violation | None:
 def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | None:
     """Check that ``limits.workspace_mib`` is enough for every PyTorch kernel that computes attention.
 
-    A kernel needs a workspace for at least one partition of one sequence, with all KV heads of a rank. A spec without
-    the backend torch passes.
+    A kernel needs a workspace for at least one partition of one sequence, with all KV heads of a rank. The check passes
+    if the spec builds no PyTorch kernels.
     """
     if "torch" not in spec.backends:
         return None
@@ -236,7 +242,7 @@ def workspace_holds_a_partition(spec: Spec, expanded: Expanded) -> Violation | N
 
 
 def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | None:
-    """Check that each CUDA extend kernel can have a thread block that fits into the target's shared memory."""
+    """Check that the smallest thread block of each CUDA extend kernel fits into the shared memory of the target GPU."""
     limit = shared_limit(spec.target)
     for variant in _cuda_extenders(spec, expanded):
         if (needed := least_shared_bytes(variant, spec.target)) > limit:
@@ -248,8 +254,8 @@ def extend_fits_shared_memory(spec: Spec, expanded: Expanded) -> Violation | Non
 def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
     """Check that ``limits.workspace_mib`` is enough for one query tile of each CUDA extend kernel.
 
-    A query tile is a fixed number of consecutive new tokens of one sequence. The workspace holds its results for each
-    partition of the keys.
+    A query tile consists of a fixed number of consecutive new tokens of one sequence. The workspace holds the partial
+    results of a query tile, separately for each partition of the keys.
     """
     most = spec.limits.workspace_mib
     for variant in _cuda_extenders(spec, expanded):
@@ -265,12 +271,12 @@ def workspace_holds_a_tile(spec: Spec, expanded: Expanded) -> Violation | None:
 
 
 def _cuda_extenders(spec: Spec, expanded: Expanded) -> tuple[ExtendVariant, ...]:
-    """The extend kernels that the spec builds in CUDA."""
+    """Return the extend kernels that the spec builds in CUDA."""
     return extenders_of(expanded()) if "extend" in spec.operators and "cuda" in spec.backends else ()
 
 
 def _workspace_bytes(variant: Variant | ExtendVariant, kv_heads: int) -> int:
-    """The smallest workspace, in bytes, of the PyTorch kernel of ``variant`` for ``kv_heads`` KV heads."""
+    """Return the smallest workspace, in bytes, of the PyTorch kernel of ``variant`` for ``kv_heads`` KV heads."""
     if isinstance(variant, Variant):
         return smallest_workspace_bytes(variant, kv_heads)
     return ExtendTorchPlan(variant, 0).smallest_workspace(kv_heads)

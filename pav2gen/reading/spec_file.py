@@ -1,5 +1,6 @@
-"""Reads a spec from a YAML file and checks that it satisfies all rules. An error message gives ``file:line`` and says
-what would work.
+"""Reads a spec from a YAML file, and checks that the spec satisfies all rules.
+
+Each error message gives ``file:line`` and says what would work.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ SCHEMA = 1
 
 
 def _keys_of(section: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the axes in the section ``section`` of a spec, in two tuples: axes that a spec must give, and axes
-    with a default.
+    """Return the names of the axes in a section of a spec file, as two tuples.
+
+    The first tuple has the axes that a spec file must give. The second tuple has the axes with a default.
     """
     axes = [axis for axis in AXES.values() if axis.section == section]
     required = tuple(axis.name for axis in axes if axis.default is None)
@@ -92,15 +94,18 @@ RESERVED_NAMES = frozenset(
 def load(path: str | os.PathLike[str]) -> Spec:
     """Read the spec in the file at ``path``.
 
-    Raises UserError if the file is not a spec or the spec breaks a rule. The message gives ``file:line`` and says what
-    would work.
+    Raises UserError if the file is not a spec file or the spec breaks a rule. The error message gives ``file:line`` and
+    says what would work.
     """
     return parse(read_file(path), os.fspath(path))
 
 
 def parse(data: bytes, file: str) -> Spec:
-    """Parse ``data``, the bytes of a spec file. ``file`` is its path, for messages. Raises UserError as ``load``
-    does.
+    """Parse ``data``, the bytes of a spec file.
+
+    file: the path of the spec file, for error messages.
+
+    Raises UserError if ``data`` is not a spec file or the spec breaks a rule.
     """
     root = parse_yaml(data, file)
     _check_schema(root)  # first, because the other keys depend on the version
@@ -110,8 +115,9 @@ def parse(data: bytes, file: str) -> Spec:
 
 
 class _Fields:
-    """Reads the values of a spec by dotted path, such as ``limits.max_variants``. A missing value is replaced by its
-    default.
+    """Reads the values of a spec file by dotted path, such as ``limits.max_variants``.
+
+    A default replaces a value that the spec file leaves out.
     """
 
     def __init__(self, root: Node) -> None:
@@ -122,17 +128,18 @@ class _Fields:
                 self.nodes.update((child.name, child) for child in children)
 
     def one(self, path: str, read: Callable[[Node], Any]) -> Any:
-        """The value at the dotted path ``path``, or its default if the spec does not have it.
+        """Return the value at the dotted path ``path``, or the default if the spec file does not have the value.
 
         read: the function that converts the YAML node of the value.
         """
         return read(self.nodes[path]) if path in self.nodes else DEFAULTS[path]
 
     def many(self, path: str, read: Callable[[Node], Any], nullable: bool = False) -> Any:
-        """The values at the dotted path ``path``, as a tuple, or their default if the spec does not have them.
+        """Return the values at the dotted path ``path`` as a tuple, or the default if the spec file does not have the
+        values.
 
         read: the function that converts the YAML node of each value.
-        nullable: whether null is allowed in place of a list; it counts as a list of one null.
+        nullable: whether null is allowed in place of a list; null counts as a list of one null.
 
         Raises UserError for a repeated value.
         """
@@ -140,7 +147,10 @@ class _Fields:
 
 
 def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the pair (dotted path, ``file:line``) of ``node``, which is at ``path``, and of every value inside it."""
+    """Yield the dotted path and the ``file:line`` of ``node`` and of every value inside ``node``.
+
+    path: the dotted path of ``node``.
+    """
     yield path, node.where
     if isinstance(node.value, dict):
         for key, child in node.value.items():
@@ -151,9 +161,11 @@ def _places(node: Node, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -> tuple[Any, ...]:
-    """The items of the list ``node``, each converted by the function ``read``. Raises UserError for a repeated item.
+    """Return the items of the list ``node``, each converted by the function ``read``.
 
     nullable: whether ``node`` may be null, which counts as a list of one null.
+
+    Raises UserError for a repeated item.
     """
     values: dict[Any, None] = {}
     for item in (node,) if nullable and node.is_null() else node.items():
@@ -165,7 +177,9 @@ def _distinct(node: Node, read: Callable[[Node], Any], nullable: bool = False) -
 
 
 def _check_schema(root: Node) -> None:
-    """Raise UserError if the spec has another value of ``schema`` than the one that this version reads."""
+    """Raise UserError if the value of ``schema`` in the spec file is not ``SCHEMA``, the version that this package
+    reads.
+    """
     if isinstance(root.value, dict) and "schema" in root.value:
         schema = root.value["schema"]
         if schema.integer() != SCHEMA:
@@ -173,7 +187,10 @@ def _check_schema(root: Node) -> None:
 
 
 def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
-    """Make the spec from ``fields``, without checking the rules. ``sha256`` is the SHA-256 of the spec file."""
+    """Make the ``Spec`` from ``fields``, without checking the rules.
+
+    sha256: the SHA-256 of the spec file.
+    """
     name = fields.one("name", _name)
     return Spec(
         name=name,
@@ -202,7 +219,7 @@ def _spec(fields: _Fields, file_name: str, sha256: str) -> Spec:
 
 
 def _model(fields: _Fields) -> Model:
-    """Read the section ``model`` of a spec."""
+    """Read the section ``model`` of a spec file."""
     return Model(
         num_heads=fields.one("model.num_heads", lambda node: node.integer(1, MOST_HEADS)),
         num_kv_heads=fields.one("model.num_kv_heads", lambda node: node.integer(1, MOST_HEADS)),
@@ -212,7 +229,10 @@ def _model(fields: _Fields) -> Model:
 
 
 def _name(node: Node) -> str:
-    """Read the name of the spec. Raises UserError unless it can be the name of a Python package and is not reserved."""
+    """Read the name of the spec.
+
+    Raises UserError if the name is reserved or cannot be the name of a Python package.
+    """
     written = node.value.strip() if isinstance(node.value, str) else ""
     if written and not NAME_FORM.fullmatch(written):  # first, because quotes would not help a number or a date
         rule = "must be lower-case words, digits and single '_', and start with a letter, such as llama3_8b"
@@ -226,7 +246,10 @@ def _name(node: Node) -> str:
 
 
 def _comment(node: Node) -> str:
-    """Read a text that is copied into comments of generated files, such as ``about``."""
+    """Read a text that is copied into comments of generated files, such as the value of ``about``.
+
+    Raises UserError if the text is too long, or has characters that are not allowed in these comments.
+    """
     text = node.text()
     if len(text) > LONGEST_TEXT:
         raise node.fail(f"{node.title} has {len(text)} characters; at most {LONGEST_TEXT} are allowed")
@@ -236,7 +259,10 @@ def _comment(node: Node) -> str:
 
 
 def _target(node: Node) -> Target:
-    """Read a spec's ``target``: the name of a target, or a mapping that changes figures of a ``base`` target."""
+    """Read the key ``target`` of a spec file.
+
+    The value of ``target`` is the name of a GPU, or a mapping that changes hardware figures of a ``base`` GPU.
+    """
     figures = node.fields(("base",), tuple(FIGURES)) if isinstance(node.value, dict) else {"base": node}
     base = figures.pop("base")
     with base.placed():
@@ -249,7 +275,7 @@ def _target(node: Node) -> Target:
 
 
 def _partition(node: Node) -> int | None:
-    """Read ``dispatch.partition``, the partition size for all calls, in tokens. Returns None for ``auto``."""
+    """Read ``dispatch.partition``, the partition size for all calls, in tokens. The result is None for ``auto``."""
     if node.yaml_type == "str":
         node.choice(("auto",))
         return None
@@ -257,12 +283,12 @@ def _partition(node: Node) -> int | None:
 
 
 def _exclusions(node: Node) -> tuple[Exclusion, ...]:
-    """Read a spec's ``exclude``, a list of exclusions that may be empty."""
+    """Read the key ``exclude`` of a spec file, which is a list of exclusions that may be empty."""
     return () if node.value == () else tuple(map(_exclusion, node.items()))
 
 
 def _exclusion(node: Node) -> Exclusion:
-    """Read one entry of a spec's ``exclude``."""
+    """Read one entry of ``exclude`` in a spec file: the axis values of kernels that are not built, and the reason."""
     fields = node.fields(("when", "because"))
     given = fields["when"].fields((), tuple(AXES))
     when = {name: _distinct(values, reader_of(AXES[name]), AXES[name].nullable) for name, values in given.items()}

@@ -1,7 +1,7 @@
 """Reads tuning files, ``specs/tuning/<spec>.<device>.yaml``, which ``pav2gen tune`` writes.
 
-A row of a tuning file is about calls with a given number of sequences of a given length. The row states the measured
-time of each partition size, and which partition size was the fastest. docs/tuning.md describes the format.
+A row of a tuning file is about calls with a given number of sequences of a given length. A row states the measured time
+of each partition size, and which partition size was the fastest. docs/tuning.md describes the format.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class TunedRow:
     """A result of tuning: the fastest partition size for calls with ``num_seqs`` sequences of ``max_seq_len`` tokens
     each.
 
-    key: the kernel key of the calls.
+    key: the kernel key of the calls, that is, the axis values that a call decides, such as the head size.
     partition_size: the fastest partition size, in tokens.
-    backend: the backend of the kernels that were measured.
+    backend: the backend of the kernels that were measured, torch or cuda.
     kv_heads: the number of KV heads in the calls.
     """
 
@@ -65,7 +65,7 @@ class TunedRow:
 class Tuning:
     """The content of a tuning file.
 
-    path: the path that generated files give for the tuning file, ``specs/tuning/<name>``.
+    path: the path of the tuning file as generated files show it, ``specs/tuning/<name>``.
     device: the name of the device that was measured.
     """
 
@@ -75,7 +75,7 @@ class Tuning:
     rows: tuple[TunedRow, ...]
 
     def of(self, key: Key, partition_size: int) -> list[dict[str, object]]:
-        """The rows in which the kernel with ``key`` and ``partition_size`` was the fastest.
+        """Return the rows in which the kernel with ``key`` and ``partition_size`` was the fastest.
 
         Each row is a dict with the fields of ``runtime.choice.dispatch_row.Tuned`` other than ``symbol``.
         """
@@ -93,32 +93,44 @@ class Tuning:
 
 
 def slug(device: str) -> str:
-    """The part of a tuning file's name that stands for ``device``, a device's name: ``iluvatar_bi_v100``."""
+    """Return the part of a tuning file's name that identifies a device, such as ``iluvatar_bi_v100``.
+
+    device: the name of the device.
+    """
     return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") or "device"
 
 
 def path_of(spec_path: Path, spec_name: str, device: str) -> Path:
-    """The path of the tuning file for a spec and a device. ``device`` is the device's name."""
+    """Return the path of the tuning file for a spec and a device.
+
+    device: the name of the device.
+    """
     return spec_path.parent / FOLDER / f"{spec_name}.{slug(device)}.yaml"
 
 
 def load_all(spec_path: Path, spec: Spec) -> tuple[Tuning, ...]:
-    """Read every tuning file of ``spec``, in the order of their names. ``spec_path`` is the path of the spec file.
+    """Read every tuning file of ``spec``, in the order of the file names.
 
-    Raises UserError as ``load`` does.
+    spec_path: the path of the spec file.
+
+    Raises UserError, with ``file:line``, if a tuning file is invalid.
     """
     return tuple(load(path, spec) for path in sorted((spec_path.parent / FOLDER).glob(f"{spec.name}.*.yaml")))
 
 
 def load(path: Path, spec: Spec) -> Tuning:
-    """Read the tuning file at ``path``. Raises UserError, with ``file:line``, if the file is invalid or is for another
-    spec than ``spec``.
+    """Read the tuning file at ``path``.
+
+    Raises UserError, with ``file:line``, if the file is invalid or belongs to another spec than ``spec``.
     """
     return parse(read_file(path, MOST_BYTES), path, spec)
 
 
 def parse(data: bytes, path: Path, spec: Spec) -> Tuning:
-    """Parse ``data``, the bytes of the tuning file at ``path``. Raises UserError as ``load`` does."""
+    """Parse ``data``, the bytes of the tuning file at ``path``.
+
+    Raises UserError, with ``file:line``, if the file is invalid or belongs to another spec than ``spec``.
+    """
     fields = parse_yaml(data, str(path)).fields(*FILE_KEYS)
     _check_head(fields, path, spec)
     built, rows = _built(spec), []
@@ -133,8 +145,9 @@ def parse(data: bytes, path: Path, spec: Spec) -> Tuning:
 
 
 def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
-    """Check all keys of a tuning file except ``kernels``. Raises UserError for a wrong schema, spec or device, and for
-    too few runs.
+    """Check the required keys of a tuning file other than ``kernels``.
+
+    Raises UserError for a wrong schema version, spec or device, and for too few runs.
     """
     schema, name, device = fields["schema"], fields["spec"], fields["device"]
     if schema.integer() != SCHEMA:
@@ -158,7 +171,7 @@ def _check_head(fields: Mapping[str, Node], path: Path, spec: Spec) -> None:
 
 
 def _built(spec: Spec) -> dict[Key, list[int]]:
-    """The partition sizes of the decode kernels that ``spec`` builds, by kernel key."""
+    """Return the partition sizes of the decode kernels that ``spec`` builds, as a dict by kernel key."""
     built: dict[Key, list[int]] = {}
     for variant in variants(spec):
         built.setdefault(variant.key, []).append(variant.partition_size)
@@ -166,13 +179,14 @@ def _built(spec: Spec) -> dict[Key, list[int]]:
 
 
 def _list(node: Node) -> Iterable[Node]:
-    """The items of the YAML list ``node``, which may be empty."""
+    """Return the items of the YAML list ``node``, which may be empty."""
     return () if node.value == () else node.items()
 
 
 def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[tuple[Node, TunedRow]]:
-    """Yield the rows of ``kernel``, an entry of ``kernels`` in a tuning file, each with its YAML node.
+    """Yield each row in one entry of ``kernels`` in a tuning file, together with the row's YAML node.
 
+    kernel: the YAML node of the entry.
     built: the partition sizes that the spec builds, by kernel key.
     """
     fields = kernel.fields(*KERNEL_KEYS)
@@ -187,10 +201,12 @@ def _rows(kernel: Node, built: Mapping[Key, list[int]], spec: Spec) -> Iterable[
 
 
 def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], spec: Spec) -> TunedRow:
-    """Read one row of a tuning file. ``sizes`` are the partition sizes that the spec builds for ``key``.
+    """Read one row of a tuning file, which has the times of one call for several partition sizes.
 
-    Raises UserError if the row names a partition size that is not its fastest, or if the spread of the runs is too
-    large.
+    sizes: the partition sizes that the spec builds for ``key``.
+
+    Raises UserError if the row names a partition size that is not the fastest in the row. Raises UserError too if the
+    spread of the measured times is too large.
     """
     fields = node.fields(*ROW_KEYS)
     chosen = fields["partition_size"]
@@ -208,10 +224,11 @@ def _row(node: Node, key: Key, backend: str, kv_heads: int, sizes: list[int], sp
 
 
 def _milliseconds(node: Node, sizes: list[int], spec: Spec) -> dict[int, float]:
-    """The measured time in ms of each partition size in a row. Raises UserError if it has fewer than two times, and for
-    a time of 0 or less.
+    """Return the measured time in ms of each partition size in a row of a tuning file.
 
     sizes: the partition sizes that may have a time.
+
+    Raises UserError for fewer than two times, and for a time of 0 or less.
     """
     times = {}
     for name, time in node.fields((), [str(size) for size in sizes]).items():

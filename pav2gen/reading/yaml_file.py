@@ -1,8 +1,8 @@
-"""Parses YAML files into ``Node`` objects, which know their file and line.
+"""Parses YAML files into ``Node`` objects, each with its file and line.
 
-Only a strict subset of YAML is accepted, so that all YAML parsers read a file in the same way. The subset has only one
-document, and no anchors, aliases, tags, merge keys or tabs. The methods of ``Node`` also refuse values that versions of
-YAML read as different types, such as ``yes``, ``010`` and ``1:30``.
+The parser accepts only a strict subset of YAML, which all YAML parsers read in the same way. A file in this subset has
+one document, and no anchors, aliases, tags, merge keys or tabs. The methods of ``Node`` also refuse values that
+versions of YAML read as different types, such as ``yes``, ``010`` and ``1:30``.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes
 
 
 def parse_yaml(data: bytes, file: str) -> Node:
-    """Parse the YAML document in ``data``. ``file`` is its path, for messages.
+    """Parse the YAML document in ``data``.
 
-    Raises UserError, with ``file:line``, if ``data`` is not UTF-8, not YAML, or not in the accepted subset.
+    file: the path of the YAML file, for error messages.
+
+    Raises UserError, with ``file:line``, if ``data`` is not UTF-8, not YAML, or not in the accepted subset of YAML.
     """
     file = printable(file)
     text = decode(data, file)
@@ -68,8 +70,11 @@ def parse_yaml(data: bytes, file: str) -> Node:
 
 
 def decode(data: bytes, file: str) -> str:
-    """Decode ``data`` as UTF-8 text. Raises UserError for invalid UTF-8, a byte-order mark, a tab or a control
-    character. ``file`` is the path of the file, for messages.
+    """Decode ``data`` as UTF-8 text.
+
+    file: the path of the file, for error messages.
+
+    Raises UserError for invalid UTF-8, a byte-order mark, a tab or a control character.
     """
     if data.startswith(codecs.BOM_UTF8):
         raise UserError("starts with a byte-order mark; save it as UTF-8 without one", f"{file}:1")
@@ -93,8 +98,10 @@ def printable(name: str) -> str:
 
 
 def _neighbour(name: str) -> str:
-    """The end of an error message about the missing file ``name``: the most similar name in the same folder. Empty if
-    no name is similar.
+    """Return advice for an error message about the missing file ``name``: the most similar file name in the same
+    folder.
+
+    The result is empty if no file name is similar.
     """
     folder, base = os.path.split(name)
     kind = os.path.splitext(base)[1] or ".yaml"
@@ -107,7 +114,7 @@ def _neighbour(name: str) -> str:
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
-    """The error message for a YAML syntax error on ``line``, with advice on how to repair it."""
+    """Return the error message for a YAML syntax error on ``line``, with advice on how to repair the error."""
     problem = (error.problem or "it does not parse").replace(" in this context", " here")[:80]
     start = error.context_mark.line + 1 if error.context_mark else line
     began = f", {error.context} from line {start}" if start != line else ""
@@ -119,15 +126,16 @@ def _syntax_message(error: yaml.MarkedYAMLError, line: int) -> str:
 
 
 class _Composer:
-    """Builds nodes from the events of a YAML parser. The composer refuses an alias without expanding it."""
+    """Builds ``Node`` objects from the events of a YAML parser, and refuses every alias."""
 
     def __init__(self, parser: Any, file: str) -> None:
         self.parser = parser
         self.file = file
 
     def document(self) -> Node:
-        """Read the file's only document, and return its root. Raises UserError if the file is empty or has a second
-        document.
+        """Read the only document of the YAML file, and return the document's root.
+
+        Raises UserError if the file is empty or has a second document.
         """
         self.parser.get_event()
         root = self.value("", None, 0) if isinstance(self.parser.get_event(), yaml.DocumentStartEvent) else None
@@ -140,10 +148,10 @@ class _Composer:
         return root
 
     def value(self, name: str, key_line: int | None, depth: int) -> Node:
-        """Read the value that begins with the parser's next event, and return its node.
+        """Read the value that begins with the parser's next event, and return the value's node.
 
         name: the dotted path of the value.
-        key_line: the line of the value's key, or None for a value without a key. The node gets this line.
+        key_line: the line of the value's key, or None for a value without a key. The node gets the line of the key.
         depth: the number of lists and mappings around the value.
         """
         event = self.parser.get_event()
@@ -158,7 +166,7 @@ class _Composer:
         return Node(self.file, line, name, self.fields(name, depth + 1))
 
     def items(self, name: str, depth: int) -> Iterator[Node]:
-        """Yield the items of a list. The event that begins the list must have been read already.
+        """Yield the items of a list, after the event that begins the list has been read.
 
         name: the dotted path of the list.
         depth: the number of lists and mappings around each item.
@@ -168,7 +176,7 @@ class _Composer:
         self.parser.get_event()
 
     def fields(self, name: str, depth: int) -> dict[str, Node]:
-        """Read the fields of a mapping, by key. The event that begins the mapping must have been read already.
+        """Return the fields of a mapping by key, after the event that begins the mapping has been read.
 
         name: the dotted path of the mapping.
         depth: the number of lists and mappings around each field.
@@ -199,13 +207,14 @@ class _Composer:
             raise self.error(event, f"tags ({quoted(event.tag)}) are not supported; remove the tag")
 
     def error(self, event: Any, message: str) -> UserError:
-        """Make a UserError with ``message`` for the line where ``event`` begins."""
+        """Return a UserError with ``message`` for the line where ``event`` begins."""
         return UserError(message, f"{self.file}:{event.start_mark.line + 1}")
 
 
 def _column(event: Any, line: int) -> int:
-    """The column, from 1, where the text of the scalar ``event`` begins. 0 if the text is not on ``line`` alone, or if
-    the file has it with escapes.
+    """Return the column, from 1, where the text of the scalar ``event`` begins.
+
+    The result is 0 if the text is not on ``line`` alone, or if the file writes the text with escapes.
     """
     start, end, quotes = event.start_mark, event.end_mark, 2 if event.style else 0
     as_it_reads = end.column - start.column == len(event.value) + quotes

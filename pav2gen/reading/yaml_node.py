@@ -1,4 +1,7 @@
-"""The class ``Node``: a value in a YAML file, with its place. Its methods convert the value to Python types."""
+"""The class ``Node``: a value in a YAML file, with its place in the file.
+
+The methods of ``Node`` convert the value to Python types.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ class Node:
     name: the dotted path from the root of the file to the value, such as ``axes.head_size``.
     value: the text of a scalar, the items of a list as a tuple, or the fields of a mapping as a dict.
     plain: whether the value is a scalar without quotes.
-    column: the column where a scalar's text begins, from 1. 0 if the text in the file differs from ``value``, as with
-    escapes, or is not on ``line`` alone.
+    column: the column where the text of a scalar begins, from 1. The column is 0 if the file writes the text with
+    escapes, or if the text is not on ``line`` alone.
     """
 
     file: str
@@ -42,7 +45,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """The name of the value in messages: its dotted path, or "the spec" for the root of the file."""
+        """The name of the value in messages: the value's dotted path, or "the spec" for the root of the file."""
         return self.name or "the spec"
 
     @property
@@ -53,7 +56,7 @@ class Node:
     @property
     def yaml_type(self) -> str:
         """The type that YAML 1.1 gives to the value: ``str``, ``bool``, ``int``, ``float``, ``null``, ``timestamp``,
-        ``map``, ``seq``.
+        ``map`` or ``seq``.
         """
         if not isinstance(self.value, str):
             return "map" if isinstance(self.value, dict) else "seq"
@@ -63,13 +66,13 @@ class Node:
         return tag.rpartition(":")[2]
 
     def fail(self, message: str) -> UserError:
-        """Make a UserError with ``message`` and the ``file:line`` of this value."""
+        """Return a UserError with ``message`` and the ``file:line`` of this value."""
         return UserError(message, self.where)
 
     def fail_at(self, column: int, message: str) -> UserError:
-        """Make a UserError with ``message`` for a mistake in this scalar's text.
+        """Return a UserError with ``message`` for a mistake in the text of this scalar.
 
-        The error gives the column in the file if it is known, and otherwise the column in the text.
+        The error gives the column in the file if the file's column is known, and otherwise the column in the text.
 
         column: the column of the mistake in the text, from 1.
         """
@@ -79,14 +82,14 @@ class Node:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Return a context manager that adds the ``file:line`` of this value to a UserError without one."""
+        """Return a context manager that adds the ``file:line`` of this value to a UserError without a place."""
         try:
             yield
         except UserError as error:
             raise error if error.where else self.fail(error.message) from None
 
     def fields(self, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Node]:
-        """The fields of this mapping, by key.
+        """Return the fields of this mapping, by key.
 
         Raises UserError if the value is not a mapping, if a key of ``required`` is missing, or if a key is in neither
         ``required`` nor ``optional``.
@@ -103,7 +106,7 @@ class Node:
         return dict(self.value)
 
     def items(self) -> tuple[Node, ...]:
-        """The items of this list. A scalar counts as a list of one item.
+        """Return the items of this list. A scalar counts as a list of one item.
 
         Raises UserError for a mapping, an empty list, null, and a text in quotes that looks like a list.
         """
@@ -117,8 +120,9 @@ class Node:
         return self.value if isinstance(self.value, tuple) else (self,)
 
     def integer(self, low: int = -(10**18), high: int = 10**18) -> int:
-        """The value as a whole number from ``low`` to ``high``. Raises UserError unless it is such a number in plain
-        decimal digits.
+        """Return the value as a whole number from ``low`` to ``high``.
+
+        Raises UserError unless the value is a number in this range, in plain decimal digits.
         """
         if not (isinstance(self.value, str) and self.plain and _INTEGER.fullmatch(self.value)):
             raise self.fail(f"{self.title} must be a whole number, not {self._seen(_INTEGER)}")
@@ -127,7 +131,10 @@ class Node:
         return int(self.value)
 
     def number(self) -> float:
-        """The value as a float. Raises UserError unless it is a finite number in plain decimal notation."""
+        """Return the value as a float.
+
+        Raises UserError unless the value is a finite number in plain decimal notation.
+        """
         if isinstance(self.value, str) and self.plain:
             if _DECIMAL.fullmatch(self.value):
                 return float(self.value)
@@ -136,13 +143,13 @@ class Node:
         raise self.fail(f"{self.title} must be a number, not {self._seen(_DECIMAL)}")
 
     def boolean(self) -> bool:
-        """The value as a bool. Raises UserError unless it is spelled exactly ``true`` or ``false``."""
+        """Return the value as a bool. Raises UserError unless the value is spelled exactly ``true`` or ``false``."""
         if not (self.plain and self.value in ("true", "false")):
             raise self.fail(f"{self.title} must be true or false, not {self._seen()}")
         return self.value == "true"
 
     def text(self) -> str:
-        """The value as one line of text, without spaces at its ends.
+        """Return the value as one line of text, without spaces at its ends.
 
         Raises UserError for any other value, and for a text without quotes that YAML reads as another type, such as
         ``yes``.
@@ -159,21 +166,21 @@ class Node:
         return line
 
     def choice(self, choices: Collection[str]) -> str:
-        """The value as one of the texts ``choices``. Raises UserError for any other value."""
+        """Return the value as one of the texts ``choices``. Raises UserError for any other value."""
         word = self.text()
         if word not in choices:
             raise self.fail(f"{self.title} cannot be {quoted(word)}; {did_you_mean(word, choices)}")
         return word
 
     def is_null(self) -> bool:
-        """Whether YAML reads the value as null: ``null``, ``~`` or nothing at all."""
+        """Return whether YAML reads the value as null: ``null``, ``~`` or nothing at all."""
         return self.yaml_type == "null"
 
     def _seen(self, number: re.Pattern[str] | None = None) -> str:
-        """Describe the value in words, for a message that it has the wrong type.
+        """Return a description of the value, for a message that the value has the wrong type.
 
-        number: the pattern of a valid number, or None if no number is expected. The words say how to write a number
-        that does not match it.
+        number: the pattern of a valid number, or None if no number is expected. For a number in another notation, the
+        description says how to write the number.
         """
         if not isinstance(self.value, str):
             return "a mapping" if isinstance(self.value, dict) else "a list"
@@ -186,8 +193,9 @@ class Node:
 
 
 def _plain_digits(text: str, yaml_type: str) -> str:
-    """The number ``text`` without an exponent, such as ``100`` for ``1e2``. Empty if ``text`` is an integer in YAML
-    1.1, or is not a finite number.
+    """Return the number ``text`` without an exponent, such as ``100`` for ``1e2``.
+
+    The result is empty if ``text`` is an integer in YAML 1.1, or is not a finite number.
     """
     if yaml_type not in ("str", "float") or text.isdigit() or len(text) > LONGEST_QUOTE:
         return ""
@@ -199,7 +207,9 @@ def _plain_digits(text: str, yaml_type: str) -> str:
 
 
 def _surprise(text: str, yaml_type: str) -> str:
-    """The end of an error message about ``text``, an unquoted scalar: how YAML 1.1 reads it and how to write it."""
+    """Return the end of an error message about ``text``, an unquoted scalar: how YAML 1.1 reads ``text`` and how to
+    write it.
+    """
     if yaml_type == "bool" and text not in ("true", "false"):
         meant = spelled(text.lower() in ("yes", "on", "true"))
         return f", which YAML 1.1 reads as {meant}: write {meant}"
@@ -211,8 +221,9 @@ def _surprise(text: str, yaml_type: str) -> str:
 
 
 def _oddity(text: str) -> str:
-    """A phrase that says how YAML 1.1 reads ``text``, an integer in an unusual notation, such as ``1:30``, ``0x1f``,
-    ``010`` or ``1_000``.
+    """Return a phrase that says how YAML 1.1 reads ``text``, an integer in an unusual notation.
+
+    Unusual notations are, for example, ``1:30``, ``0x1f``, ``010`` and ``1_000``.
     """
     digits = text.lstrip("+-").replace("_", "")
     if len(digits) > 18:

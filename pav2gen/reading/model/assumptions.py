@@ -1,4 +1,4 @@
-"""Writes remarks for the user on values that a config.json leaves out, and on an unknown model type."""
+"""Yields remarks for the user about values that a config.json leaves out, and about an unknown model type."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MOST_KEYS = 6
 
 
 def assumption_notes(fields: Fields) -> Iterator[str]:
-    """Yield remarks on the defaults that were taken, and on an unknown model type.
+    """Yield remarks about the defaults that replaced missing values, and about an unknown model type.
 
-    Call this function last, because its remarks depend on which keys of ``fields`` have been looked up.
+    Call this function after all values have been read, because the remarks depend on which keys were looked up.
     """
     taken = [f"{key} {spelled(fields.defaulted[key])}" for key in _TOLD if key in fields.defaulted]
     if taken:
@@ -42,9 +42,7 @@ def assumption_notes(fields: Fields) -> Iterator[str]:
 
 
 def _unread(fields: Fields) -> Iterator[str]:
-    """At most ``MOST_KEYS`` keys of the config that were not looked up, but that may describe a feature of the
-    attention.
-    """
+    """Yield at most ``MOST_KEYS`` keys of the config.json that were not looked up, but may describe the attention."""
     found = (
         key
         for key, value in fields.own.items()

@@ -1,7 +1,7 @@
 """The default values of the keys of a config.json, by ``model_type``.
 
-A config.json often leaves out a value that equals the default. The defaults here are those of the configuration classes
-in transformers 4.57.
+A config.json often leaves out a value that equals the default. The defaults in this module are those of the
+configuration classes in transformers 4.57.
 """
 
 from __future__ import annotations
@@ -190,7 +190,10 @@ READ_WITHOUT_DEFAULTS = frozenset(
 
 
 def defaults_of(model_type: object) -> dict[str, Any]:
-    """The default values for ``model_type``, by key of a config.json. Empty for an unknown model type."""
+    """Return the default values for ``model_type``, by key of a config.json.
+
+    The result is empty for an unknown model type.
+    """
     if not isinstance(model_type, str):
         return {}
     row = _TABLE.get(model_type, ())

@@ -1,4 +1,4 @@
-"""Reads values from a config.json. A missing value is replaced by the default for the model's type."""
+"""Reads values from a config.json. The default for the model's type replaces a missing value."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LARGEST_NUMBER = 1e300
 class Fields:
     """The values that a config.json states about a language model.
 
-    If the model has several parts, such as text and images, the config of the language model is nested in that of the
-    whole model. A key is looked up first in the language model's own config, then in the defaults of the model type,
-    then in the outer config.
+    A model may have several parts, such as text and images. In such a model, the config of the language model is nested
+    in the config of the whole model. A key is looked up first in the language model's own config, then in the defaults
+    of the model type, then in the config of the whole model.
 
     own: the language model's own config.
-    outer: the values around it. Empty if the config is not nested.
+    outer: the other values of the whole model's config, or an empty dict if no config is nested.
     looked_up: the keys that were looked up so far.
     defaulted: the values that were taken from the defaults, by key.
     """
@@ -44,11 +44,10 @@ class Fields:
         self.defaults = defaults_of(self.model_type)
 
     def get(self, *keys: str) -> Any:
-        """The first value other than null that is found for one of ``keys``. The result is None if there is no such
-        value.
+        """Return the first value other than null that is found for one of ``keys``, or None.
 
-        First all ``keys`` are looked up in the language model's own config, then in the defaults, then in the outer
-        config. The defaults are skipped if the own config has null for one of ``keys``.
+        First all ``keys`` are looked up in the language model's own config, then in the defaults, then in the config of
+        the whole model. The defaults are skipped if the language model's own config has null for one of ``keys``.
         """
         self.looked_up.update(keys)
         nulls = any(key in self.own for key in keys)
@@ -61,12 +60,13 @@ class Fields:
         return None
 
     def given(self, key: str) -> bool:
-        """Whether the config.json itself has a value other than null for ``key``. Defaults do not count."""
+        """Return whether the config.json itself, apart from defaults, has a value other than null for ``key``."""
         return self.own.get(key) is not None or self.outer.get(key) is not None
 
     def count(self, *keys: str) -> int:
-        """The value that ``get(*keys)`` returns, as an int. Raises UserError if there is no value, or if it is not a
-        positive integer.
+        """Return the value of ``get(*keys)`` as an int.
+
+        Raises UserError if there is no value, or if the value is not a positive integer.
         """
         value = self.get(*keys)
         if value is None:
@@ -76,14 +76,16 @@ class Fields:
         return int(value)
 
     def count_or_none(self, *keys: str) -> int | None:
-        """The value of ``count(*keys)``, or None if there is no value or if it is 0, -1 or false. Configs use these
-        three to turn a feature off.
+        """Return the value of ``count(*keys)``, or None if there is no value, or if the value is 0, -1 or false.
+
+        A config.json turns a feature off with 0, -1 or false.
         """
         value = self.get(*keys)
         return None if value is None or is_off(value) else self.count(*keys)
 
     def number_or_none(self, *keys: str) -> float | None:
-        """The value of ``get(*keys)`` as a float. None if there is no value, or if it is 0, -1 or false.
+        """Return the value of ``get(*keys)`` as a float, or None if there is no value, or if the value is 0, -1 or
+        false.
 
         Raises UserError for any other value that is not a positive finite number.
         """
@@ -95,15 +97,19 @@ class Fields:
         return float(value)
 
     def flag(self, key: str) -> bool | None:
-        """The boolean at ``key``. None if the value is missing. Raises UserError unless the value is a boolean."""
+        """Return the boolean at ``key``, or None if the value is missing.
+
+        Raises UserError if the value is not a boolean.
+        """
         value = self.get(key)
         if value is not None and not isinstance(value, bool):
             raise self._wrong((key,), "true or false", value)
         return value
 
     def text(self, *keys: str) -> str:
-        """The text that ``get(*keys)`` returns. Empty if there is no value. Raises UserError if the value is not a
-        text.
+        """Return the text that ``get(*keys)`` returns, or an empty text if there is no value.
+
+        Raises UserError if the value is not a text.
         """
         value = self.get(*keys)
         if value is not None and not isinstance(value, str):
@@ -111,34 +117,40 @@ class Fields:
         return value or ""
 
     def part(self, key: str) -> dict[str, Any]:
-        """The mapping at ``key``. Empty if the value is missing. Raises UserError unless the value is a mapping."""
+        """Return the mapping at ``key``, or an empty dict if the value is missing.
+
+        Raises UserError if the value is not a mapping.
+        """
         value = self.get(key)
         if value is not None and not isinstance(value, dict):
             raise self._wrong((key,), "a mapping of keys to values", value)
         return value or {}
 
     def nested(self, key: str) -> Fields:
-        """The mapping at ``key`` as ``Fields``. Empty if the value is missing."""
+        """Return the mapping at ``key`` as ``Fields``. The ``Fields`` are empty if the value is missing."""
         return Fields(self.part(key), self.file)
 
     def listed(self, key: str) -> list[Any]:
-        """The list at ``key``. Empty if the value is missing. Raises UserError unless the value is a list."""
+        """Return the list at ``key``, or an empty list if the value is missing.
+
+        Raises UserError if the value is not a list.
+        """
         value = self.get(key)
         if value is not None and not isinstance(value, list):
             raise self._wrong((key,), "a list", value)
         return value or []
 
     def fail(self, message: str) -> UserError:
-        """Make a UserError with ``message`` and the path of the config.json."""
+        """Return a UserError with ``message`` and the path of the config.json."""
         return UserError(message, self.file)
 
     def _wrong(self, keys: tuple[str, ...], wanted: str, value: object) -> UserError:
-        """Make the UserError for a value of a wrong type or range."""
+        """Return the UserError for a value of a wrong type or range."""
         key = next((key for key in keys if self.get(key) is not None), keys[0])
         return self.fail(f"{key} must be {wanted}, not {described(value)}")
 
     def _hint(self) -> str:
-        """The end of the error message about a missing key, which says what the user can do."""
+        """Return advice for the user, for the end of the error message about a missing key."""
         if self.model_type and not self.defaults and (self.own or self.outer):
             return (
                 f"the defaults of model type {quoted(self.model_type)} are not known: write the key into a copy of the "
@@ -148,7 +160,8 @@ class Fields:
 
 
 def split(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a config into two dicts: the values outside the language model's own config, and the values in it.
+    """Split a config into two dicts: the values around the language model's config, and the language model's own
+    config.
 
     If no config is nested in ``config``, the first dict is empty.
     """
@@ -171,16 +184,16 @@ def described(value: object) -> str:
 
 
 def is_off(value: object) -> bool:
-    """Whether ``value`` is 0, -1 or false. Configs use these values to turn a feature off."""
+    """Return whether ``value`` is 0, -1 or false. A config.json turns a feature off with these values."""
     return isinstance(value, (bool, int, float)) and value is not True and value in (0, -1)
 
 
 def is_positive(value: object) -> bool:
-    """Whether ``value`` is a positive finite number."""
+    """Return whether ``value`` is a positive finite number."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and 0 < value < LARGEST_NUMBER  # type: ignore[operator]
 
 
 def is_count(value: object, most: int | None = None) -> bool:
-    """Whether ``value`` is a whole number from 1 to ``most``. If ``most`` is None, there is no upper limit."""
+    """Return whether ``value`` is a whole number from 1 to ``most``. If ``most`` is None, there is no upper limit."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0 and (most is None or value <= most)

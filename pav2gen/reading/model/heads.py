@@ -43,15 +43,18 @@ _NOT_KV_HEADS = re.compile(r"dim|size|rank|scale|bias|norm|pattern|layer|window|
 
 
 def num_heads(fields: Fields) -> int:
-    """The number of query heads. Raises UserError if the config does not state the number."""
+    """Return the number of query heads.
+
+    Raises UserError if the config.json does not state the number of query heads.
+    """
     return fields.count(*QUERY_HEADS)
 
 
 def num_kv_heads(fields: Fields, heads: int) -> int:
-    """The number of KV heads of a model with ``heads`` query heads. If the config states a number for each layer, it is
-    the largest.
+    """Return the number of KV heads of a model with ``heads`` query heads.
 
-    The number is ``heads`` for latent attention (MLA), and if no known key states a number.
+    If the config.json states a number for each layer, the result is the largest number. The result is ``heads`` for
+    latent attention (MLA), and if no known key states a number.
     """
     if is_latent(fields):
         return heads
@@ -68,11 +71,13 @@ def num_kv_heads(fields: Fields, heads: int) -> int:
 
 
 def head_size(fields: Fields, heads: int) -> int:
-    """The size of a head of Q and K, in elements. If no key states it, it is the hidden size divided by ``heads``.
+    """Return the size of a head of Q and K, in elements.
+
+    If no key states the size, the result is the hidden size divided by ``heads``.
 
     heads: the number of query heads.
 
-    Raises UserError if the config states no usable size.
+    Raises UserError if the config.json states no usable size.
     """
     if is_latent(fields):
         return _latent_head_size(fields)
@@ -85,11 +90,14 @@ def head_size(fields: Fields, heads: int) -> int:
 
 
 def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
-    """The distinct numbers of KV heads of the layers. Empty if the config does not state a number for each layer.
+    """Return the distinct numbers of KV heads of the layers.
+
+    The result is empty if the config.json does not state a number for each layer.
 
     heads: the number of query heads.
 
-    Raises UserError if the numbers differ, unless vLLM makes them equal by repeating KV heads.
+    Raises UserError if the layers have different numbers of KV heads, unless vLLM repeats KV heads to make the numbers
+    equal.
     """
     if listed := fields.listed(
         "num_key_value_heads_per_layer"
@@ -108,14 +116,15 @@ def kv_heads_by_layer(fields: Fields, heads: int) -> set[int]:
 
 
 def is_latent(fields: Fields) -> bool:
-    """Whether the model has latent attention (MLA): the keys and values of all heads are computed from one small vector
-    per token.
+    """Return whether the model has latent attention (MLA).
+
+    In latent attention, the keys and values of all heads are computed from one small vector per token.
     """
     return fields.get("kv_lora_rank") is not None
 
 
 def _latent_head_size(fields: Fields) -> int:
-    """The size of a head of K, in elements, in the KV cache of vLLM 0.6 for a model with latent attention (MLA)."""
+    """Return the size of a head of K in vLLM 0.6's KV cache, in elements, for a model with latent attention (MLA)."""
     size = fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     return PADDED_LATENT if fields.model_type.startswith("deepseek") else size
 
@@ -144,16 +153,21 @@ def head_notes(fields: Fields, heads: int) -> Iterator[str]:
 
 
 def value_size(fields: Fields, size: int) -> int:
-    """The size of a head of V, in elements: ``size``, the size of a head of K, unless the config states another."""
+    """Return the size of a head of V, in elements.
+
+    The result is ``size``, the size of a head of K, unless the config.json states another size and the model has no
+    latent attention (MLA).
+    """
     value = fields.count_or_none("v_head_dim")
     return size if value is None or is_latent(fields) else value
 
 
 def windowed_heads(fields: Fields) -> str:
-    """How the heads of the layers with a sliding window differ from those of the other layers: ``KV heads 4, head size
-    256``.
+    """Return how the heads of layers with a sliding window differ from the heads of other layers.
 
-    Empty if the heads are the same. Raises UserError if a number or a size of heads is not a positive integer.
+    The result is a text such as ``KV heads 4, head size 256``. The result is empty if the heads are the same.
+
+    Raises UserError if a number of heads or a head size is not a positive integer.
     """
     said = []
     for what, shared, full, windowed in _BY_KIND_OF_LAYER:
@@ -165,7 +179,7 @@ def windowed_heads(fields: Fields) -> str:
 
 
 def _unknown_kv_heads(fields: Fields, heads: int) -> Iterator[tuple[str, int]]:
-    """Keys of the config that pav2gen does not know, but that may give the number of KV heads, each with its value."""
+    """Yield each key that pav2gen does not know but that may give the number of KV heads, with the key's value."""
     known = {*KV_HEADS, *QUERY_HEADS, "multi_query_group_num", "num_key_value_groups"}
     for key, value in fields.own.items():
         looks = _LIKE_KV_HEADS.search(key) and not _NOT_KV_HEADS.search(key) and key.isidentifier() and len(key) < 64

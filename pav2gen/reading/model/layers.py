@@ -1,4 +1,4 @@
-"""Reads the layers of a model: which layers have a paged KV cache, and to how many past tokens each layer attends."""
+"""Reads which layers of a model have a paged KV cache, and to how many past tokens each layer attends."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ WINDOWS = ("sliding_window", "attention_window_size", "sliding_window_size")
 
 
 def layer_kinds(fields: Fields) -> tuple[str, ...]:
-    """The kind of each layer, from the first layer to the last: ``FULL``, ``WINDOW``, and so on. Empty if neither the
-    config nor the model type determines the kinds.
+    """Return the kind of each layer, from first to last: ``FULL``, ``WINDOW``, ``CHUNK``, ``LINEAR`` or ``OTHER``.
+
+    The result is empty if neither the config.json nor the model type determines the kinds.
     """
     number = fields.count_or_none("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     layers = number if number is not None and number <= MOST_LAYERS else 0
@@ -46,11 +47,11 @@ def layer_kinds(fields: Fields) -> tuple[str, ...]:
 
 
 def windows(fields: Fields, max_seq_len: int) -> tuple[int | None, ...]:
-    """The distinct window sizes, in tokens, of the layers with a paged KV cache. None means attention to all tokens.
+    """Return the distinct window sizes, in tokens, of the layers with a paged KV cache.
 
-    None comes first, then the sizes in ascending order. A window of ``max_seq_len`` tokens or more counts as None. The
-    result is ``(None,)`` if layers with a window have other heads than the rest, because a spec then serves only the
-    rest.
+    The value None means attention to all tokens. None comes first, then the sizes in ascending order. A window of
+    ``max_seq_len`` tokens or more counts as None. The result is ``(None,)`` if layers with a window have other heads
+    than the remaining layers. In this case, a spec file describes only the layers without a window.
     """
     if windowed_heads(fields):
         return (None,)
@@ -71,8 +72,9 @@ def _sizes(fields: Fields) -> set[int | None]:
 
 
 def _window(fields: Fields) -> int | None:
-    """The window size, in tokens, if the config states one for all layers with a window and does not turn it off; else
-    None.
+    """Return the window size, in tokens, if the config.json states one size for all layers with a window.
+
+    The result is None if the config.json states no size, states several sizes, or turns the window off.
     """
     if fields.flag("use_sliding_window") is False or isinstance(fields.get(*WINDOWS), list):
         return None
@@ -80,8 +82,9 @@ def _window(fields: Fields) -> int | None:
 
 
 def _listed_windows(fields: Fields) -> tuple[int | None, ...]:
-    """The window of each layer, in tokens, or None for a layer that attends to all tokens. Empty if the config does not
-    list the windows by layer.
+    """Return the window size of each layer, in tokens, or None for a layer that attends to all tokens.
+
+    The result is empty if the config.json does not list the windows by layer.
     """
     if not isinstance(fields.get("sliding_window"), list):
         return ()
@@ -93,9 +96,9 @@ def _listed_windows(fields: Fields) -> tuple[int | None, ...]:
 
 
 def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """Yield a sentence about the model's sliding windows, or nothing if it has none.
+    """Yield a sentence about the model's sliding windows, or nothing if the model has no sliding window.
 
-    max_seq_len: the longest context in tokens. A window that is not shorter does not count.
+    max_seq_len: the longest context in tokens; windows of this size or more do not count.
     """
     kinds = layer_kinds(fields)
     sizes = [size for size in windows(fields, max_seq_len) if size is not None]
@@ -108,8 +111,7 @@ def window_sentences(fields: Fields, max_seq_len: int) -> Iterator[str]:
 
 
 def uncovered_layers(fields: Fields, max_seq_len: int) -> Iterator[str]:
-    """Yield a sentence for each pattern of attention in the layers that no kernel supports, such as attention within
-    chunks.
+    """Yield a sentence for each kind of layer whose attention no kernel supports, such as attention within chunks.
 
     max_seq_len: the longest context in tokens.
     """
@@ -151,8 +153,11 @@ def layer_notes(fields: Fields) -> Iterator[str]:
 
 
 def _listed(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, from a list in the config. Empty without such a list. ``layers`` is the number of layers,
-    or 0 if it is unknown.
+    """Return the kind of each layer, from a list in the config.json.
+
+    The result is empty if the config.json does not list the layers.
+
+    layers: the number of layers, or 0 if the number is unknown.
     """
     for key in ("layer_types", "layers_block_type"):
         if listed := fields.listed(key):
@@ -176,8 +181,9 @@ def _kind(name: object) -> str:
 
 
 def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, in a model in which only some layers have softmax attention. Empty if the config does not
-    state which layers have it.
+    """Return the kind of each layer, in a model in which only some layers have softmax attention.
+
+    The result is empty if the config.json does not state which layers have softmax attention.
     """
     period = fields.count_or_none("attn_layer_period")
     if period is not None and fields.get("attn_layer_offset") is not None:  # Jamba
@@ -195,8 +201,9 @@ def _hybrid(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _patterned(fields: Fields, layers: int) -> tuple[str, ...]:
-    """The kind of each layer, in a model in which only some layers have a window or chunks. Empty if the config does
-    not state which layers have them.
+    """Return the kind of each layer, in a model in which only some layers have a window or chunks.
+
+    The result is empty if the config.json does not state which layers have a window or chunks.
     """
     if fields.model_type == "llama4_text":
         with_rope: list[Any] = fields.listed("no_rope_layers")

@@ -1,4 +1,4 @@
-"""Computes the longest context of a model, in tokens, as vLLM does (``_get_and_verify_max_len``)."""
+"""Computes the longest context of a model, in tokens, as vLLM's function ``_get_and_verify_max_len`` does."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ BEYOND = 10**18
 
 
 def max_seq_len(fields: Fields) -> int:
-    """The longest context in tokens, from 1 to the largest int32.
+    """Return the longest context in tokens, from 1 to the largest int32.
 
-    Raises UserError if the config states an invalid length, or an invalid scaling of the rotary embedding.
+    Raises UserError if the config.json states an invalid length, or an invalid scaling of the rotary embedding.
     """
     return max(1, min(_unlimited(fields), LARGEST_INT32))
 
@@ -48,7 +48,7 @@ def length_notes(fields: Fields) -> Iterator[str]:
 
 
 def _unlimited(fields: Fields) -> int:
-    """The longest context in tokens, which may exceed the largest int32 but not ``BEYOND``."""
+    """Return the longest context in tokens, which may exceed the largest int32 but not ``BEYOND``."""
     length = float(min((_count(fields, key) for key in LENGTHS if fields.get(key) is not None), default=DEFAULT_LENGTH))
     if fields.get("model_max_length") is not None:  # Command R: it overrides max_position_embeddings
         length = float(_count(fields, "model_max_length"))
@@ -63,8 +63,9 @@ def _count(fields: Fields, key: str) -> int:
 
 
 def _ropes(fields: Fields) -> Iterator[Fields]:
-    """The parameter sets of the rotary embedding. There are several sets if kinds of layers have different
-    parameters.
+    """Yield the parameter sets of the rotary embedding.
+
+    A model has several sets if its layers use different parameters of the rotary embedding.
     """
     parameters = fields.part("rope_scaling") or fields.part("rope_parameters")
     nested = [value for value in parameters.values() if isinstance(value, dict)]
@@ -72,7 +73,7 @@ def _ropes(fields: Fields) -> Iterator[Fields]:
 
 
 def _scaled(length: float, rope: Fields) -> float:
-    """The context length in tokens to which the rotary embedding ``rope`` scales ``length``."""
+    """Return the context length in tokens to which the rotary embedding ``rope`` scales ``length``."""
     kind = rope.text("rope_type", "type")
     if kind in SCALED_ALREADY:
         return length

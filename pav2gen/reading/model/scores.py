@@ -1,4 +1,4 @@
-"""Reads how a model computes its attention scores: scale, softcap, ALiBi and sinks."""
+"""Reads from a config.json how a model computes its attention scores: scale, softcap, ALiBi and sinks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SINK_FLAGS = ("add_swa_attention_sink_bias", "add_full_attention_sink_bias", "at
 
 
 def uses_alibi(fields: Fields) -> bool:
-    """Whether the model adds ALiBi's bias to the scores."""
+    """Return whether the model adds ALiBi's bias to the scores."""
     kind = fields.model_type
     by_type = kind == "bloom" or (kind == "baichuan" and fields.get("hidden_size") != 4096)
     named = fields.flag("alibi") or fields.nested("attn_config").flag("alibi")
@@ -19,24 +19,24 @@ def uses_alibi(fields: Fields) -> bool:
 
 
 def softcap(fields: Fields) -> float | None:
-    """The softcap on the scores. None if the config has no softcap."""
+    """Return the softcap on the scores, or None if the config.json has no softcap."""
     return fields.number_or_none("attn_logit_softcapping", "max_attn_value")
 
 
 def sinks(fields: Fields) -> bool:
-    """Whether heads have an attention sink, a learned logit that takes part in the softmax.
+    """Return whether heads have an attention sink, a learned logit that takes part in the softmax.
 
-    Sinks of layers with a sliding window do not count if these layers have other heads than the rest.
+    Sinks of layers with a sliding window do not count if these layers have other heads than the remaining layers.
     """
     flags = SINK_FLAGS[1:] if windowed_heads(fields) else SINK_FLAGS
     return fields.model_type == "gpt_oss" or any([fields.flag(flag) for flag in flags])
 
 
 def scale(fields: Fields, head_size: int) -> float | None:
-    """The factor by which the model multiplies its scores. None if it is the usual ``head_size ** -0.5``.
+    """Return the factor by which the model multiplies its scores, or None if the factor is ``head_size ** -0.5``.
 
-    For latent attention (MLA), the factor also depends on the rotary embedding. The scale is not computed here, and the
-    result is None.
+    For latent attention (MLA), the result is None too. This function does not compute the factor of latent attention,
+    which also depends on the rotary embedding.
     """
     if is_latent(fields):
         return None
