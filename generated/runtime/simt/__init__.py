@@ -1,10 +1,13 @@
-"""Runs unmodified CUDA kernels on the CPU, at warp size 64 or 32, and checks and counts their memory accesses.
+"""Runs unmodified CUDA kernels on the CPU, with 64 or 32 lanes per warp, and checks and counts their memory accesses.
 
-The kernels are compiled into a library, in one of two types of build. A *fast* build computes results at full speed. A
-*checked* build is slower. It detects races, accesses outside all buffers, misaligned accesses, and reads of memory that
-was never written. It also counts the bytes, the memory sectors and the bank conflicts of the accesses, for each buffer
-and each source line. Both types of build detect barriers and shuffles that some threads do not reach. If a kernel
-crashes, its launch returns an error, and the process goes on. A detected fault is called a *finding*.
+The function `build` compiles CUDA sources into a shared library, either as a fast build or as a checked build. A fast
+build does not check memory accesses. A checked build is slower, and reports races, accesses outside all buffers,
+misaligned accesses, and reads of memory that was never written. A checked build also counts the bytes, memory sectors
+and bank conflicts of the accesses, for each buffer and each source line. Fast and checked builds report barriers and
+shuffles that some threads do not reach. If a kernel crashes, its launch returns an error, and the process continues.
+The class `Finding` describes one reported fault.
+
+The following example runs a kernel in a checked build and prints the counters of its memory accesses:
 
     from pav2gen.runtime import simt
 
@@ -16,8 +19,8 @@ crashes, its launch returns an error, and the process goes on. A detected fault 
     run.report.raise_for_findings()
     print(run.report.table())
 
-`python -m pav2gen.runtime.simt program.cu` runs a complete CUDA program, which has a `main` function and launches its
-kernels with `<<<>>>`.
+The command `python -m pav2gen.runtime.simt program.cu` compiles and runs a complete CUDA program. The program has a
+`main` function and launches its kernels with `<<<>>>`.
 """
 
 from .build import CompileError, build, compile_commands, note_library, run_command, run_plan

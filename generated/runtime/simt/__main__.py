@@ -1,4 +1,4 @@
-"""Compiles a CUDA program and runs it on the CPU: `python -m pav2gen.runtime.simt FILE.cu`."""
+"""Compiles a CUDA program for the CPU and runs the program: `python -m pav2gen.runtime.simt FILE.cu`."""
 
 import sys
 

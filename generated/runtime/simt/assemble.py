@@ -1,11 +1,12 @@
-"""Compiles a CUDA source for a checked build, with unused bytes after every array in shared memory. Use as a script:
+"""Compiles a CUDA source for the CPU, with unused bytes after every array in shared memory.
+
+The arguments of this script are the compiler's command line:
 
     python assemble.py g++ -O1 … -c kernel.cu -o kernel.o
 
-The words after the script's name are the compiler's command line. The simulator's headers define `__shared__` arrays as
-thread-local variables, which lie side by side in the segment for thread-local storage (TLS) of the library. Without the
-unused bytes, an access past the end of one array would hit the next array, and no check would report it. The unused
-bytes belong to no array, so the checks report an access to them.
+On the CPU, `__shared__` arrays are thread-local variables, and the compiler places them next to each other. Without
+unused bytes between the arrays, an access past the end of one array would hit the next array and stay undetected. The
+memory checks report every access to the unused bytes, because these bytes belong to no array.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _ZEROS = re.compile(r"\s*\.(zero|space)\s+\d+\s*$")
 
 
 def with_gaps(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of an assembly file, with `GAP` unused bytes after each zero-initialized array in a TLS section.
+    """Yield the lines of an assembly file, with `GAP` unused bytes after each zero-initialized thread-local array.
 
-    `lines`: the lines of the assembly file, as the compiler wrote it.
+    `lines`: the lines of the assembly file, as the compiler wrote the file.
     """
     shared = False
     for line in lines:
@@ -38,10 +39,11 @@ def with_gaps(lines: Iterable[str]) -> Iterator[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile a source to assembly, add the unused bytes, and assemble the result to an object file.
+    """Compile a source to assembly code, add the unused bytes, and assemble the result to an object file.
 
-    `argv`: the compiler's command line, which has the options `-c` and `-o`. Returns the exit code of the first step
-    that failed, or 0.
+    `argv`: the compiler's command line, with the options `-c` and `-o`.
+
+    Return 0 if the compiler and the assembler succeed, and otherwise the exit code of the step that failed.
     """
     words = list(argv)
     out = words[words.index("-o") + 1]

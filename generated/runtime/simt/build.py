@@ -1,6 +1,6 @@
-"""Compiles CUDA sources into a library for the CPU. The name of each compiled file has a hash of all its inputs.
+"""Compiles CUDA sources into a library for the CPU, and keeps the compiled files in a cache folder.
 
-A compiled file in the cache folder is used again as long as its inputs have not changed.
+The function `build` reuses a compiled file if the sources, headers, compiler and compiler flags are unchanged.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ _HEADER_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
 class CompileError(Exception):
-    """A CUDA source can't be compiled. The message has the reason, and the compiler's command line if it ran."""
+    """A CUDA source cannot be compiled.
+
+    The exception's message gives the reason. If a compiler ran, the message also gives the compiler's command line.
+    """
 
     def __init__(self, command: Command | None, output: str) -> None:
         self.command = command
@@ -64,9 +67,12 @@ class CompileError(Exception):
 
 
 def default_cache() -> Path:
-    """The default folder for compiled files: $SIMT_CACHE if set, else the folder `simt` in the user's cache folder.
+    """Return the default folder for compiled files: $SIMT_CACHE if set, else the folder `simt` in the user's cache
+    folder.
 
-    :raises ToolchainError: this user has no home folder
+    The user's cache folder is $XDG_CACHE_HOME if set, else the folder `.cache` in the user's home folder.
+
+    :raises ToolchainError: neither variable is set, and the user has no home folder
     """
     return platform_cache("SIMT_CACHE", "simt")
 
@@ -78,18 +84,20 @@ def build(
 ) -> Program:  # fmt: skip
     """Compile CUDA sources into a library for the CPU, and load the library.
 
-    :param sources: `.cu` files, which are linked into one library
-    :param warp_size: 32 or 64. Kernels see this number as `warpSize` and as the macro PAV2_WARP_SIZE.
-    :param checked: whether to check and count every memory access. Kernels then run many times slower.
-    :param include: folders in which the compiler looks for headers
-    :param defines: the macros to define: a dict from names to values. None defines a macro without a value.
+    :param sources: the paths of `.cu` files, which are linked into one library
+    :param warp_size: the number of lanes in a warp, 32 or 64; kernels see it as `warpSize` and as the macro
+        PAV2_WARP_SIZE
+    :param checked: whether to check and count every memory access, which makes kernels many times slower
+    :param include: the folders in which the compiler looks for headers
+    :param defines: the macros to define, as a dict from names to values; None defines a macro without a value
     :param flags: further compiler flags for the CUDA sources
-    :param cache_dir: the folder for compiled files. The default is `default_cache()`.
-    :param compiler: the C++ compiler. The default is $SIMT_CXX if it is set, else the first found of g++, c++, clang++.
-    :param native: whether to use this CPU's instructions for half precision and fused multiply-add, if it has them
-    :param runtime_flags: further compiler flags for the simulator's own source, such as -DSIMT_UCONTEXT
-    :param jobs: how many compilers may run at the same time
-    :raises CompileError: a source does not compile, or it can't be read
+    :param cache_dir: the folder for compiled files; the default is the result of `default_cache()`
+    :param compiler: the C++ compiler; the default is $SIMT_CXX if set, else the first of g++, c++ and clang++ that
+        exists
+    :param native: whether to use this CPU's instructions for half precision and fused multiply-add, if the CPU has them
+    :param runtime_flags: further compiler flags for the simulator's own C++ source, such as -DSIMT_UCONTEXT
+    :param jobs: the largest number of compiler processes that run at the same time
+    :raises CompileError: a source cannot be read or does not compile
     :raises ToolchainError: no compiler is found, or the cache folder is not safe to use
     """
     plan = compile_commands(
@@ -105,16 +113,17 @@ def compile_commands(
     cache_dir: StrPath | None = None, compiler: str | None = None, native: bool = True,
     runtime_flags: Iterable[str] = (), program: bool = False,
 ) -> Plan:  # fmt: skip
-    """Return the commands that `build` would run, without running them. Another build system can then run the commands.
+    """Return the commands that `build` would run, so that another build system can run the commands.
 
-    The parameters that are not listed here are those of `build`. The name of each object file contains a hash of all
-    its inputs, so an existing object file need not be compiled again. If a source or its headers contain launches
-    `kernel<<<…>>>`, this function writes the rewritten source to the cache folder, because the commands compile it. The
-    function writes no other files.
+    The parameters without an entry below have the same meaning as in `build`. The name of each object file contains a
+    hash of its inputs. An object file that exists already need not be compiled again. If a source or one of its headers
+    contains kernel launches `kernel<<<…>>>`, this function writes a rewritten source to the cache folder. The returned
+    commands compile the rewritten source. The function writes no other files.
 
-    :param out: the path of the library. None means a file in the cache folder, with a hash of all inputs in its name.
+    :param out: the path of the library; None means a file in the cache folder, with a hash of all inputs in its name
     :param program: whether to link an executable program instead of a library
-    :raises CompileError: a source can't be read, or its launches can't be rewritten
+    :raises CompileError: a source cannot be read or preprocessed, or a kernel launch in a source cannot be parsed
+    :raises ToolchainError: no compiler is found, or the cache folder is not safe to use
     """
     cache = Path(cache_dir) if cache_dir else default_cache()
     own_folder(cache)
@@ -138,11 +147,11 @@ def compile_commands(
 
 
 def run_plan(plan: Plan, jobs: int = 2) -> Path:
-    """Compile and link as the plan says, and return the path of the library or program.
+    """Run the compile commands and the link command of `plan`, and return the path of the library or program.
 
-    A command whose output file is up to date is not run again.
+    A compile command is skipped if its object file is up to date.
 
-    :param jobs: how many commands may run at the same time
+    :param jobs: the largest number of compile commands that run at the same time
     :raises CompileError: a command failed
     """
     plan.out.parent.mkdir(parents=True, exist_ok=True)
@@ -160,20 +169,22 @@ def run_plan(plan: Plan, jobs: int = 2) -> Path:
 
 
 def note_library(library: Path, objects: Iterable[Path], digests: Digests) -> None:
-    """Write the note of a library: the inputs are all files from which its object files were compiled.
+    """Write a JSON file beside a library, with the sha256 digests of the library and of all files it was compiled from.
 
-    The module `cache` says what a note is. `digests`: the digests of the files that were read so far.
+    `objects`: the library's object files, each with its own JSON file of digests.
+    `digests`: the digests of the files that this build has read so far.
     """
     note(library, sorted({path for made in objects for path in inputs_of(made)}), digests)
 
 
 def run_command(command: Command, digests: Digests | None = None) -> None:
-    """Run one command of a plan. If the command compiles a source, also write the note of the compiled file.
+    """Run one command of a `Plan`.
 
-    The module `cache` says what a note is. The command writes to a temporary file, which gets the name of the output
-    when it is complete.
+    If the command compiles a source, also write a JSON file beside the output. The JSON file has the sha256 digests of
+    the output and of the files that the compiler read. The command writes to a temporary file, which gets its final
+    name only when the file is complete.
 
-    :param digests: the digests of the files that were read so far. The default is an empty collection.
+    :param digests: the digests of the files that this build has read so far; the default is an empty collection
     :raises CompileError: the command failed
     """
     digests = Digests() if digests is None else digests
@@ -201,9 +212,9 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _included(source: Path) -> list[str]:
-    """The paths of a source and of the headers that `_closure` finds in the folders of the including files.
+    """Return the paths of a source and of the headers that `_closure` finds without further header folders.
 
-    The list is empty if one of these files can't be read.
+    The result is an empty list if the source or one of the headers cannot be read.
     """
     try:
         return [str(path) for path in _closure(source.resolve(), [])]
@@ -213,7 +224,7 @@ def _included(source: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class _CompileSettings:
-    """The settings that all CUDA sources of a library share when they are compiled."""
+    """The settings with which all CUDA sources of a library are compiled."""
 
     tool: Compiler
     words: tuple[str, ...]  # the compiler's flags
@@ -224,10 +235,10 @@ class _CompileSettings:
     hidden: bool  # whether the compiler may find headers in folders that are not in `folders`
 
     def command(self, source: Path) -> Command:
-        """The command that compiles one source to an object file.
+        """Return the command that compiles `source` to an object file.
 
-        If the source or one of its headers has launches `<<<…>>>`, this method writes the rewritten source to the cache
-        folder, and the command compiles that file.
+        If the source or one of its headers contains kernel launches `<<<…>>>`, this method writes a rewritten source to
+        the cache folder. The command then compiles the rewritten source.
         """
         try:
             texts = _closure(source, self.folders)
@@ -246,12 +257,12 @@ class _CompileSettings:
         return Command((*front, self.tool.path, *words, "-c", str(compiled), "-o", str(out)), out)
 
     def _rewritten(self, source: Path, texts: Mapping[Path, str]) -> tuple[str | None, tuple[str, ...]]:
-        """Rewrite the launches `<<<…>>>` in a source and its headers.
+        """Rewrite the kernel launches `<<<…>>>` in a source and its headers.
 
-        Returns the text of the rewritten source, and the compiler flags for it. The text is None if there are no
-        launches, so that the source file is compiled unchanged.
+        Return the text of the rewritten source, and the compiler flags for the rewritten source. The text is None if
+        the source can be compiled unchanged.
 
-        `texts`: the texts of the source and its headers by path, as `_closure` returns them.
+        `texts`: a dict from the paths of the source and its headers to the texts of these files.
         """
         launches = any("<<<" in text for text in texts.values())
         unseen = self.hidden or any(_COMPUTED_INCLUDE.search(text) for text in texts.values())
@@ -271,7 +282,10 @@ class _CompileSettings:
         return rewritten, (*self.words[:at], *self.words[at + 2 :], "-fpreprocessed", "-fdirectives-only")
 
     def _unfolded(self, source: Path) -> str:
-        """The text of a source in which the compiler has carried out `#include` and `#if`, but not expanded macros."""
+        """Return the text of a source after preprocessing with the compiler's option -fdirectives-only.
+
+        The compiler carries out `#include` and `#if`, but does not expand macros.
+        """
         argv = (self.tool.path, *self.words, "-E", "-fdirectives-only", str(source))
         done = subprocess.run(argv, capture_output=True, encoding="utf-8", errors="surrogateescape",
                               env=for_compilers())  # fmt: skip
@@ -281,10 +295,11 @@ class _CompileSettings:
 
 
 def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
-    """The texts of a source and of all headers that it includes directly or indirectly, as a dict from paths to texts.
+    """Return a dict from paths to texts, for a source and all headers that the source includes directly or indirectly.
 
-    A header is looked for in the folder of the including file, then in `folders`. Headers that are not found there, and
-    the simulator's own headers, are left out. An `#include` counts even if `#if` excludes it.
+    Each header is looked for in the folder of the including file, then in `folders`. The dict leaves out headers
+    outside the searched folders, and the simulator's own headers. The dict contains a header even if an `#if` disables
+    its `#include`.
     """
     texts: dict[Path, str] = {}
     queue = [source]
@@ -301,9 +316,9 @@ def _closure(source: Path, folders: list[Path]) -> dict[Path, str]:
 
 
 def _read(path: Path) -> str:
-    """Read the text of a regular file.
+    """Return the text of a regular file.
 
-    :raises OSError: the file can't be read, or it is not a regular file. To read a FIFO, for instance, could block.
+    :raises OSError: the file cannot be read, or is not a regular file (reading a FIFO could block)
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file")
@@ -311,7 +326,7 @@ def _read(path: Path) -> str:
 
 
 def _own_digest() -> str:
-    """The digest of those files of the simulator that every build uses: headers, runtime source and `assemble.py`."""
+    """Return a digest of the simulator's own files that every build uses: headers, C++ source and `assemble.py`."""
     files = [ASSEMBLE, *sorted(p for p in INCLUDE.rglob("*") if p.is_file())]
     return _digest([(p.name, digest(p)) for p in files])
 

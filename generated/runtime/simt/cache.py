@@ -1,8 +1,9 @@
-"""Decides whether a compiled file is up to date. Each compiled file has a *note*: a JSON file that lists its inputs.
+"""Decides whether a compiled file is up to date.
 
-The note of `x.o` is `x.o.json`. A note has the sha256 digest of `x.o`, and of every file that the compiler read to make
-`x.o`. The name `x` contains a hash of everything else that determines the content of `x.o`: the compiler's flags, the
-compiler itself, and the environment variables that it reads.
+Each compiled file has a note, that is, a JSON file that lists the inputs of the compiled file. For the object file
+`x.o`, the note is `x.o.json`. The note contains the sha256 digest of `x.o`, and the digest of every file that the
+compiler read to make `x.o`. The name `x` contains a hash of the compiler, the compiler flags, and the environment
+variables that the compiler reads.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ NVCC_PARTS = ("cudafe++", "ptxas", "fatbinary", "nvlink", "nvcc.profile", "../nv
 
 
 class CacheError(ToolchainError):
-    """The folder for compiled files can't be used. The message says why."""
+    """The folder for compiled files cannot be used. The exception's message gives the reason."""
 
 
 def platform_cache(variable: str, name: str) -> Path:
-    """The path of a cache folder: the environment variable `variable`, else `name` in the user's cache folder.
+    """Return the path of a cache folder: the environment variable `variable` if set, else `name` in the user's cache
+    folder.
 
-    :raises CacheError: this user has no home folder
+    The user's cache folder is $XDG_CACHE_HOME if set, else the folder `.cache` in the user's home folder.
+
+    :raises CacheError: neither variable is set, and the user has no home folder
     """
     if os.environ.get(variable):
         return Path(os.path.abspath(os.environ[variable]))
@@ -52,13 +56,12 @@ def platform_cache(variable: str, name: str) -> Path:
 
 
 def own_folder(folder: Path) -> Path:
-    """Create a folder to which only this user can write. If the folder exists, check that no other user can write to
-    it.
+    """Create a folder to which only this user can write, and return the folder.
 
-    Returns the folder. The check is needed because this process executes libraries from the folder. An existing folder
-    may also belong to root.
+    If the folder exists, the function checks that no other user can write to the folder. The check is needed because
+    this process executes libraries from the folder. An existing folder may belong to this user or to root.
 
-    :raises CacheError: the folder belongs to another user, other users can write to it, or it can't be created
+    :raises CacheError: the folder belongs to another user, other users can write to it, or it cannot be created
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,17 +81,20 @@ def own_folder(folder: Path) -> Path:
 
 
 class Digests:
-    """Computes and remembers the sha256 digests of files, so that each file is read only once in a build.
+    """Computes and remembers the sha256 digests of files, so that a build reads each file only once.
 
-    If a file changes during a build, its remembered digest is still that of the old content. The notes get this digest,
-    so that the next build compiles again.
+    If a file changes during a build, the remembered digest is still that of the old content. The next build then
+    detects the change and compiles again.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
     def of(self, path: str | os.PathLike[str]) -> str:
-        """The sha256 digest of a file in hexadecimal. Empty if it can't be read, or is not a regular file."""
+        """Return the sha256 digest of a file in hexadecimal.
+
+        The result is an empty string if the file cannot be read or is not a regular file.
+        """
         name = os.fspath(path)
         if name not in self._known:
             self._known[name] = digest(name)
@@ -96,9 +102,10 @@ class Digests:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """The sha256 digest of a file in hexadecimal. Empty if the file can't be read, or if it is not a regular file.
+    """Return the sha256 digest of a file in hexadecimal.
 
-    The function never waits for another process, not even if the path is a FIFO.
+    The result is an empty string if the file cannot be read or is not a regular file. The function never blocks, even
+    if the path is a FIFO.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -114,15 +121,16 @@ def digest(path: str | os.PathLike[str]) -> str:
 
 
 def note_of(output: Path) -> Path:
-    """The path of the note of the compiled file `output`: `x.o.json` for `x.o`."""
+    """Return the path of the JSON file that lists the inputs of the compiled file `output`: `x.o.json` for `x.o`."""
     return output.with_name(output.name + ".json")
 
 
 def note(output: Path, inputs: Iterable[str], digests: Digests) -> None:
-    """Write the note of the compiled file `output`.
+    """Write a JSON file with the sha256 digests of the compiled file `output` and of its inputs.
 
-    `inputs`: the paths of the files from which it was compiled. `digests`: the digests of these files, which should be
-    computed before the compiler runs. If a file changes during the compilation, the next build then compiles again.
+    `inputs`: the paths of the files from which `output` was compiled.
+    `digests`: the sha256 digests of the inputs, computed before the compiler runs. With digests from before the
+    compilation, the next build detects an input that changed during the compilation.
     """
     paths = [os.path.abspath(name) for name in inputs]
     found = {os.fsencode(path).decode("utf-8", "surrogateescape"): digests.of(path) for path in paths}
@@ -130,14 +138,17 @@ def note(output: Path, inputs: Iterable[str], digests: Digests) -> None:
 
 
 def read_note(output: Path) -> Mapping[str, object]:
-    """The note of the compiled file `output`, as a dict. The dict is empty if the note is missing or can't be read."""
+    """Return the content of the JSON file that lists the inputs of the compiled file `output`.
+
+    The result is an empty dict if the JSON file is missing or cannot be read.
+    """
     return read_json(note_of(output))
 
 
 def inputs_of(output: Path) -> dict[str, str]:
-    """The inputs in the note of the compiled file `output`: a dict from each file's path to its sha256 digest.
+    """Return the inputs of the compiled file `output`, as a dict from the path of each input to its sha256 digest.
 
-    The dict is empty if `output` has no note.
+    The function reads the JSON file that `note` wrote for `output`. The dict is empty if the JSON file does not exist.
     """
     inputs = read_note(output).get("inputs")
     if not isinstance(inputs, dict):
@@ -146,9 +157,11 @@ def inputs_of(output: Path) -> dict[str, str]:
 
 
 def is_current(output: Path, digests: Digests) -> bool:
-    """Whether a compiled file is up to date: neither it nor any of its inputs has changed since it was compiled.
+    """Return whether a compiled file is up to date.
 
-    `digests`: the digests of the inputs that were read so far.
+    A compiled file is up to date if neither the file nor any of its inputs has changed since the compilation.
+
+    `digests`: the digests of the files that this build has read so far.
     """
     noted = read_note(output)
     inputs = inputs_of(output)
@@ -158,10 +171,10 @@ def is_current(output: Path, digests: Digests) -> bool:
 
 
 def read_json(path: Path) -> Mapping[str, object]:
-    """The JSON object in a small file that `write_note` wrote, as a dict.
+    """Return the JSON object in the file at `path`, as a dict.
 
-    The dict is empty if the path is not a regular file, or if the file has no valid JSON object. The function never
-    waits for another process, not even if the path is a FIFO.
+    The dict is empty if the path is not a regular file, or if the file contains no valid JSON object. The function
+    never blocks, even if the path is a FIFO.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -173,7 +186,10 @@ def read_json(path: Path) -> Mapping[str, object]:
 
 
 def write_note(path: Path, content: Mapping[str, object]) -> None:
-    """Write `content` as JSON to the file `path`. Other processes see the old or the new content, never a part."""
+    """Write `content` as JSON to the file `path`.
+
+    Other processes see either the old or the new content of the file, never a part of the new content.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -182,10 +198,10 @@ def write_note(path: Path, content: Mapping[str, object]) -> None:
 
 
 def read_dependencies(path: Path) -> list[str]:
-    """The paths of the files that a compiler has read, from the make rule that its option `-MD` has written.
+    """Return the paths of the files that a compiler read, from the make rule that the option `-MD` wrote.
 
-    `path`: the file with the rule, which has the form `target: file file \\`. The list is empty if this file does not
-    exist.
+    `path`: the file with the make rule, which has the form `target: file file \\`. The result is an empty list if this
+    file does not exist.
     """
     if not path.exists():
         return []
@@ -196,23 +212,24 @@ def read_dependencies(path: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables of `VARIABLES` that are set, as a dict from names to values."""
+    """Return those environment variables in `VARIABLES` that are set, as a dict from names to values."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def for_compilers() -> dict[str, str]:
-    """The environment variables with which to run a compiler, so that its messages are in English and in ASCII.
+    """Return the environment variables of this process, with LC_ALL=C in place of the user's locale.
 
-    The variables are those of this process, except for LC_ALL.
+    With LC_ALL=C, compilers print their messages in English and in ASCII.
     """
     return {**os.environ, "LC_ALL": "C"}
 
 
 def identity(compiler: str) -> str:
-    """A digest of what can change a compiler's output, besides its flags and its inputs.
+    """Return a digest of everything that can change a compiler's output, apart from the compiler flags and the inputs.
 
-    The inputs are the compiler's path and program, the programs that it calls, and the environment variables that it
-    reads.
+    The digest covers the compiler's path and program, the programs that the compiler calls, and the environment
+    variables that the compiler reads.
+
     `compiler`: the path of the compiler.
     """
     parts = [(path, _digest_of_program(path, *_state(path))) for path in _programs(os.path.realpath(compiler))]
@@ -231,9 +248,9 @@ def _programs(compiler: str) -> Iterator[str]:
 
 @functools.cache
 def _programs_of(driver: str) -> tuple[str, ...]:
-    """The paths of a compiler driver (g++ or clang++) and of the programs that it says it calls.
+    """Return the paths of a compiler driver (g++ or clang++), and of its `cc1plus`, assembler and linker.
 
-    `driver`: the path of the driver, or an empty string, for which the result is empty.
+    `driver`: the path of the driver, or an empty string, which gives an empty result.
     """
     if not driver:
         return ()
@@ -246,19 +263,21 @@ def _programs_of(driver: str) -> tuple[str, ...]:
 
 @functools.cache
 def nvcc_folder(compiler: str) -> str:
-    """The path of the folder that contains the programs that nvcc calls, such as ptxas.
+    """Return the path of the folder with the programs that nvcc calls, such as ptxas.
 
-    The path is read from the output of `nvcc --dryrun`, because the nvcc on PATH may be a script that calls an nvcc in
-    another folder. `compiler`: the path of nvcc.
+    The path comes from the output of `nvcc --dryrun`, because the nvcc on PATH may be a script that calls an nvcc in
+    another folder.
+
+    `compiler`: the path of nvcc.
     """
     said = re.search(r"^#\$ _HERE_=(.+)$", _asked(compiler, "--dryrun", "-x", "cu", "-c", os.devnull), re.MULTILINE)
     return said[1] if said else os.path.dirname(compiler)
 
 
 def _asked(*command: str) -> str:
-    """Run a command and return its output: stdout, then stderr.
+    """Run a command and return its stdout, followed by its stderr.
 
-    If the command can't be run or fails, return an empty string.
+    The result is an empty string if the command cannot be run or fails.
     """
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())

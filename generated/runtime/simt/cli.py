@@ -28,13 +28,16 @@ _REPORT_HEAD = b'{\n "warp_size"'
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Compile a CUDA program, run it on the CPU, and print the report of its faults and counters.
+    """Compile a CUDA program, run the program on the CPU, and print its faults and counters.
 
-    :param argv: the words of the command line. The default is that of this process.
+    The exit code is 2 if the command line is wrong or the program does not compile. Otherwise, the exit code is that of
+    the program, if the program's exit code is not 0. Otherwise, the exit code is 1 if the checks found a fault or the
+    program left no report, and 0 in all other cases.
+
+    :param argv: the words of the command line; the default is the command line of this process
     :param prog: the name of the command in messages
-    :return: the exit code of this command: 2 if the command line is wrong or the program does not compile; else the
-        program's exit code, if that is not 0; else 1 if the checks have found a fault or the program left no report;
-        else 0
+    :return: the exit code
+    :raises SystemExit: the command line is wrong, or asks for help; it has the exit code
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -65,12 +68,12 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 @contextmanager
 def _report_file(path: str | None) -> Iterator[None]:
-    """A context manager that checks, before its body runs, whether a report can be written to the file `path`.
+    """Return a context manager that first checks whether a report can be written to the file `path`.
 
-    The check creates the file if it does not exist. If the body raises an exception, the created file is removed. If
-    `path` is None or empty, nothing is checked.
+    The check creates a missing file. If the body of the `with` statement raises an exception, the created file is
+    removed. If `path` is None or empty, the context manager does nothing.
 
-    :raises ValueError: the file can't be written, or it has content that is not a report
+    :raises ValueError: the file cannot be written, or has content that is not a report
     """
     if not path:
         yield
@@ -91,7 +94,10 @@ def _report_file(path: str | None) -> Iterator[None]:
 
 
 def _refuse_to_lose(path: str) -> None:
-    """Raise ValueError if `path` exists, and is neither a report, nor an empty file, nor a character device."""
+    """Raise ValueError if a report must not overwrite `path`.
+
+    A report may overwrite only another report, an empty file, or a character device such as /dev/null.
+    """
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -109,7 +115,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that reports a wrong command line in a single line, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        """Print `message`, which says what is wrong with the command line, and end the process with exit code 2."""
+        """Print `message`, which describes a mistake in the command line, and end the process with exit code 2."""
         if message.endswith("FILE.cu"):
             message = f"no program is given; name its source: {self.prog} scale.cu"
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
@@ -154,11 +160,12 @@ def _policy(args: argparse.Namespace) -> Policy:
 
 
 def _run(program: Path, arguments: Sequence[str], policy: Policy) -> tuple[int, bytes | None]:
-    """Run the compiled program. Return its exit code and the bytes of its report, or None if it wrote no report.
+    """Run the compiled program, and return its exit code and the bytes of its report.
 
-    If a signal ended the program, the exit code is 128 plus the signal's number.
+    The bytes are None if the program wrote no report. If a signal ended the program, the exit code is 128 plus the
+    signal's number.
 
-    `arguments`: the program's own arguments.
+    `arguments`: the command-line arguments of the program.
     """
     words = " ".join(f"{name}={value}" for name, value in policy.settings())
     with tempfile.TemporaryDirectory() as folder:
@@ -179,9 +186,10 @@ def _signal_name(number: int) -> str:
 
 
 def _read(left: bytes | None, program: Path) -> Report | None:
-    """Parse the report that a program wrote. The result is None if there is no report, or only a part of one.
+    """Parse the report that a compiled program wrote. Return None if the report is missing or incomplete.
 
-    `left`: the bytes of the report, or None. `program`: the path of the compiled program.
+    `left`: the bytes of the report, or None.
+    `program`: the path of the compiled program.
     """
     try:
         return read_report(left, str(program)) if left else None

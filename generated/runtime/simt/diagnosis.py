@@ -1,4 +1,4 @@
-"""Makes a compiler's error message clearer if the program uses a part of CUDA that the simulator does not support."""
+"""Rewords a C++ compiler's error messages about features of CUDA that the CPU simulator does not support."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ _GUESS = re.compile(r"\s*\|\s+[\w:]+$")
 
 
 def explain(output: str) -> str:
-    """Return the compiler's output, in which every error about an unsupported part of CUDA says that it is unsupported.
+    """Reword each error about an unsupported feature of CUDA in a compiler's output, and return the new output.
 
-    The compiler's suggestions of other names are removed from these errors.
+    The reworded error says that the simulator does not support the feature. The compiler's suggestions of other names
+    are removed from the reworded errors.
     """
     lines = list[str]()
     guesses = 0  # the number of following lines that may contain the compiler's suggestion of another name

@@ -1,4 +1,4 @@
-"""The settings of a simulation session: the order in which threads run, and how strict the checks are."""
+"""The settings of a simulation: the order in which threads run, and the strictness of the checks."""
 
 from __future__ import annotations
 
@@ -22,32 +22,28 @@ MOST_SECONDS = 366 * 24 * 3600
 
 @dataclass(frozen=True)
 class Policy:
-    """The settings of a session: the order in which simulated threads run, and how strict the checks are.
+    """The settings of a `Session`: the order in which simulated threads run, and the strictness of the checks.
 
-    `lane_order`: the order in which the lanes of a warp run. `block_order`: the order in which the thread blocks of a
-    grid run. Each is "ascending", "descending" or "random".
+    `lane_order`: the order in which the lanes of a warp run, which is "ascending", "descending" or "random".
+    `block_order`: the order in which the thread blocks of a grid run, which is "ascending", "descending" or "random".
+    `seed`: the seed of the random lane and block orders. Equal seeds give equal orders.
 
-    `seed`: the seed of the random orders. With the same seed, a random order is always the same.
-
-    `warp_order`: which warp-wide calls the checks accept as a means to order the memory accesses of a warp's lanes.
-    "collective": every warp-wide call, including shuffles and votes. "syncwarp": only `__syncwarp`, as CUDA promises.
-    "syncthreads": none, because on some GPUs `__syncwarp` does not order memory accesses reliably. `__syncthreads`
-    orders them with each of the three settings.
+    `warp_order`: which warp-wide calls the checks accept as ordering the memory accesses of a warp's lanes. With
+    "collective", the checks accept every warp-wide call, including shuffles and votes. With "syncwarp", the checks
+    accept only `__syncwarp`, as CUDA promises. With "syncthreads", the checks accept no warp-wide call, because
+    `__syncwarp` does not order memory accesses reliably on some GPUs. The checks accept `__syncthreads` with all three
+    settings.
 
     `strict_exit`: whether to report a barrier or a warp-wide call that waits for a thread that has already returned.
-    Real GPUs may go on without that thread.
+    Real GPUs may continue without the returned thread.
 
     `full_mask_32`: whether the lane mask 0xffffffff means all 64 lanes of a warp at warp size 64.
-
     `integer_overflow`: whether checked builds report the overflow of signed integers.
-
-    `poison`: whether shared memory is filled with 0xff bytes (a NaN in every floating-point format) before each thread
-    block runs.
-
-    `stack_bytes`: the size of the stack of each simulated thread, in bytes. `shared_limit`: the largest shared memory
-    that a thread block may use, in bytes.
-
-    `time_limit`: the time after which a launch is stopped, in seconds. 0 means no limit.
+    `poison`: whether to fill shared memory with 0xff bytes (a NaN in every floating-point format) before each thread
+    block.
+    `stack_bytes`: the size of the stack of each simulated thread, in bytes.
+    `shared_limit`: the largest shared memory that a thread block may use, in bytes.
+    `time_limit`: the time in seconds after which a kernel launch is stopped, or 0 for no limit.
     """
 
     lane_order: str = "ascending"
@@ -76,7 +72,7 @@ class Policy:
             raise ValueError(f"seed must be an integer of 64 bits, not {self.seed}")
 
     def settings(self) -> Iterator[tuple[str, int]]:
-        """All settings as tuples (name, integer value), which are the arguments of the C function `simt_set`."""
+        """Yield each setting as a tuple (name, integer value) for the C function `simt_set`."""
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name == "time_limit":

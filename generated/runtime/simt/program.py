@@ -1,7 +1,6 @@
 """Loads a library of CUDA kernels that were compiled for the CPU, and runs these kernels in sessions.
 
-A session has settings for the order in which threads run and for the checks. It collects the faults and the counters of
-all launches in a report.
+A session is a series of kernel launches with one `Policy` and one report of faults and counters.
 """
 
 from __future__ import annotations
@@ -20,7 +19,10 @@ _FORMAT = 1
 
 
 class Program:
-    """A loaded library of CUDA kernels that were compiled for the CPU. `build` and `attach` return a `Program`."""
+    """A loaded library of CUDA kernels that were compiled for the CPU.
+
+    The functions `build` and `attach` return a `Program`.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -46,7 +48,7 @@ class Program:
         return f"<simt {'checked' if self.checked else 'fast'} library, warp size {self.warp_size}: {self.path.name}>"
 
     def fn(self, name: str) -> Any:
-        """The `extern "C"` function `name` of the CUDA sources, as a ctypes function that returns an int.
+        """Return the `extern "C"` function `name` of the CUDA sources, as a ctypes function that returns an int.
 
         :raises AttributeError: the library exports no function of that name
         """
@@ -59,11 +61,12 @@ class Program:
 
     @contextmanager
     def session(self, **policy: Any) -> Iterator[Session]:
-        """A context manager that opens a session: a series of launches that share one `Policy` and one report.
+        """Return a context manager that opens a session, that is, a series of kernel launches with one `Policy` and one
+        report.
 
         A library can have only one open session at a time.
 
-        :param policy: the settings of the session. The keywords are fields of `Policy`.
+        :param policy: the settings of the session, as keyword arguments for `Policy`
         """
         session = Session(self, Policy(**policy))
         try:
@@ -73,20 +76,22 @@ class Program:
 
     @property
     def message(self) -> str:
-        """The reason why the last failed launch was stopped, as a sentence. Empty if no launch has failed."""
+        """The reason why the last failed kernel launch was stopped, as a sentence, or an empty string if no launch has
+        failed.
+        """
         return str(self.library.simt_message().decode("utf-8", "replace"))
 
 
 def attach(library: ctypes.CDLL | str | os.PathLike[str]) -> Program:
     """Load a library that another build system has built with the commands of `compile_commands`.
 
-    `library`: the path of the library, or the library as ctypes has loaded it.
+    `library`: the path of the library, or a loaded ctypes.CDLL.
     """
     return Program(library if isinstance(library, ctypes.CDLL) else ctypes.CDLL(os.fspath(library)))
 
 
 class Session:
-    """A series of launches with one policy, one report, and the buffers that the kernels may access."""
+    """A series of kernel launches with one `Policy`, one report, and the buffers that the kernels may access."""
 
     def __init__(self, program: Program, policy: Policy) -> None:
         self.program = program
@@ -105,9 +110,10 @@ class Session:
 
         :param name: the name of the buffer in the report
         :param memory: a torch tensor, a numpy array, another object with Python's buffer protocol, or an address
-        :param nbytes: the buffer's size in bytes, required only if `memory` is an address
+        :param nbytes: the size of the buffer in bytes, required only if `memory` is an address
         :param writable: if False, the checks report every write to the buffer
         :param initialised: if False, the checks report every read of a byte that has not been written in this session
+        :raises TypeError: `memory` is neither a tensor, an array, an object with the buffer protocol, nor an address
         :raises ValueError: the name is already used, the memory overlaps another buffer or is not contiguous, `nbytes`
             is missing, or the session is closed
         """
@@ -128,7 +134,10 @@ class Session:
 
     @property
     def report(self) -> Report:
-        """The faults and counters of all launches in this session so far. After `close`, the report stays the same."""
+        """The faults and counters of all kernel launches in this session so far.
+
+        After `close`, the report no longer changes.
+        """
         if self._raw is None:
             return read_report(self.program.library.simt_report())
         if self._report is None:
@@ -136,7 +145,7 @@ class Session:
         return self._report
 
     def close(self) -> None:
-        """End the session: keep its final report, and clear the buffers, faults and counters in the library."""
+        """End the session, keep its final report, and clear the buffers, faults and counters in the library."""
         if self._raw is None:
             self._raw = self.program.library.simt_report()
             self.program.library.simt_reset()
@@ -144,7 +153,9 @@ class Session:
 
 
 def address_of(memory: Any) -> tuple[int, int | None]:
-    """The address and the size in bytes of contiguous memory. The size is None if `memory` is an address.
+    """Return the address and the size in bytes of contiguous memory.
+
+    The size is None if `memory` is an int, that is, an address.
 
     :raises TypeError: `memory` is not a tensor, an array, an object with the buffer protocol, or an address
     :raises ValueError: `memory` is not contiguous, or Python may only read it

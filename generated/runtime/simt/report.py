@@ -1,4 +1,4 @@
-"""The report of a session: the faults that the checks detected, and counters of launches and memory accesses."""
+"""The report of a simulation session: detected faults, and counters of kernel launches and memory accesses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .table import render_report
 
 
 class FindingsError(AssertionError):
-    """The checks have detected faults of kernels in a session. The message lists all findings."""
+    """The checks have detected faults of kernels in a simulation session. The exception's message lists all faults."""
 
     def __init__(self, findings: tuple[Finding, ...]) -> None:
         self.findings = findings
@@ -22,10 +22,12 @@ class FindingsError(AssertionError):
 
 @dataclass(frozen=True)
 class Place:
-    """One memory access or call that is part of a fault.
+    """One memory access or function call that is part of a detected fault.
 
-    `role`: what the access or call is, such as "store of 4 bytes" or "waits at a barrier". `location`: its source line,
-    if known. `block`: the index (x, y, z) of its thread block, if known. `threads`: which threads made it, as text.
+    `role`: a description of the access or call, such as "store of 4 bytes" or "waits at a barrier".
+    `location`: the source line of the access or call, or None if the source line is unknown.
+    `block`: the index (x, y, z) of the thread block, or None if the index is unknown.
+    `threads`: the threads that made the access or call, as text.
     """
 
     role: str
@@ -44,11 +46,15 @@ class Place:
 class Finding:
     """One fault of a kernel that the checks detected.
 
-    `kind`: the type of the fault, such as "race". `what`: a description of the fault. `expected`: what the
-    kernel should have done. `places`: the memory accesses or calls that are part of the fault. `kernel`: the kernel's
-    name. `buffer`: the name of the buffer in which the fault happened, or None if the fault is not in a buffer.
-    `offset`: the position in this buffer, in bytes, or None. `count`: how often the fault was detected. `stopped`:
-    whether the fault stopped the launch.
+    `kind`: the type of the fault, such as "race".
+    `what`: a description of the fault.
+    `expected`: a description of what the kernel should have done.
+    `places`: the memory accesses or function calls that are part of the fault.
+    `kernel`: the name of the kernel.
+    `buffer`: the name of the buffer in which the fault happened, or None if the fault is not in a buffer.
+    `offset`: the position of the fault in the buffer, in bytes, or None if the fault is not in a buffer.
+    `count`: the number of times that the fault was detected.
+    `stopped`: whether the fault stopped the kernel launch.
     """
 
     kind: str
@@ -63,7 +69,7 @@ class Finding:
 
     @property
     def locations(self) -> tuple[Location, ...]:
-        """The known source lines of all memory accesses and calls that are part of the fault."""
+        """The known source lines of all memory accesses and function calls that are part of the fault."""
         return tuple(p.location for p in self.places if p.location)
 
     def __str__(self) -> str:
@@ -83,11 +89,14 @@ class Finding:
 class Traffic:
     """Counters of a set of memory accesses.
 
-    `accesses`: the number of warp-wide accesses. Lanes of a warp that execute the same instruction together make one.
-    `lanes`: the number of accesses of single lanes. `bytes`: the number of bytes that the lanes requested.
-    `sectors_32`, `sectors_64`, `sectors_128`: the number of sectors of global memory, of 32, 64 or 128 bytes each, that
-    the warp-wide accesses touched. `passes`: the number of cycles that the 32 banks of shared memory need for the
-    accesses. `passes_ideal`: the number of cycles that they would need if there were no bank conflicts.
+    `accesses`: the number of warp-wide accesses. The accesses of all lanes that execute an instruction together count
+    as one warp-wide access.
+    `lanes`: the number of accesses, where the access of each lane counts separately.
+    `bytes`: the number of bytes that the lanes requested.
+    `sectors_32`, `sectors_64`, `sectors_128`: the number of global memory sectors of 32, 64 or 128 bytes that the
+    warp-wide accesses touched.
+    `passes`: the number of cycles that the 32 banks of shared memory need for the accesses.
+    `passes_ideal`: the number of cycles that the accesses would need without bank conflicts.
     """
 
     accesses: int = 0
@@ -105,11 +114,14 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Line:
-    """The counters of the accesses that one source line makes to one buffer, with one operation and one width.
+    """The counters of the memory accesses that one source line makes to one buffer, with one operation and one width.
 
-    `location`: the source line. `operation`: "load", "store" or "atomic". `buffer`: the buffer's name. `shared`:
-    whether the buffer is in shared memory. `width`: the number of bytes that a lane accesses at once. `traffic`: the
-    counters.
+    `location`: the source line.
+    `operation`: "load", "store" or "atomic".
+    `buffer`: the name of the buffer.
+    `shared`: whether the buffer is in shared memory.
+    `width`: the number of bytes that a lane accesses at once.
+    `traffic`: the counters of the memory accesses.
     """
 
     location: Location
@@ -122,13 +134,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Buffer:
-    """The counters of all accesses to a buffer: a registered buffer, an array in shared memory, or a global variable.
+    """The counters of all memory accesses to one buffer.
 
-    `bytes`: the buffer's size in bytes. `shared`: whether the buffer is in shared memory. `loads`, `stores`: the
-    counters of its loads and of its stores. An atomic operation counts as a load and as a store. `load_widths`,
-    `store_widths`: dicts from each width, in bytes that a lane accesses at once, to the number of warp-wide loads or
-    stores of this width. `bytes_read`, `bytes_written`: the number of different bytes of the buffer that were read or
-    written, if the buffer is in global memory.
+    A buffer is memory that `Session.buffer` registered, an array in shared memory, or a global variable.
+
+    `bytes`: the size of the buffer in bytes.
+    `shared`: whether the buffer is in shared memory.
+    `loads`, `stores`: the counters of the loads and of the stores. An atomic operation counts as a load and as a store.
+    `load_widths`, `store_widths`: dicts from the number of bytes per lane to the number of warp-wide loads or stores.
+    `bytes_read`, `bytes_written`: for a buffer in global memory, the number of distinct bytes that were read or
+    written.
     """
 
     name: str
@@ -143,18 +158,19 @@ class Buffer:
 
     @property
     def reread(self) -> float:
-        """How often a byte is read on average: the bytes of all loads, divided by the number of different bytes."""
+        """The average number of times that a byte was loaded: loaded bytes divided by distinct bytes read."""
         return self.loads.bytes / self.bytes_read if self.bytes_read else 0.0
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Counters of all launches of a kernel in a session, and the shared memory that one thread block uses.
+    """Counters of all launches of one kernel in a session, and the shared memory of a thread block.
 
-    `launches`, `blocks`, `threads`: the numbers of launches, of thread blocks and of threads that ran. `barriers`: the
-    number of barriers that thread blocks passed. `collectives`: the number of warp-wide calls, such as shuffles.
-    `static_shared`, `dynamic_shared`: the static and the dynamic shared memory of one thread block, in bytes, in the
-    launch with the largest value.
+    `launches`, `blocks`, `threads`: the numbers of launches, of thread blocks and of threads that ran.
+    `barriers`: the number of barriers that thread blocks passed.
+    `collectives`: the number of warp-wide calls, such as shuffles.
+    `static_shared`, `dynamic_shared`: the largest static and the largest dynamic shared memory of a thread block, in
+    bytes.
     """
 
     name: str
@@ -169,14 +185,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Totals:
-    """Counters of all launches in a session.
+    """Counters of all kernel launches in a session.
 
-    The fields that are not listed here are sums of the fields of `Kernel` over all kernels.
+    The fields without an entry below are sums of the `Kernel` fields with the same names over all kernels.
 
-    `switches`: how often the simulator switched from one simulated thread to another. `local_bytes`: the number of
-    bytes of local memory that were loaded and stored. `approximate`: whether some counts of warp-wide accesses and
-    sectors are too large. The simulator remembers a limited number of accesses. If the lanes of a warp run further
-    apart, it counts one access of the warp as several.
+    `switches`: the number of times that the simulator switched from one simulated thread to another.
+    `local_bytes`: the number of bytes of local memory that were loaded and stored.
+    `approximate`: whether some counts of warp-wide accesses and sectors are too large. The simulator may count one
+    warp-wide access as several if the lanes of the warp execute the access at very different times.
     """
 
     launches: int
@@ -191,10 +207,12 @@ class Totals:
 
 @dataclass(frozen=True)
 class Report:
-    """The faults (`findings`) and the counters of a session. `str()` of a report returns the whole report as text.
+    """The faults and the counters of a session. Calling `str()` on a report returns all faults and counters as text.
 
-    `warp_size`: the warp size of the build. `checked`: whether the build is a checked build. `buffers`: the counters of
-    each buffer, by name.
+    `findings`: the faults that the checks detected.
+    `warp_size`: the number of lanes in a warp, 32 or 64.
+    `checked`: whether the kernels were compiled with checks of memory accesses.
+    `buffers`: the counters of each buffer, by the name of the buffer.
     """
 
     warp_size: int
@@ -211,7 +229,7 @@ class Report:
             raise FindingsError(self.findings)
 
     def table(self) -> str:
-        """The counters of the session as plain-text tables. The faults are left out."""
+        """Return the counters of the session as plain-text tables, without the faults."""
         return render_report(self)
 
     def __str__(self) -> str:
@@ -220,10 +238,11 @@ class Report:
 
 
 def read_report(text: bytes, library: str | None = None) -> Report:
-    """Convert a report from the JSON text that the library writes to a `Report`.
+    """Convert the JSON text of a report to a `Report`.
 
-    `text`: the JSON text. `library`: the path of the library or program with the kernels, in which source lines are
-    looked up. The default is the path that the report contains.
+    `text`: the JSON text, which the library with the kernels writes.
+    `library`: the path of the library or program with the kernels and their line numbers. The default for `library` is
+    the path in the JSON text.
     """
     raw: dict[str, Any] = json.loads(text.decode("utf-8", "replace"))
     places = [p for f in raw["findings"] for p in f["places"] if not p["file"]]
@@ -243,9 +262,10 @@ def _totals(raw: dict[str, int]) -> Totals:
 
 
 def _tell_apart(raw: dict[str, Any]) -> None:
-    """Rename buffers that have the same name: put the name of the function that declares a buffer before its name.
+    """Rename each buffer that has the same name as another buffer.
 
-    The result is a name such as `reduce::sums`. A buffer that no function declares keeps its name.
+    The new name begins with the name of the function that declares the buffer, as in `reduce::sums`. A buffer outside
+    functions keeps its name.
 
     `raw`: the parsed JSON of a report, which is changed in place.
     """
@@ -260,9 +280,10 @@ def _tell_apart(raw: dict[str, Any]) -> None:
 def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
     """Add up all counters that have the same source line, operation, buffer and width.
 
-    A source line can have several lines of the table, because the compiler can generate several instructions for it.
+    The compiler may generate several instructions for one source line, each with its own counters.
 
-    `raw`: the parsed JSON of a report. `where`: the source line of each code offset.
+    `raw`: the parsed JSON of a report.
+    `where`: a dict from instruction offsets to source lines.
     """
     regions = {r["id"]: r for r in raw["regions"]}
     sums: dict[tuple[Location, str, int, int], Traffic] = defaultdict(Traffic)
@@ -277,11 +298,13 @@ def _lines(raw: dict[str, Any], where: dict[int, Location]) -> tuple[Line, ...]:
 
 
 def _buffers(raw: dict[str, Any], lines: tuple[Line, ...]) -> dict[str, Buffer]:
-    """The counters of all registered buffers, and of all other buffers that were accessed: a dict by buffer name.
+    """Return the counters of all registered buffers, and of other buffers that kernels accessed, as a dict by buffer
+    name.
 
-    Buffers that have the same name get one entry together.
+    Buffers with the same name share one entry of the dict.
 
-    `raw`: the parsed JSON of a report. `lines`: the counters of the source lines.
+    `raw`: the parsed JSON of a report.
+    `lines`: the counters of the source lines.
     """
     used = {line.buffer for line in lines}
     found: dict[str, Buffer] = {}

@@ -1,7 +1,7 @@
-"""Rewrites CUDA launches `kernel<<<grid, block>>>(arguments)` into calls of the C++ macro `SIMT_LAUNCH`.
+"""Rewrites CUDA kernel launches `kernel<<<grid, block>>>(arguments)` into calls of the C++ macro `SIMT_LAUNCH`.
 
-All other text stays as it is, and line numbers do not change. Launches in headers are rewritten too: g++ first puts the
-text of the headers in place of the `#include` lines of the source.
+The rewriting changes no other text and no line numbers. Launches in headers are rewritten too, after g++ has copied the
+headers into the source.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 class RewriteError(Exception):
-    """A `<<<` in a source can't be parsed as a kernel launch. The message has its file and line."""
+    """A `<<<` in a source cannot be parsed as a kernel launch. The exception's message gives the file and the line."""
 
 
 def rewrite_launches(text: str, name: str) -> str:
-    """Rewrite the kernel launches in the text of a source file, but not those in its headers.
+    """Rewrite the kernel launches in the text of a source file, but not the launches in its headers.
 
-    `name`: the path of the file. The result begins with `#line 1 "name"`, so that compiler messages name this file.
+    The result begins with `#line 1 "name"`, so that compiler messages name this file.
 
-    :raises RewriteError: a `<<<` has no matching `>>>`, or no kernel before it
+    `name`: the path of the source file.
+
+    :raises RewriteError: a `<<<` has no matching `>>>`, or no kernel before the `<<<`
     """
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
     return f'#line 1 "{quoted}"\n{_rewritten(text, name, 1)}'
@@ -38,11 +40,12 @@ def rewrite_launches(text: str, name: str) -> str:
 def rewrite_unfolded(text: str, leave: str) -> str:
     """Rewrite the kernel launches in a source and its headers.
 
-    `text`: the source with the text of its headers in it, as `g++ -E -fdirectives-only` writes it. `leave`: the path of
-    a folder. Text from headers in this folder is not changed. A `<<<` in a system header is not changed either if it
-    can't be parsed.
+    In a system header, a `<<<` stays unchanged if it cannot be parsed.
 
-    :raises RewriteError: a `<<<` that is not in a system header can't be parsed
+    `text`: the source with the text of its headers, as `g++ -E -fdirectives-only` prints it.
+    `leave`: the path of a folder whose headers are not rewritten.
+
+    :raises RewriteError: a `<<<` outside system headers cannot be parsed
     """
     return "".join(_unfolded_parts(text, leave))
 
@@ -65,9 +68,10 @@ def _unfolded_parts(text: str, leave: str) -> Iterator[str]:
 
 
 def _rewritten(text: str, name: str, first: int) -> str:
-    """Rewrite the kernel launches in `text`, a part of a file.
+    """Rewrite the kernel launches in `text`, which is a part of a source file.
 
-    `name`: the path of the file. `first`: the line number in the file at which `text` begins.
+    `name`: the path of the file.
+    `first`: the number of the line in the file where `text` begins.
     """
     code = _PASSIVE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)  # comments and strings blanked out
     pieces, done = [], 0
@@ -88,11 +92,14 @@ def _rewritten(text: str, name: str, first: int) -> str:
 
 
 def _kernel_start(code: str, at: int, floor: int) -> int | None:
-    """The position where the kernel expression in front of a `<<<` begins, or None if there is no such expression.
+    """Return the position where the kernel expression before a `<<<` begins, or None if no kernel expression precedes
+    it.
 
-    The expression can have the form `name`, `a::b<c, 4>`, `(expression)` or `table[i]`. `code`: a source in which
-    comments and strings are blank. `at`: the position of the `<<<`. `floor`: the position before which the expression
-    can't begin.
+    A kernel expression has the form `name`, `a::b<c, 4>`, `(expression)` or `table[i]`.
+
+    `code`: a source in which comments and strings are replaced by spaces.
+    `at`: the position of the `<<<`.
+    `floor`: the smallest position at which the kernel expression may begin.
     """
     i = _skip_back(code, at, floor)
     start = None
@@ -123,10 +130,10 @@ def _skip_back(code: str, i: int, floor: int) -> int:
 
 
 def _matching_open(code: str, close: int, floor: int) -> int:
-    """The position of the opening bracket that matches the closing bracket `code[close]`.
+    """Return the position of the opening bracket that matches the closing bracket `code[close]`.
 
-    The result is `floor` if no bracket from this position on matches. Two adjacent opening angle brackets, as in
-    `k<1 << 10>`, are taken as a shift operator.
+    The result is `floor` if no matching bracket is at or after the position `floor`. Two adjacent opening angle
+    brackets count as a shift operator, as in `k<1 << 10>`.
     """
     pairs = {">": "<", ")": "(", "]": "["}
     opening, depth = pairs[code[close]], 0

@@ -1,4 +1,4 @@
-"""Finds the source lines of machine instructions in a library or program, with the tool addr2line."""
+"""Finds the source lines of machine instructions in a compiled library or program, with the tool addr2line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .toolchain import INCLUDE
 class Location:
     """A line of a source file.
 
-    `file`: the path of the file. `line`: the number of the line, or 0 if the line is not known; `file` then has a code
-    offset, as in `lib.so+0x1f`. `callers`: if the line is in an inlined function, the (file, line) of each inlined call
-    through which it was reached, innermost first.
+    `file`: the path of the source file, or an instruction offset such as `lib.so+0x1f` if the line is unknown.
+    `line`: the number of the line, or 0 if the line is unknown.
+    `callers`: the (file, line) of each inlined call that contains the line, innermost first.
     """
 
     file: str
@@ -39,10 +39,12 @@ _known: dict[tuple[str, int], dict[int, Location]] = {}
 
 
 def locate(library: str, offsets: Iterable[int]) -> dict[int, Location]:
-    """The source line of each code offset in a library or program, as a dict from offsets to locations.
+    """Return the source line of each instruction offset in a library or program, as a dict from offsets to locations.
 
-    If addr2line is missing or does not know the line of an offset, the location has the offset as text, as in
-    `lib.so+0x1f`. `library`: the path of the library or program. `offsets`: positions of instructions in this file.
+    If addr2line is missing or does not know an offset, the location has the offset as text, as in `lib.so+0x1f`.
+
+    `library`: the path of the library or program.
+    `offsets`: the positions of instructions in the library or program, in bytes.
     """
     wanted = set(offsets)
     if not wanted:
@@ -74,11 +76,12 @@ def _ask(tool: str, library: str, wanted: list[int]) -> dict[int, Location]:
 
 
 def _location(frames: list[tuple[str, int]]) -> Location | None:
-    """The location of the innermost frame that is not in the simulator's headers, or None if there is no such frame.
+    """Return the location of the innermost frame outside the simulator's own headers, or None if no frame is outside.
 
-    Callers in the simulator's headers are left out of the location too.
+    The callers in the location leave out frames in the simulator's own headers.
 
-    `frames`: the (file, line) of an instruction, then of each inlined call that contains it, innermost first.
+    `frames`: the (file, line) of an instruction, followed by those of each inlined call that contains the instruction,
+    innermost first.
     """
     ours = str(INCLUDE) + os.sep
     theirs = [f for f in frames if f[1] and not os.path.realpath(f[0]).startswith(ours)]

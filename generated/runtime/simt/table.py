@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 
 
 def render_report(report: Report) -> str:
-    """Format a line of totals, then the tables of kernels, of buffers and of source lines, with empty lines between.
+    """Format a line of totals, then the tables of kernels, of buffers and of source lines, separated by empty lines.
 
-    The report of a fast build has no tables of buffers and source lines.
+    The report of a fast build has no tables of buffers and source lines, because a fast build does not count memory
+    accesses.
     """
     parts = [_head(report), _kernels(report)]
     if report.checked:
@@ -59,10 +60,10 @@ def _widths(widths: dict[int, int]) -> str:
 
 
 def _cost(t: Traffic, shared: bool) -> str:
-    """The cost of accesses to a buffer, as text for a table cell. The text is empty if there were no accesses.
+    """Return the cost of the memory accesses to a buffer, as text for a table cell.
 
-    The cost is the number of 32-byte sectors for a buffer in global memory, and the number of passes for a buffer in
-    shared memory. `Traffic` explains both.
+    For a buffer in global memory, the cost is the number of 32-byte sectors that the accesses touch. For a buffer in
+    shared memory, the cost is the number of cycles that the accesses take. The text is empty if there were no accesses.
     """
     if shared:
         return f"{t.passes} passes, ideal {t.passes_ideal}" if t.passes else ""
@@ -83,11 +84,13 @@ def _line(line: Line) -> list[object]:
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Format a table with a header line and aligned columns. The result is an empty string if there are no rows.
+    """Format a table with a header line and aligned columns.
 
-    A column that has only integers is aligned to the right, every other column to the left.
+    A column that has only integers is aligned to the right, and every other column to the left. The result is an empty
+    string if `rows` is empty.
 
-    `head`: the titles of the columns. `rows`: the cells of each row.
+    `head`: the titles of the columns.
+    `rows`: the cells of each row.
     """
     if not rows:
         return ""

@@ -52,25 +52,39 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 
 class ToolchainError(Exception):
-    """The C++ compiler, or the folder for compiled files, is missing or can't be used. The message says why."""
+    """The C++ compiler, or the folder for compiled files, is missing or cannot be used.
+
+    The exception's message gives the reason.
+    """
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler. `path`: its path. `version`: the first line of what it prints for `--version`."""
+    """A C++ compiler.
+
+    `path`: the path of the compiler.
+    `version`: the first line that the compiler prints for `--version`.
+    """
 
     path: str
     version: str
 
     @property
     def is_clang(self) -> bool:
-        """Whether the compiler is clang, which needs other flags than g++, and can't make checked builds."""
+        """Whether the compiler is clang.
+
+        Clang needs other flags than g++, and cannot compile kernels with checks of their memory accesses.
+        """
         return "clang" in self.version
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a build. `argv`: the words of its command line. `output`: the path of the file that it creates."""
+    """A command that compiles or links files.
+
+    `argv`: the words of the command line.
+    `output`: the path of the file that the command creates.
+    """
 
     argv: tuple[str, ...]
     output: Path
@@ -83,11 +97,11 @@ class Command:
 class Plan:
     """The commands that build a library for the CPU from CUDA sources.
 
-    `compile`: the commands that compile the sources to object files. These commands can run in any order and in
-    parallel. The command that `link()` returns must run after them. `out`: the path of the library. `checked`: whether
-    the build
-    checks and counts memory accesses. `program`: whether an executable program is built instead of a library. `flags`:
-    the compiler flags of the link command.
+    `compile`: the commands that compile the sources to object files, in any order or in parallel.
+    `out`: the path of the library.
+    `checked`: whether the library checks and counts memory accesses.
+    `program`: whether an executable program is built instead of a library.
+    `flags`: the compiler flags of the link command.
     """
 
     compile: tuple[Command, ...]
@@ -99,10 +113,10 @@ class Plan:
     flags: tuple[str, ...] = field(default=(), repr=False)
 
     def link(self) -> Command:
-        """The command that links the object files to the library. All object files must exist when this is called.
+        """Return the command that links the object files to the library. All object files must exist before this call.
 
-        This method reads the names of the `extern __shared__` arrays from the object files. The method writes a source
-        file that defines these arrays. The command compiles and links this file too.
+        This method reads the names of the `extern __shared__` arrays from the object files. The method then writes a
+        C++ source that defines these arrays. The returned command compiles and links the C++ source too.
         """
         objects = [str(c.output) for c in self.compile]
         names = sorted({n for c in self.compile for n in undefined_thread_locals(c.output)})
@@ -124,9 +138,10 @@ def _identify(path: str) -> Compiler:
 
 
 def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
-    """Find the C++ compiler: `path`, else $SIMT_CXX, else the first found of g++, c++ and clang++.
+    """Find the C++ compiler: `path`, else $SIMT_CXX, else the first of g++, c++ and clang++ that exists.
 
-    `checked`: whether the compiler is for a checked build. `path`: the path or name of the compiler, or None.
+    `checked`: whether the compiler must support checked memory accesses, which clang does not.
+    `path`: the path or name of the compiler, or None.
 
     :raises ToolchainError: no compiler is found or works, or `checked` is True and only clang is found
     """
@@ -145,7 +160,9 @@ def find_compiler(checked: bool = False, path: str | None = None) -> Compiler:
 
 @functools.cache
 def machine_flags() -> tuple[str, ...]:
-    """The compiler flags for instructions that this CPU has: half-precision conversion and fused multiply-add."""
+    """Return the compiler flags for half-precision conversion and fused multiply-add, if this CPU has these
+    instructions.
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
         return ()
     try:
@@ -156,9 +173,9 @@ def machine_flags() -> tuple[str, ...]:
 
 
 def base_flags(compiler: Compiler, warp_size: int, checked: bool, native: bool = True) -> tuple[str, ...]:
-    """The compiler flags that the simulator's own source and all CUDA sources have in common.
+    """Return the compiler flags that the simulator's own C++ source and all CUDA sources have in common.
 
-    `native`: whether to use the instructions for which `machine_flags` has flags.
+    `native`: whether to use this CPU's instructions for half precision and fused multiply-add.
     """
     if warp_size not in (32, 64):
         raise ValueError(f"warp_size is 32 or 64, not {warp_size}")
@@ -172,9 +189,9 @@ def kernel_flags(
     include: Iterable[str | os.PathLike[str]] = (), defines: Mapping[str, object] | None = None,
     flags: Iterable[str] = (),
 ) -> tuple[str, ...]:  # fmt: skip
-    """All compiler flags for a CUDA source. The parameters are those of `build`.
+    """Return all compiler flags for a CUDA source. The parameters have the same meaning as in `build`.
 
-    `flags` come after all other flags, so that `flags` take precedence.
+    The flags in `flags` come last, so that they override other flags.
     """
     macros = {"PAV2_WARP_SIZE": warp_size, **(defines or {})}
     words = [f"-D{k}" if v is None else f"-D{k}={v}" for k, v in macros.items()]
@@ -188,19 +205,23 @@ def kernel_flags(
 
 def runtime_command(compiler: Compiler, out: Path, warp_size: int, checked: bool, native: bool = True,
                     flags: Sequence[str] = ()) -> Command:  # fmt: skip
-    """The command that compiles the simulator's own source, RUNTIME_SOURCE, to the object file `out`.
+    """Return the command that compiles the simulator's own C++ source, RUNTIME_SOURCE, to the object file `out`.
 
-    `native`: as in `base_flags`. `flags`: further compiler flags.
+    `native`: whether to use this CPU's instructions for half precision and fused multiply-add.
+    `flags`: further compiler flags.
     """
     words = (*base_flags(compiler, warp_size, checked, native), "-O2", *flags)
     return Command((compiler.path, *words, "-c", str(RUNTIME_SOURCE), "-o", str(out)), out)
 
 
 def undefined_thread_locals(path: Path) -> list[str]:
-    """The names of the thread-local variables that an object file uses but does not define, in alphabetical order.
+    """Return the names of the thread-local variables that an object file uses but does not define, in alphabetical
+    order.
 
-    These are the names of the `extern __shared__` arrays of its kernels, because the simulator's headers define
-    `__shared__` as `thread_local`. `path`: the path of the object file.
+    These variables are the kernels' `extern __shared__` arrays, because the simulator's headers define `__shared__` as
+    `thread_local`.
+
+    `path`: the path of the object file.
     """
     data = path.read_bytes()
     if data[:4] != b"\x7fELF" or data[4] != 2:
@@ -225,10 +246,12 @@ def _undefined(data: bytes, start: int, size: int, strings: int) -> set[str]:
 
 
 def _write_dynamic_shared(out: Path, names: Sequence[str]) -> Path:
-    """Write a C++ source that defines all `extern __shared__` arrays of a library. As in CUDA, they share one address.
+    """Write a C++ source that defines all `extern __shared__` arrays of a library at the same address, as in CUDA.
 
-    Returns the path of the source, which lies beside the library. `out`: the path of the library. `names`: the names of
-    the arrays.
+    Return the path of the C++ source, which is in the same folder as the library.
+
+    `out`: the path of the library.
+    `names`: the names of the arrays.
     """
     lines = [
         "// The memory behind the `extern __shared__` arrays of this library: all begin at the same place.",

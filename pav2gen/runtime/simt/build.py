@@ -123,6 +123,7 @@ def compile_commands(
     :param out: the path of the library; None means a file in the cache folder, with a hash of all inputs in its name
     :param program: whether to link an executable program instead of a library
     :raises CompileError: a source cannot be read or preprocessed, or a kernel launch in a source cannot be parsed
+    :raises ToolchainError: no compiler is found, or the cache folder is not safe to use
     """
     cache = Path(cache_dir) if cache_dir else default_cache()
     own_folder(cache)

@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     :param argv: the words of the command line; the default is the command line of this process
     :param prog: the name of the command in messages
     :return: the exit code
+    :raises SystemExit: the command line is wrong, or asks for help; it has the exit code
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -113,6 +113,7 @@ class Session:
         :param nbytes: the size of the buffer in bytes, required only if `memory` is an address
         :param writable: if False, the checks report every write to the buffer
         :param initialised: if False, the checks report every read of a byte that has not been written in this session
+        :raises TypeError: `memory` is neither a tensor, an array, an object with the buffer protocol, nor an address
         :raises ValueError: the name is already used, the memory overlaps another buffer or is not contiguous, `nbytes`
             is missing, or the session is closed
         """
