@@ -2,6 +2,9 @@
 
 import functools
 import importlib
+import io
+import os
+import random
 import subprocess
 import sys
 import threading
@@ -18,7 +21,7 @@ from pav2gen.runtime.attention.rows import Rows
 from pav2gen.runtime.choice.key import Key
 from pav2gen.runtime.testing.cases import Case, copy_outputs, make
 from pav2gen.runtime.workers import pool
-from pav2gen.runtime.workers.shares import AHEAD, LONG_BYTES, MEDIUM_BYTES
+from pav2gen.runtime.workers.shares import AHEAD, CROWDED_BYTES, LONG_BYTES, MEDIUM_BYTES
 
 MIB = 1 << 20
 QWEN = spec.load("specs/qwen36.yaml")
@@ -253,10 +256,11 @@ def test_fewer_workers_are_some_of_the_same():
 def test_the_variable_forbids_workers(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.delenv("PAV2_WORKERS", raising=False)
-    assert pool.available() == (4, False)
+    monkeypatch.setattr(pool, "crowded", lambda: False)
+    assert pool.available() == (4, False, False)
     for value, expected in (("auto", (4, False)), ("", (4, False)), ("always", (4, True)), ("never", (1, False))):
         monkeypatch.setenv("PAV2_WORKERS", value)
-        assert pool.available() == expected
+        assert pool.available() == (*expected, False)
     monkeypatch.setenv("PAV2_WORKERS", "2")
     with pytest.raises(ValueError, match="PAV2_WORKERS is '2'; it must be auto, always or never"):
         pool.available()
@@ -290,9 +294,73 @@ def test_a_thread_that_is_observed_gets_none(package, monkeypatch):
     assert pool.available().workers == 4
 
 
-def workers_of(lengths, threads, medium=False, workspace=64 * MIB):
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (b"1.20 0.80 0.50 3/412 999\n", True),
+        (b"9.00 9.00 9.00 2/412 999\n", False),  # only now counts, not the last minutes
+        (b"", False),
+        (b"1 2 3 many/412 9\n", False),
+        (OSError(), False),
+    ],
+)
+def test_a_machine_is_crowded_if_more_threads_run_than_it_has_processors(monkeypatch, text, expected):
+    def read(*_, **__):
+        if isinstance(text, OSError):
+            raise text
+        return io.BytesIO(text)
+
+    monkeypatch.setattr(pool, "open", read, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(pool, "_compete", False)
+    assert not pool.crowded()  # once may be a moment
+    assert pool.crowded() == expected
+    for policy, offered in (("auto", expected), ("always", False), ("never", False)):
+        monkeypatch.setenv("PAV2_WORKERS", policy)
+        assert pool.available().crowded == offered
+
+
+def test_other_processes_make_a_machine_crowded():
+    if not os.path.exists("/proc/loadavg"):
+        pytest.skip("no /proc/loadavg")
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(1 + (os.cpu_count() or 1))]
+    try:
+        deadline = time.monotonic() + 20
+        while not pool.crowded() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert pool.crowded()
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def tiling_of(lengths, threads, medium=False, workspace=64 * MIB, crowded=False):
     shares = PLAN.torch.shares._replace(workspace=workspace)
-    return shares.workers(lengths, 4, 512, 16, lambda: pool.Offer(threads, medium))
+    offer = pool.Offer(threads, medium, crowded)
+    return shares.fit(PLAN.torch.cpu, lengths, 4, 512, 16, known=True, available=lambda: offer)
+
+
+def workers_of(*given, **options):
+    return tiling_of(*given, **options).workers
+
+
+def test_on_a_crowded_machine_calls_of_medium_length_get_workers_and_keep_their_tiles():
+    least = 2 * CROWDED_BYTES // MIB * 128  # tokens
+    for lengths in ([least], [100_000 - 2048], [8192] * 8, [40, 36_000, 700, *[40] * 13]):
+        alone, crowded = tiling_of(lengths, 2), tiling_of(lengths, 2, crowded=True)
+        assert alone.workers == 1 and crowded == alone._replace(workers=2)
+    assert workers_of([least - 16], 2, crowded=True) == 1
+    assert tiling_of([1 << 17], 2, crowded=True) == tiling_of([1 << 17], 2)  # a long call has the tiles of workers
+    assert workers_of([least], 1, crowded=True) == 1
+
+
+def test_openmp_computes_a_call_whose_tiles_would_leave_half_of_the_threads_idle():
+    (row_tile,) = tiling_of([60_000], 4).row_tiles
+    tiles = len(row_tile.tiles)
+    assert tiles > 1
+    assert workers_of([60_000], 2 * tiles, workspace=1 << 30, crowded=True) == 2 * tiles
+    assert workers_of([60_000], 2 * tiles + 1, workspace=1 << 30, crowded=True) == 1
 
 
 @pytest.mark.parametrize("medium, least", [(False, LONG_BYTES), (True, MEDIUM_BYTES)])
@@ -364,6 +432,17 @@ def same(one, two):
 
 #: One long sequence; two; a long one among short ones, which are ordered; sequences with a few partitions each.
 BATCHES = [(40_000,), (33_000, 20_000), (40, 36_000, 700, *[40] * 13), (1500,) * 24]
+
+
+@pytest.mark.parametrize("lengths", [(2100,), (8192,), (20_000,), (8192,) * 8, (1000,) * 8, *BATCHES])
+def test_the_result_on_a_crowded_machine_is_the_same_to_the_bit(kernel, monkeypatch, lengths):
+    call, used = call_of(*lengths), []
+    monkeypatch.setattr(kernel.pool, "run", lambda *given, run=kernel.pool.run: (used.append(given[0]), run(*given)))
+    monkeypatch.setattr(kernel.pool, "available", lambda: pool.Offer(2, False))
+    alone = outputs(kernel, call)
+    assert not used
+    monkeypatch.setattr(kernel.pool, "available", lambda: pool.Offer(2, False, crowded=True))
+    assert same(outputs(kernel, call), alone) and used == [2]
 
 
 @pytest.mark.parametrize("lengths", BATCHES)
@@ -444,6 +523,23 @@ def test_workspaces_together_are_within_the_limit(kernel, monkeypatch, lengths):
     kernel.pool._forget()  # new workers have no workspace of an earlier test
     monkeypatch.setattr(kernel.pool, "run", run)
     outputs(kernel, call_of(*lengths))
+
+
+def test_workspaces_of_a_crowded_call_are_within_the_limit(package, kernel):
+    total = importlib.import_module(kernel.Workspace.__module__).total
+    chance, shared = random.Random(5), 0
+    for _ in range(300):
+        lengths = [chance.choice((40, 600, 5000, 40_000)) for _ in range(chance.choice((1, 2, 5, 20, 60)))]
+        kv_heads, threads = chance.choice((1, 2, 4, 8)), chance.randrange(2, 9)
+        offer = pool.Offer(threads, medium=False, crowded=True)
+        given = kernel.CPU, lengths, kv_heads, 512, 16
+        tiling = kernel.SHARES.fit(*given, known=True, available=lambda offer=offer: offer)
+        if tiling.workers > 1 and tiling == kernel.CPU.fit(*given[1:], known=True)._replace(workers=tiling.workers):
+            each = max(total(kernel.buffer_sizes(*tile.shape, kv_heads)) for tile in tiling.shapes)
+            states = AHEAD * 6 * kv_heads * (256 + 2) * 4 * max(tile.rows for tile in tiling.tiles())
+            assert tiling.workers * (each + states) <= 64 * MIB
+            shared += 1
+    assert shared > 50
 
 
 def test_tensors_of_inference_mode_and_queries_with_a_gradient(package, kernel, monkeypatch):

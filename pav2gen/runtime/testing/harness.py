@@ -217,8 +217,10 @@ class TorchKernel(Harness):
         """
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(chunk=chunk, segment=segment, padding=0))
 
-    def with_workers(self, monkeypatch: Any, count: int, chunk: int, segment: int) -> None:
+    def with_workers(self, monkeypatch: Any, count: int, chunk: int, segment: int) -> list[int]:
         """Let ``count`` worker threads share every call of the kernel on the CPU, until the end of the test.
+
+        Returns a list to which each shared call appends the number of its workers.
 
         chunk, segment: the bounds of each worker's workspace, as in ``with_budget``.
         """
@@ -226,7 +228,17 @@ class TorchKernel(Harness):
         worker = held.worker._replace(chunk=chunk, segment=segment, padding=0)
         monkeypatch.setattr(self.module, "SHARES", held._replace(worker=worker))
         monkeypatch.setattr(shares, "MEDIUM_BYTES", 0)
+        monkeypatch.setattr(shares, "CROWDED_BYTES", 0)
         monkeypatch.setattr(pool, "available", lambda: pool.Offer(count, medium=True))
+        run = pool.run
+        used: list[int] = []
+
+        def counted(workers: int, *rest: Any) -> None:
+            used.append(workers)
+            run(workers, *rest)
+
+        monkeypatch.setattr(pool, "run", counted)
+        return used
 
 
 @functools.lru_cache(maxsize=8)

@@ -31,23 +31,51 @@ R = TypeVar("R")
 
 
 class Offer(NamedTuple):
-    """The number of workers that may share a call (1 for none), and whether they may share calls of medium length."""
+    """The workers that may share a call.
+
+    workers: the number of workers, or 1 if no workers may share the call.
+    medium: whether workers may share calls of medium length, too.
+    crowded: whether the threads of this machine now compete for its processors.
+    """
 
     workers: int
     medium: bool
+    crowded: bool = False
 
 
 def available() -> Offer:
     """The workers that may share a call of this thread. Their number is that of its torch threads, or 1 for no workers.
 
-    The environment variable PAV2_WORKERS says which calls they may share: ``auto`` long ones, ``always`` medium ones
-    too. The number is 1 in a worker, if torch does not use OpenMP, if a torch dispatch mode or the profiler observes
-    this thread, or if the variable is ``never``. Raises ValueError if the variable has another value.
+    The environment variable PAV2_WORKERS says which calls they may share: ``auto`` long ones, and medium ones on a
+    crowded machine; ``always`` long and medium ones. The number is 1 in a worker, if torch does not use OpenMP, if a
+    torch dispatch mode or the profiler observes this thread, or if the variable is ``never``. Raises ValueError if the
+    variable has another value.
     """
     policy = choice("PAV2_WORKERS", POLICIES) or "auto"
     if policy == "never" or not torch.backends.openmp.is_available() or _observed():
         return Offer(1, False)
-    return Offer(torch.get_num_threads(), policy == "always")
+    return Offer(torch.get_num_threads(), policy == "always", policy == "auto" and crowded())
+
+
+_compete = False  # what the last call of ``crowded`` found
+
+
+def crowded() -> bool:
+    """Whether more threads want to run than this machine has processors, now and at the last call of this function.
+
+    A process that runs for a moment only does not make a machine crowded. The result is False if the system does not
+    count threads. Linux counts the threads of all processes that run or wait for a processor, in the fourth field of
+    /proc/loadavg.
+    """
+    global _compete
+    before, _compete = _compete, False
+    try:
+        with open("/proc/loadavg", "rb", buffering=0) as file:
+            runnable, _, _ = file.read(128).split()[3].partition(b"/")
+        _compete = int(runnable) > (os.cpu_count() or int(runnable))
+    except (OSError, ValueError, IndexError):
+        pass
+    return before and _compete
 
 
 def _observed() -> bool:
