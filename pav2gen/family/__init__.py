@@ -1,7 +1,8 @@
-"""The data types that describe what to generate: the spec, its axes, its kernel variants, and the target GPU.
+"""Data types that describe what pav2gen generates: spec files, kernels, the properties of kernels, and target GPUs.
 
-An axis is a property in which kernels differ, such as the head size. A variant is one kernel: it has one value for each
-axis. The "family" of a spec is the set of all its variants.
+A spec file is a YAML file that describes a model's attention and the kernels to generate. An axis is a property in
+which kernels differ, such as the head size. A variant is one kernel, with one value for each axis. The family of a spec
+file is the set of all its kernels.
 
 This package may import ``pav2gen.runtime``, ``pav2gen.errors``, ``pav2gen.files`` and ``pav2gen.wording``.
 """

@@ -1,6 +1,7 @@
-"""The table of all axes: which values each axis may have, and how specs, messages and kernel names write these values.
+"""The table of all axes. An axis is a property in which kernels differ, such as the head size.
 
-All code that handles axes uses this table. To add an axis, add an entry to ``_TABLE``, and a field to
+The table says which values each axis may have, and how spec files, messages and kernel names write these values. All
+code that handles axes uses this table. To add an axis, add an entry to ``_TABLE``, and a field to
 ``runtime.choice.key.Key`` and to ``family.variant.AttentionVariant``.
 """
 
@@ -32,19 +33,19 @@ TYPE_NAMES: Mapping[type, str] = {
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: a property in which the kernels of a spec differ, such as the head size.
+    """One axis: a property in which the kernels of a spec file differ, such as the head size.
 
     kind: the Python type of the values.
     about: one sentence that describes the axis, for the JSON Schema and for ``pav2gen explain``.
-    tag: a function that takes a value and returns the part of a kernel's name that stands for it.
-    title: a function that takes a value and returns the words that stand for it in a kernel's description. If the
-    description leaves out the value, it returns "".
+    tag: a function from a value to the part of a kernel's name for this value, such as ``hd256``.
+    title: a function from a value to the words for this value in the description of a kernel, such as ``head size
+    256``, or to "" if the description does not mention the value.
     works: the allowed values in words, for messages.
-    allowed: all values that a kernel can be generated for. If ``allowed`` is empty, ``kind`` and the rules in
+    allowed: all values for which pav2gen can generate a kernel; if ``allowed`` is empty, ``kind`` and the rules in
     ``reading.rules`` decide which values are allowed.
-    default: the values in a spec that does not name the axis, or None if every spec must name it.
-    section: the section of a spec that contains the axis.
-    nullable: whether None is a value too. None means that the kernel does not have the feature.
+    default: the values in a spec file that does not mention the axis, or None if every spec file must mention the axis.
+    section: the section of a spec file that contains the axis, such as ``features``.
+    nullable: whether a value can be None, which means that the kernel does not have the feature.
     aliases: maps other spellings of a value to the value.
     """
 
@@ -66,13 +67,16 @@ class Axis:
         return f"{self.section}.{self.name}"
 
     def has_type(self, value: object) -> bool:
-        """Whether ``value`` has the type of this axis's values. The value need not be allowed."""
+        """Return whether ``value`` has the type of this axis's values.
+
+        This method does not check whether ``value`` is an allowed value.
+        """
         if value is None:
             return self.nullable
         return type(value) is self.kind or (self.kind is float and type(value) is int)
 
     def parse(self, text: str) -> object:
-        """Convert ``text``, from the command line, to a value of this axis.
+        """Convert ``text`` from the command line to a value of this axis.
 
         Raises UserError if ``text`` does not have the type of this axis's values.
         """
@@ -96,7 +100,7 @@ def _number(prefix: str) -> Callable[[object], str]:
 
 
 def _name_part(value: object) -> str:
-    """Return a number as a kernel's name writes it: ``50`` for 50.0, ``0p5`` for 0.5."""
+    """Return a number in the form that kernel names use: ``50`` for 50.0, ``0p5`` for 0.5."""
     return str(value).removesuffix(".0").replace(".", "p")
 
 
@@ -244,18 +248,18 @@ if Key._fields != KEY_AXES:
 
 
 def slug(values: Mapping[str, object]) -> str:
-    """Return the name of a kernel within its spec, such as ``hd256_g6_b16_f16_p512``.
+    """Return a kernel's name within its spec file, such as ``hd256_g6_b16_f16_p512``.
 
-    values: maps the name of each axis of the kernel to the kernel's value, in the order of ``AXES``.
+    values: maps the name of each axis to the kernel's value, in the order of ``AXES``.
     """
     return "".join(AXES[name].tag(value) for name, value in values.items())
 
 
 def title(values: Mapping[str, object], leave_out: Collection[str] = ()) -> str:
-    """Return a description of a kernel by its axis values, such as ``head size 256, pages of 16, float16``.
+    """Return a description of a kernel, such as ``head size 256, pages of 16, float16``.
 
-    values: maps the name of each axis of the kernel to the kernel's value. The description has the same order.
-    leave_out: the names of axes that the description does not mention.
+    values: maps the name of each axis to the kernel's value, in the order of the description.
+    leave_out: the names of the axes that the description does not mention.
     """
     parts = (AXES[name].title(value) for name, value in values.items() if name not in leave_out)
     return ", ".join(part for part in parts if part)

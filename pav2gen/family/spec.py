@@ -1,6 +1,8 @@
-"""The dataclasses that hold the content of a spec file.
+"""Dataclasses for the content of a spec file, a YAML file that describes a model's attention and the kernels to
+generate.
 
-A spec asks for one kernel for each combination of its axis values, except the combinations that it excludes.
+A spec file lists values for each axis, that is, for each property in which kernels differ. From each combination of
+these values, pav2gen generates one kernel, unless the spec file excludes the combination.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ LARGEST_INT32 = 2**31 - 1
 
 @dataclass(frozen=True)
 class RankShape:
-    """The numbers of query heads and KV heads on one rank, if a model is distributed over ``tensor_parallel`` ranks."""
+    """The numbers of query heads and KV heads on one rank of a model that is distributed over ``tensor_parallel``
+    ranks.
+    """
 
     tensor_parallel: int
     num_heads: int
@@ -27,18 +31,17 @@ class RankShape:
 
     @property
     def gqa_ratio(self) -> int:
-        """The number of query heads that share one KV head on this rank."""
+        """The number of query heads per KV head on this rank."""
         return self.num_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True)
 class Model:
-    """The sizes of the model that the kernels serve.
+    """The sizes of the model for which pav2gen generates kernels.
 
-    num_heads, num_kv_heads: the numbers of query heads and KV heads in a layer, before the model is distributed over
-    ranks.
-    max_seq_len: the longest context, in tokens.
-    tensor_parallel: the numbers of ranks that the model may be distributed over.
+    num_heads, num_kv_heads: the numbers of query heads and KV heads in a layer of the whole model, over all ranks.
+    max_seq_len: the longest sequence, in tokens.
+    tensor_parallel: the possible numbers of ranks over which vLLM distributes the model.
     """
 
     num_heads: int
@@ -47,7 +50,7 @@ class Model:
     tensor_parallel: tuple[int, ...]
 
     def ranks(self) -> tuple[RankShape, ...]:
-        """Return the numbers of query heads and KV heads of one rank, for each number of ranks in ``tensor_parallel``.
+        """Return the numbers of heads on one rank, for each number of ranks in ``tensor_parallel``.
 
         If there are more ranks than KV heads, each rank has a copy of one KV head.
         """
@@ -56,7 +59,7 @@ class Model:
         )
 
     def shards_over(self, size: int) -> bool:
-        """Whether vLLM can distribute the model over ``size`` ranks.
+        """Return whether vLLM can distribute the model over ``size`` ranks.
 
         The number of query heads must be divisible by ``size``. The number of KV heads must be a multiple or a divisor
         of ``size``.
@@ -67,11 +70,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """One entry of a spec's list ``exclude``: kernels that are not built, and the reason.
+    """One entry of the list ``exclude`` in a spec file: kernels that pav2gen does not generate.
 
-    when: maps names of axes to tuples of values. A kernel is not built if, for each of these axes, its value is in the
-    tuple.
-    because: the reason, in the words of the spec's author.
+    when: maps names of axes to tuples of values. A kernel is excluded if, for each axis in ``when``, the kernel's value
+    is in the tuple.
+    because: the reason that the spec file gives.
     line: the number of the entry's first line in the spec file.
     """
 
@@ -80,20 +83,20 @@ class Exclusion:
     line: int
 
     def covers(self, variant: Variant) -> bool:
-        """Whether the kernel ``variant`` is not built because of this exclusion."""
+        """Return whether this entry of the list ``exclude`` excludes the kernel ``variant``."""
         return all(getattr(variant, axis) in values for axis, values in self.when.items())
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The settings that decide which kernel serves a call.
+    """The settings of a spec file for the choice of a kernel at run time.
 
-    min_seq_len: the sequence length, in tokens, above which vLLM should prefer the generated decode operator to its own
-    ``paged_attention_v1``.
-    partition: the partition size, in tokens, for all calls, or None if the operator chooses a partition size for each
-    call.
-    host_lengths: whether a PyTorch kernel may copy the sequence lengths from the GPU to the host. "auto" allows the
-    copy where it saves work; "never" forbids it.
+    min_seq_len: the number of tokens in a sequence above which vLLM should use the generated decode operator instead of
+    its own ``paged_attention_v1``.
+    partition: the partition size of every decode call, in tokens, or None if the operator chooses the partition size
+    for each call.
+    host_lengths: whether a PyTorch kernel may copy sequence lengths from the GPU to the host: "auto" (if the copy saves
+    work) or "never".
     """
 
     min_seq_len: int
@@ -103,10 +106,10 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Limits:
-    """Two upper bounds that a spec sets for itself.
+    """Limits that the author of a spec file sets.
 
-    max_variants: the largest allowed number of combinations of the spec's axis values, including excluded combinations.
-    workspace_mib: the most GPU memory, in MiB, that one call may use for intermediate results (its workspace).
+    max_variants: the largest allowed number of combinations of axis values, including the excluded combinations.
+    workspace_mib: the most GPU memory, in MiB, that one call of a kernel may use for intermediate results.
     """
 
     max_variants: int
@@ -118,15 +121,15 @@ class Spec:
     """The content of a spec file.
 
     about: a description in one line.
-    axes: maps the name of every axis to the values for which the spec asks.
-    operators: the names of the operators to build, such as ``decode`` (keys of ``variant.OPERATORS``).
+    axes: maps the name of each axis, such as ``head_size``, to the values for which pav2gen generates kernels.
+    operators: the names of the operators to generate kernels for, such as ``decode`` (keys of ``variant.OPERATORS``).
     file_name: the name of the spec file, without its folder.
-    sha256: the SHA-256 of the spec file.
-    cuda: maps each layout setting of CUDA decode kernels that the spec fixes to its value. The names of all such
-    settings are the keys of ``cuda_plan.CHOICES``.
-    modifications: maps the name of each modification to its definition.
-    places: maps the dotted path of each value in the spec file (``axes.head_size``, ``model.tensor_parallel[1]``) to
-    the value's ``file:line``.
+    sha256: the SHA-256 checksum of the spec file.
+    cuda: maps names of layout settings of CUDA decode kernels (keys of ``cuda_plan.CHOICES``) to the values that the
+    spec file prescribes.
+    modifications: maps the name of each score or mask modification to its definition.
+    places: maps the dotted path of each value in the spec file, such as ``axes.head_size`` or
+    ``model.tensor_parallel[1]``, to the ``file:line`` of the value.
     """
 
     name: str
@@ -147,15 +150,15 @@ class Spec:
 
     @property
     def canonical_path(self) -> str:
-        """The path that generated files give for the spec file: the folder ``specs`` and the file's name."""
+        """The path of the spec file as generated files write it: ``specs/`` and the file's name."""
         return f"specs/{self.file_name}"
 
     def where(self, *path: str) -> str:
-        """Return the ``file:line`` of the first value of ``path`` that the spec file contains.
+        """Return the ``file:line`` of the first value in ``path`` that the spec file contains.
 
-        path: dotted paths of values, such as ``axes.head_size``.
+        If the spec file contains none of these values, return the file's name.
 
-        If the spec file contains none of the values, return the file's name.
+        path: dotted paths of values in the spec file, such as ``axes.head_size``.
         """
         return next((self.places[name] for name in path if name in self.places), self.file_name)
 
@@ -163,8 +166,7 @@ class Spec:
 def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
     """Return ``values``, the values of one axis, with ``value`` added.
 
-    A string is added at the end. With any other ``value``, the result is sorted: None first, then numbers in ascending
-    order.
+    A string is added at the end. For any other ``value``, the result is sorted in ascending order, with None first.
     """
     if isinstance(value, str):
         return (*values, value)
@@ -172,9 +174,9 @@ def extended(values: tuple[object, ...], value: object) -> tuple[object, ...]:
 
 
 def variants(spec: Spec) -> tuple[Variant, ...]:
-    """Return the decode kernels of ``spec``: one for each combination of axis values that it does not exclude.
+    """Return the decode kernels of ``spec``: one for each combination of axis values that ``spec`` does not exclude.
 
-    The kernels are in the order of their axis values. The last axis in ``AXES`` varies fastest.
+    In the order of the kernels, the last axis in ``AXES`` varies fastest.
     """
     return tuple(
         replace(variant, own=spec.modifications.get(variant.modification or ""))

@@ -1,4 +1,4 @@
-"""The hardware figures of each target, with their sources. A target is a GPU model for which kernels are planned."""
+"""The hardware figures of the GPU models for which pav2gen generates kernels, with the source of each figure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pav2gen.wording import did_you_mean, one_of, quoted
 
 @dataclass(frozen=True)
 class Target:
-    """The hardware figures of one GPU model. An unknown figure is None, or ``sources`` says that it is assumed.
+    """The hardware figures of one GPU model, such as the warp size and the memory bandwidth.
+
+    An unknown figure is None, or is an assumed number that ``sources`` marks as assumed.
 
     about: the full name of the GPU model, for messages.
-    arch: the architecture's name in compiler options, such as ``sm_80``.
+    arch: the name of the GPU architecture in compiler options, such as ``sm_80``.
     warp_size: the number of threads in a warp.
     shared_memory_bytes: the most shared memory, in bytes, that a thread block may use without opting in to more.
-    bandwidth_gbps: the bandwidth of a copy in GPU memory, in GB/s. For NVIDIA GPUs it is the nominal bandwidth.
+    bandwidth_gbps: the bandwidth of a copy in GPU memory, in GB/s; for NVIDIA GPUs, the nominal bandwidth.
     launch_us: the time to launch an empty kernel, in microseconds.
     load_bytes: the number of bytes that a thread should load at once to reach the highest bandwidth.
     sources: maps the name of each figure to the source of the figure.
@@ -46,9 +48,9 @@ class Target:
     block_start_ns: float = 400.0
 
     def with_overrides(self, figures: Mapping[str, object]) -> Target:
-        """Return a copy of this target with new values for some figures.
+        """Return a copy of this target with new values for some hardware figures.
 
-        figures: maps names of figures to their new values. The names are keys of ``FIGURES``.
+        figures: maps the names of hardware figures, which must be keys of ``FIGURES``, to their new values.
 
         Raises UserError for an unknown name, and for a value of a wrong type or outside the allowed range.
         """
@@ -63,9 +65,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Figure:
-    """The values that a spec may give to one hardware figure.
+    """The values that a spec file may set for one hardware figure of a GPU.
 
-    choices: all allowed values. If ``choices`` is empty, every number from ``low`` to ``high`` is allowed.
+    choices: all allowed values; if ``choices`` is empty, every number from ``low`` to ``high`` is allowed.
     whole: whether the value must be an integer.
     """
 
@@ -75,7 +77,7 @@ class Figure:
     choices: tuple[int, ...] = ()
 
     def admits(self, value: object) -> bool:
-        """Whether a spec may give ``value`` to this figure."""
+        """Return whether a spec file may set this hardware figure to ``value``."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
             return False
         return value in self.choices if self.choices else self.low <= value <= self.high
@@ -123,7 +125,8 @@ def _nvidia(
     bandwidth_gbps: float,
     shared_kib: int,
 ) -> Target:
-    """Return the target for NVIDIA GPUs of the compute capability ``arch``, with the figures of the GPU ``card``.
+    """Return the target for NVIDIA GPUs of the compute capability ``arch``, with the hardware figures of the GPU
+    ``card``.
 
     shared_kib: the shared memory of a multiprocessor, in KiB.
     """
@@ -245,7 +248,7 @@ TARGETS: Mapping[str, Target] = {
 
 
 def find(name: str) -> Target:
-    """Return the target called ``name``. Raises UserError if there is no such target."""
+    """Return the target GPU called ``name``. Raises UserError if no target has this name."""
     if name not in TARGETS:
         raise UserError(f"unknown target {quoted(name)}; {did_you_mean(name, TARGETS)}")
     return TARGETS[name]

@@ -1,4 +1,5 @@
-"""Computes the plan of each kernel: all numbers about the kernel that templates, messages and reports contain.
+"""Computes the plan of each kernel: its buffer sizes, its thread layout and its estimated costs.
 
-Each number is computed in one place only. This package may import ``family`` and everything that ``family`` may import.
+Kernel templates, error messages and reports use the computed numbers. Modules of this package import only from
+``plan``, from ``family`` and from the packages that ``family`` imports.
 """

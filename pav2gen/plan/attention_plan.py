@@ -1,6 +1,4 @@
-"""What the plans of decode kernels and of extend kernels have in common: texts for the comment at the top of a source,
-the numbers of heads on one rank, and the row in the dispatch table.
-"""
+"""Computes texts, head counts and dispatch table rows, for decode kernels and for extend kernels."""
 
 from __future__ import annotations
 
@@ -15,22 +13,24 @@ from pav2gen.runtime.choice.dispatch_row import Row
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The texts, head numbers and dispatch row that the plans of decode and extend kernels have in common."""
+    """The base class of the plans of decode kernels and extend kernels."""
 
     variant: AttentionVariant
     spec: Spec
 
     @property
     def title(self) -> str:
-        """The axis values that a call must have to use this kernel, in words. This text goes into the comment at the
-        top of each of its sources.
+        """The properties of the calls that this kernel can handle, in words, such as the head size and the dtype.
+
+        The comment at the top of each kernel source contains the title.
         """
         return title(self.variant.key._asdict())
 
     @property
     def formula(self) -> str:
-        """The formula of the scores that the softmax is applied to, as text. The formula goes into the comment at the
-        top of each source of the kernel.
+        """The formula of the attention scores before the softmax, as text.
+
+        The comment at the top of each kernel source contains the formula.
         """
         v, text = self.variant, "scale * q[s] K[s]^T"
         if v.softcap is not None:
@@ -43,10 +43,11 @@ class AttentionPlan:
 
     @cached_property
     def rank(self) -> RankShape:
-        """The numbers of query heads and KV heads on one tensor-parallel rank. The tensor-parallel size is the first
-        one in the spec with which the ratio of these numbers is this kernel's ``gqa_ratio``.
+        """The numbers of query heads and KV heads on one tensor-parallel rank.
 
-        If there is no such tensor-parallel size, the result is a single rank with all KV heads of the model.
+        The property uses the first tensor-parallel size in the spec that gives each KV head ``gqa_ratio`` query heads.
+        If no size in the spec gives the ratio ``gqa_ratio``, the result is a single rank with all KV heads of the
+        model.
         """
         model, ratio = self.spec.model, self.variant.gqa_ratio
         ranks = (rank for rank in model.ranks() if rank.gqa_ratio == ratio)
@@ -54,14 +55,15 @@ class AttentionPlan:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """The size in bytes of the keys and values of one token in one layer, for all KV heads of one rank."""
+        """The size in bytes of the keys and values of one token in one layer, for all KV heads of one tensor-parallel
+        rank.
+        """
         return self.variant.kv_token_bytes * self.rank.num_kv_heads
 
     def base_row(self, partition_size: int) -> Row:
-        """Return the kernel's row in the dispatch table. The fields that come from the plan of the CUDA version have
-        their default values.
+        """Return the kernel's row in the dispatch table, without the values that the plan of the CUDA version adds.
 
-        partition_size: the value of the field ``partition_size`` of the row.
+        partition_size: the number of tokens in a partition.
         """
         v, dispatch, target = self.variant, self.spec.dispatch, self.spec.target
         return Row(

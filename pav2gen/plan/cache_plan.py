@@ -1,5 +1,6 @@
-"""The plan of a cache writer: the workspace and the number of ATen calls of its PyTorch version, and the layout of the
-thread blocks of its CUDA version.
+"""Computes the plan of a cache writer, that is, of a kernel that writes new keys and values into the KV cache.
+
+The plan states the temporary buffers and ATen calls of the PyTorch version, and the thread layout of the CUDA version.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ ENCODERS = {"fp8_e4m3": "ToE4M3", "fp8_e5m2": "ToE5M2", "int8": "ToInt8"}
 
 @dataclass(frozen=True)
 class TorchCachePlan:
-    """The sizes of the workspace of a PyTorch cache writer, and its number of ATen calls."""
+    """The memory limits and the number of ATen calls of a PyTorch kernel that fills the KV cache."""
 
     variant: CacheVariant
     workspace_bytes: int
 
     @property
     def fp8(self) -> bool:
-        """Whether the elements of the KV cache are fp8."""
+        """Whether the elements of the KV cache are fp8 numbers."""
         return self.variant.kv_cache_dtype.startswith("fp8")
 
     @property
     def storage(self) -> str:
-        """The dtype of the tensors of the KV cache, as the name of a torch dtype."""
+        """The name of the torch dtype of the KV cache tensors."""
         return self.variant.storage
 
     @property
@@ -61,35 +62,38 @@ class TorchCachePlan:
 
     @property
     def cpu_bytes(self) -> int:
-        """The size of the workspace on a CPU, in bytes."""
+        """The size in bytes of the temporary buffers on a CPU."""
         return min(CPU_BYTES, self.workspace_bytes)
 
     @property
     def gpu_bytes(self) -> int:
-        """The size of the workspace on a GPU, in bytes."""
+        """The size in bytes of the temporary buffers on a GPU."""
         return min(GPU_BYTES, self.workspace_bytes)
 
     @property
     def token_bytes(self) -> int:
-        """The bytes of workspace per new token. Each KV head needs ``head_bytes`` per new token in addition."""
+        """The bytes of temporary buffers per new token, without the bytes that each KV head needs."""
         return TOKEN_BYTES
 
     @property
     def head_bytes(self) -> int:
-        """The bytes of workspace per new token and KV head. If the KV cache is compressed, they hold the key and the
-        value in float32, temporaries of the encoding, and the codes. Otherwise, they hold copies of the key and the
-        value.
+        """The bytes of temporary buffers per new token and KV head.
+
+        For an fp8 or int8 KV cache, the buffers hold the key and value in float32 and in encoded form, and temporaries
+        of the encoding. For other KV caches, the buffers hold copies of the key and value.
         """
         of_k_and_v = {"auto": 0, "int8": 8, "fp8_e5m2": 8 + 8 + 4 + 4, "fp8_e4m3": 8 + 8 + 4 + 4}
         return self.variant.head_size * (of_k_and_v[self.variant.kv_cache_dtype] + 3 * self.variant.cache_item_bytes)
 
     def calls(self, chunks: int) -> int:
-        """Return the number of ATen calls that one call of the cache operator makes, not counting views.
+        """Return the number of ATen calls that one call of the operator ``reshape_and_cache`` makes.
 
-        chunks: the number of chunks into which the new tokens of the call are split.
+        ATen calls that only create views do not count.
 
-        The numbers here must match the code in templates/torch/cache.py.j2 and runtime/writer. Generated tests compare
-        them with the real number of calls.
+        The counts in this method must match the code in templates/torch/cache.py.j2 and runtime/writer. Generated tests
+        compare the counts with the real numbers of calls.
+
+        chunks: the number of chunks into which the kernel splits the new tokens.
         """
         encoding = {"auto": 0, "int8": 5, "fp8_e5m2": 12, "fp8_e4m3": 17}[self.variant.kv_cache_dtype]
         each_chunk = 22 + encoding
@@ -98,32 +102,34 @@ class TorchCachePlan:
 
 @dataclass(frozen=True)
 class CudaCachePlan:
-    """The CUDA types, the thread blocks and the shared memory of a CUDA cache writer."""
+    """The CUDA types, the thread blocks and the shared memory of a CUDA kernel that fills the KV cache."""
 
     variant: CacheVariant
 
     @property
     def scalar(self) -> str:
-        """The CUDA type of an element of the new keys and values."""
+        """The CUDA type of the elements of the new keys and values."""
         return SCALARS[self.variant.dtype]
 
     @property
     def bits(self) -> str:
-        """The unsigned CUDA type that has the size of an element of the KV cache."""
+        """The unsigned CUDA type that has the size of one element of the KV cache."""
         return BITS[self.variant.cache_item_bytes]
 
     @property
     def encoder(self) -> str:
-        """The struct of runtime/cuda/pav2_encode.cuh that converts float32 numbers to codes of the KV cache."""
+        """The name of the struct in runtime/cuda/pav2_encode.cuh that converts float32 numbers to elements of the KV
+        cache.
+        """
         return ENCODERS[self.variant.kv_cache_dtype]
 
     @property
     def tokens(self) -> int:
-        """The number of new tokens that a thread block writes: the number of KV cache elements in a 32-byte sector of
-        memory, but at most the number of tokens in a page.
+        """The number of new tokens that a thread block writes into the KV cache.
 
-        A row of V holds the same element of the value of each token in a page. So if the new tokens lie in neighbouring
-        slots of a page, the thread block fills whole sectors of each row of V.
+        The number equals the number of KV cache elements in a 32-byte memory sector, but is at most the page size in
+        tokens. If the new tokens occupy neighbouring slots of a page, each thread block fills whole sectors of the
+        value cache.
         """
         return min(self.variant.block_size, SECTOR // self.variant.cache_item_bytes)
 
@@ -139,8 +145,9 @@ class CudaCachePlan:
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes of shared memory per thread block, a multiple of 16. They hold a padded row of elements for each
-        token that the block writes, and the slot numbers of these tokens.
+        """The bytes of shared memory per thread block, a multiple of 16.
+
+        Shared memory holds a padded row of elements and the slot number of each token that the thread block writes.
         """
         rows = self.tokens * (self.variant.head_size + PADDING) * self.variant.cache_item_bytes
         return -(-(-(-rows // 8) * 8 + 8 * self.tokens) // 16) * 16
@@ -148,7 +155,7 @@ class CudaCachePlan:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """The plans of the PyTorch version and the CUDA version of one cache writer, and its row in the dispatch table."""
+    """The plan of one cache writer, that is, of a kernel that writes new keys and values into the KV cache."""
 
     variant: CacheVariant
     spec: Spec
@@ -156,24 +163,25 @@ class CachePlan:
 
     @cached_property
     def cuda(self) -> CudaCachePlan:
-        """The plan of the CUDA version of this cache writer."""
+        """The computed sizes and costs of the kernel's CUDA version."""
         return CudaCachePlan(self.variant)
 
     @property
     def title(self) -> str:
-        """The axis values that a call must have to use this cache writer, in words. This text goes into the comment at
-        the top of each of its sources.
+        """The properties of the calls that this kernel can handle, in words, such as the head size and the dtype.
+
+        The comment at the top of each kernel source contains the title.
         """
         return title(self.variant.key._asdict())
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures of this cache writer for the table of ``pav2gen list``, as a dict by the names of the columns."""
+        """The values that ``pav2gen list`` prints for this kernel, as a dict from column name to value."""
         shared = {"shared_kib": round(self.cuda.shared_bytes / 1024, 1)} if "cuda" in self.spec.backends else {}
         return {"workspace_mib": self.torch.gpu_bytes // MIB, "torch_calls": self.torch.calls(1), **shared}
 
     def row(self) -> Row:
-        """Return the row of this cache writer in the dispatch table."""
+        """Return the kernel's row in the dispatch table, from which the runtime chooses a kernel for each call."""
         v, backends = self.variant, self.spec.backends
         return Row(
             symbol=v.symbol,
@@ -191,5 +199,9 @@ class CachePlan:
 
 
 def plan_cache(variant: CacheVariant, spec: Spec) -> CachePlan:
-    """Make the plan of the cache writer ``variant``. Its workspace is at most the limit in ``spec``."""
+    """Compute the plan of a kernel that writes new keys and values into the KV cache.
+
+    variant: the properties of the kernel, such as its head size and dtype.
+    spec: the parsed YAML file that requests the kernel. ``spec.limits`` limits the memory for temporary buffers.
+    """
     return CachePlan(variant, spec, TorchCachePlan(variant, spec.limits.workspace_mib * MIB))

@@ -1,4 +1,4 @@
-"""The geometry of the thread blocks of a CUDA kernel for decode or extend: how the threads divide the work."""
+"""The classes that describe how the threads of a CUDA decode kernel or extend kernel divide the work."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ WIDEST_WARP = 64
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the threads of a thread block divide the work in a CUDA decode kernel.
+    """The layout of a CUDA decode kernel, that is, how the threads of a thread block divide the work.
+
+    A thread block processes its partition in steps. In each step, the thread block computes the scores of some tokens,
+    and then adds their softmax-weighted values to the output.
 
     threads: the number of threads in the thread block.
     heads: the number of query heads that the thread block computes.
-    step: the number of tokens in a step. In each step, the thread block scores this many tokens of its partition, and
-    then adds their values, weighted by the softmax, to the output. Shared memory holds the scores of one step.
-    runs: the number of runs that a warp scores at the same time. A run is a group of consecutive tokens.
+    step: the number of tokens in a step. Shared memory holds the scores of one step.
+    runs: the number of groups of consecutive tokens whose scores a warp computes at the same time.
     key_words: the number of 32-bit words that a thread reads with one load of K.
     value_words: the number of 32-bit words that a thread reads with one load of V.
-    row_lanes: the number of threads that read one row of V side by side. A row of V holds the same element of the value
-    of each token in a page.
+    row_lanes: the number of threads that read one row of V side by side. A row of V holds one of the ``head_size``
+    elements of the value, for every token of a page.
     """
 
     threads: int
@@ -40,19 +42,20 @@ KEY_LANES = 16
 
 @dataclass(frozen=True)
 class ExtendGeometry:
-    """How the threads of a thread block divide the work in a CUDA extend kernel.
+    """The layout of a CUDA extend kernel, that is, how the threads of a thread block divide the work.
 
-    A query row is a pair of a query token and a query head.
+    A query row is a pair of a query token and a query head. A thread block processes its keys in steps, that is, one
+    set of consecutive keys after the other.
 
     threads: the number of threads in the thread block.
     heads: the number of query heads that the thread block computes.
     tokens: the number of query tokens that the thread block computes.
-    step: the number of keys in a step. In each step, shared memory holds first these keys and then their values.
-    chunk_rows: the number of query rows that a warp scores at the same time.
-    lane_keys: the number of keys that a lane scores at the same time.
+    step: the number of keys in a step. In each step, shared memory holds first the keys of the step and then their
+    values.
+    chunk_rows: the number of query rows for which a warp computes scores at the same time.
+    lane_keys: the number of keys for which a lane computes scores at the same time.
     load_words: the number of 32-bit words that a thread reads from the KV cache with one load.
-    dim_lanes: the number of threads that add values to the output of the same query row. These threads divide the
-    elements of the head among themselves.
+    dim_lanes: the number of threads that divide the ``head_size`` output elements of one query row among them.
     partition: the number of keys that the thread block processes in all its steps.
     """
 
@@ -68,22 +71,25 @@ class ExtendGeometry:
 
     @property
     def rows(self) -> int:
-        """The number of query rows that a thread block computes."""
+        """The number of query rows, that is, of (query token, query head) pairs, that a thread block computes."""
         return self.heads * self.tokens
 
     @property
     def row_slots(self) -> int:
-        """The number of query rows that a thread block computes, rounded up to a multiple of ``chunk_rows``."""
+        """The number of query rows, that is, of (query token, query head) pairs, rounded up to a multiple of
+        ``chunk_rows``.
+        """
         return -(-self.rows // self.chunk_rows) * self.chunk_rows
 
     @property
     def run_keys(self) -> int:
-        """The number of keys that a warp scores at the same time."""
+        """The number of keys for which a warp computes scores at the same time."""
         return KEY_LANES * self.lane_keys
 
     @property
     def row_groups(self) -> int:
-        """The number of groups of ``dim_lanes`` threads in a thread block. Each group adds values to the outputs of its
-        own query rows.
+        """The number of groups of ``dim_lanes`` threads in a thread block.
+
+        Each group computes the outputs of its own query rows, that is, of its own (query token, query head) pairs.
         """
         return self.threads // self.dim_lanes

@@ -1,6 +1,7 @@
-"""Writes the CUDA code of a kernel's two hooks.
+"""Generates the CUDA code that changes scores and masks keys before the softmax.
 
-The score hook changes a score before the softmax. The mask hook masks keys.
+The generated code runs in two places of a kernel, called hooks. The first hook changes a score, and the second hook
+masks keys.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _INDEX = {"heads": "at.first_head + h", "kv_heads": "at.kv_head"}
 
 
 class Line(NamedTuple):
-    """One step of a hook: what one modification does at the place in a kernel where scores, or masks, are computed.
+    """The CUDA code of one modification, such as softcap, that changes a score or masks keys.
 
-    text: the CUDA expression that the step evaluates.
-    about: the name of the modification that the step comes from.
+    text: the CUDA expression for the new score, or for whether the query attends to the key.
+    about: the name of the modification.
     """
 
     text: str
@@ -36,13 +37,13 @@ class Line(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter tensor of a modification, such as the ALiBi slopes, in the code of a CUDA kernel.
+    """The CUDA code that reads one parameter tensor of a modification, such as the ALiBi slopes.
 
-    array: the name of the array in shared memory. The array holds the tensor's elements for the query heads of the
-    thread block.
+    array: the name of the array in shared memory that holds the tensor's elements for the query heads of the thread
+    block.
     pointer: the CUDA code for the pointer to the tensor in global memory.
-    place: the CUDA code for the index, in the tensor, of the element that belongs to a query head. In this code, unlike
-    in ``NAMES``, ``h`` is the index of the query head in the thread block.
+    place: the CUDA code for the tensor index of a query head's element. In this code, ``h`` is the index of the query
+    head in the thread block.
     """
 
     array: str
@@ -52,7 +53,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class CudaHooks:
-    """The CUDA code of a kernel's two hooks, one that changes a score and one that masks keys."""
+    """The generated CUDA code that changes a score and masks keys."""
 
     variant: AttentionVariant
 
@@ -66,7 +67,7 @@ class CudaHooks:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The parameter tensors of all modifications of the kernel."""
+        """The parameter tensors of all modifications of the kernel, such as the ALiBi slopes."""
         found = [Parameter("slope", "a.alibi_slopes", _INDEX["heads"])] if self.variant.alibi else []
         for number, (name, axis) in enumerate(self._own_tensors.items()):
             found.append(Parameter(f"{name}_", f"a.tensors[{number}]", _INDEX[axis]))
@@ -79,15 +80,17 @@ class CudaHooks:
 
     @cached_property
     def scores(self) -> tuple[Line, ...]:
-        """The steps of the hook that changes a score. The kernel evaluates them in order, and assigns each result to
-        ``s``.
+        """The generated code that changes a score, as expressions that the kernel evaluates one after the other.
+
+        The kernel assigns the result of each expression to the variable ``s``, which holds the score.
         """
         return tuple(Line(cuda_text(e.score_tree, self._names), e.name) for e in self._entries if e.score_tree)
 
     @cached_property
     def masks(self) -> tuple[Line, ...]:
-        """The steps of the hook that masks keys. A query attends to a key only if the expressions of all steps are
-        true.
+        """The generated code that masks keys, as a tuple of expressions.
+
+        A query attends to a key only if all mask expressions are true.
         """
         found = [Line(cuda_text(e.mask_tree, self._names), e.name) for e in self._entries if e.mask_tree]
         if self.variant.blocksparse:
@@ -101,11 +104,11 @@ class CudaHooks:
 
     @property
     def uses_floor(self) -> bool:
-        """Whether the CUDA code of a hook calls ``floor_div`` or ``floor_mod``."""
+        """Whether the generated CUDA code calls the functions ``floor_div`` or ``floor_mod``."""
         return any(map(uses_floor, self._trees))
 
     def reads_head(self, lines: tuple[Line, ...]) -> bool:
-        """Whether the hook with the steps ``lines`` reads the index of the query head among all query heads.
+        """Whether the expressions ``lines`` read the index of the query head among all query heads.
 
         lines: either ``scores`` or ``masks`` of this object.
         """

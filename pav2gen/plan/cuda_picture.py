@@ -1,5 +1,6 @@
-"""Draws text pictures of how the threads of a CUDA kernel divide K and V. The pictures are for the comment at the top
-of a CUDA source.
+"""Draws text tables that show how the threads of a CUDA kernel divide the keys and values.
+
+The comment at the top of each CUDA source contains the tables.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ELLIPSIS = "..."
 
 
 def picture(v: Variant, g: Geometry) -> list[str]:
-    """Draw the picture of a decode kernel. Return its lines, which have at most 100 characters each.
+    """Draw the tables for a CUDA decode kernel, and return their lines of at most 100 characters.
 
     The first table shows which lanes of a warp read which part of K with one load. The second table shows which threads
     of a thread block read which part of V with one load.
@@ -62,10 +63,10 @@ def _values(v: Variant, g: Geometry) -> list[str]:
 
 
 def extend_picture(v: ExtendVariant, g: ExtendGeometry) -> list[str]:
-    """Draw the picture of an extend kernel. Return its lines.
+    """Draw the tables for a CUDA extend kernel, and return their lines.
 
-    The first table shows which lanes of a warp score which keys. The second table shows which threads of a thread block
-    add values to which elements of the output.
+    The first table shows which lanes of a warp compute the scores of which keys. The second table shows which threads
+    of a thread block add values to which elements of the output.
     """
     return [*_scores(v, g), "", *_sums(v, g)]
 
@@ -95,11 +96,13 @@ def _sums(v: ExtendVariant, g: ExtendGeometry) -> list[str]:
 
 
 def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int], str]) -> list[str]:
-    """Draw a table with a header line. Return its lines. An ellipsis replaces the rows or columns in the middle of a
-    table that is too large.
+    """Draw a table with a header line, and return its lines.
 
-    rows, columns: the titles of the rows and of the columns.
-    cell: a function that returns the text at the given indices of a row and a column.
+    If the table has too many rows or columns, "..." replaces the rows or columns in the middle.
+
+    rows: the titles of the rows.
+    columns: the titles of the columns.
+    cell: a function that returns the text of a cell, given the indices of its row and its column.
     """
     across, down = _shown(len(columns), COLUMNS), _shown(len(rows), ROWS)
     lines = [["", *(ELLIPSIS if j is None else columns[j] for j in across)]]
@@ -113,10 +116,11 @@ def _table(rows: Sequence[str], columns: Sequence[str], cell: Callable[[int, int
 
 
 def _shown(count: int, most: int) -> list[int | None]:
-    """Return the indices of the rows, or of the columns, that a table shows. If the table leaves some out, None stands
-    in their place.
+    """Return the indices of the rows or columns that a table shows.
+
+    If the table leaves some rows or columns out, the result contains None in their place.
 
     count: the number of rows or columns that the table has.
-    most: the largest number of rows (or columns) with which the table shows all of them.
+    most: the largest number of rows or columns that a table shows completely.
     """
     return list(range(count)) if count <= most else [0, 1, None, count - 1]

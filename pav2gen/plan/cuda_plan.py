@@ -1,5 +1,7 @@
-"""Chooses the layout of a CUDA decode kernel: the numbers of threads and of query heads per thread block, the number of
-tokens per step, the width of loads, and the use of shared memory.
+"""Chooses the layout of a CUDA decode kernel: how the threads of a thread block divide the work.
+
+The layout determines the number of threads and query heads per thread block, the width of loads, and the use of shared
+memory.
 """
 
 from __future__ import annotations
@@ -89,9 +91,7 @@ SCALARS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
 
 @dataclass(frozen=True)
 class CudaPlan:
-    """The layout of a CUDA decode kernel, with the resources that the kernel needs and the amounts of data that it
-    reads.
-    """
+    """The layout of a CUDA decode kernel, the resources that the kernel needs, and the bytes that the kernel reads."""
 
     variant: Variant
     geometry: Geometry
@@ -104,27 +104,26 @@ class CudaPlan:
 
     @property
     def stored(self) -> str:
-        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the KV cache."""
+        """The name of the struct in runtime/cuda/pav2_device.cuh that decodes elements of the KV cache."""
         v = self.variant
         return STORED[v.dtype if v.kv_cache_dtype == "auto" else v.kv_cache_dtype]
 
     @property
     def blocks_per_group(self) -> int:
-        """The number of thread blocks that share the query heads of one KV head. Each thread block reads the keys and
-        values of the KV head from the KV cache.
+        """The number of thread blocks that share the query heads of one KV head.
+
+        Each thread block that shares a KV head reads the head's keys and values from the KV cache.
         """
         return -(-self.variant.gqa_ratio // self.geometry.heads)
 
     @property
     def steps(self) -> int:
-        """The number of steps in which a thread block processes its partition. ``Geometry.step`` describes a step."""
+        """The number of steps in which a thread block processes its partition, each with ``Geometry.step`` tokens."""
         return self.variant.partition_size // self.geometry.step
 
     @property
     def uneven(self) -> bool:
-        """Whether the last of the thread blocks that share the query heads of a KV head computes fewer heads than the
-        others.
-        """
+        """Whether the last of the thread blocks that share one KV head computes fewer query heads than the others."""
         return self.variant.gqa_ratio % self.geometry.heads != 0
 
     @property
@@ -136,58 +135,66 @@ class CudaPlan:
     def lanes_without_grain(self) -> bool:
         """Whether some lanes of a 64-lane warp are idle while the warp loads keys.
 
-        A key consists of 16-byte groups. Lanes are idle if the warp could load more groups of each key at once than a
-        key has.
+        A key consists of 16-byte groups. Lanes are idle if a warp can load more 16-byte groups of each key at once than
+        a key has.
         """
         lanes = WIDEST_WARP * self.geometry.key_words // 4
         return lanes // min(self.variant.block_size, lanes) > self.variant.head_size // self.variant.grain
 
     @property
     def rows_may_end(self) -> bool:
-        """Whether some threads are idle in the last round of reading V. In each round, the thread block reads several
-        rows of V, and in the last round fewer rows may be left.
+        """Whether some threads are idle in the last round of reading V.
+
+        In each round, the thread block reads several rows of V. A row of V holds one of the ``head_size`` elements of
+        the value, for every token of a page.
         """
         return self.variant.head_size * self.geometry.row_lanes % self.geometry.threads != 0
 
     @property
     def tile(self) -> int:
-        """The number of tokens whose elements in a row of V are read together, if each thread of this row does one
-        load.
+        """The number of tokens that the threads assigned to one row of V read with one load each.
+
+        A row of V holds one of the ``head_size`` elements of the value, for every token of a page.
         """
         return self.geometry.row_lanes * self.geometry.value_words * (4 // self.variant.cache_item_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes of static shared memory per thread block of the kernel that computes partitions. The reduction,
-        which merges the results of the partitions, is another kernel and is not included.
+        """The bytes of static shared memory per thread block of the kernel that computes partitions.
+
+        The number excludes the shared memory of the reduction kernel, which merges the results of the partitions.
         """
         return shared_bytes(self.variant, self.geometry.heads, self.geometry.step)
 
     @cached_property
     def occupancy(self) -> Occupancy:
-        """The thread blocks that are resident on a multiprocessor and their bytes in flight, both estimated. The number
-        of registers per thread is an estimate too.
+        """The estimated number of thread blocks that are resident on a multiprocessor, and the number of bytes in
+        flight.
+
+        Bytes in flight were requested from memory and have not arrived yet. The estimate uses an estimated number of
+        registers per thread.
         """
         return occupancy(self.variant, self.geometry, self.shared_bytes, self.target)
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """The generated code that runs between the product q·k and the softmax.
-
-        This code changes scores and masks keys.
-        """
+        """The generated code that changes scores and masks keys, between the product q·k and the softmax."""
         return CudaHooks(self.variant)
 
     @property
     def picture(self) -> list[str]:
-        """A picture of which thread loads which part of a page, as lines of text for the comment at the top of a CUDA
-        source.
+        """Lines of text that show which thread loads which part of a page.
+
+        The comment at the top of the CUDA source contains the picture.
         """
         return picture(self.variant, self.geometry)
 
     @property
     def page_bytes(self) -> int:
-        """The size in bytes of all keys in a page, for one KV head. The values have the same size."""
+        """The size in bytes of all keys in a page, for one KV head.
+
+        The values in a page have the same size as the keys.
+        """
         return page_bytes(self.variant)
 
     @property
@@ -198,7 +205,7 @@ class CudaPlan:
     def kv_bytes(self, pages: int, kv_heads: int) -> int:
         """Return the bytes of keys and values that all thread blocks of one call together load.
 
-        Each page is loaded ``blocks_per_group`` times for each KV head.
+        The thread blocks load each page ``blocks_per_group`` times for each KV head.
 
         pages: the number of pages of all sequences together.
         kv_heads: the number of KV heads.
@@ -215,28 +222,24 @@ class CudaPlan:
 
     @property
     def saturating_blocks(self) -> int:
-        """The number of resident thread blocks that a multiprocessor needs to use its full share of the memory
-        bandwidth.
-        """
+        """The number of resident thread blocks that a multiprocessor needs to use its full share of the bandwidth."""
         needed = self.occupancy.needed or ASSUMED_BYTES
         return -(-needed * self.occupancy.blocks // max(1, self.occupancy.bytes_in_flight))
 
     @property
     def empty_tokens(self) -> int:
-        """The time that an empty thread block takes. The unit is the time in which one multiprocessor processes one
+        """The time that an empty thread block takes, relative to the time in which a multiprocessor processes one
         token.
 
-        A thread block is empty if its partition begins past the end of its sequence. Such a thread block starts, loads
-        the length of the sequence, and ends.
+        A thread block is empty if its partition begins past the end of its sequence. An empty thread block only starts,
+        loads the length of the sequence, and ends.
         """
         needed = self.occupancy.needed or ASSUMED_BYTES  # the bytes that arrive in the latency of a load
         idle_ns = self.target.block_start_ns + self.target.latency_ns
         return math.ceil(needed * idle_ns / self.target.latency_ns / self.variant.kv_token_bytes)
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """Return the figures of the CUDA kernel for the table of ``pav2gen list``, as a dict by the names of the
-        columns.
-        """
+        """Return the values that ``pav2gen list`` prints for the CUDA kernel, as a dict from column name to value."""
         g = self.geometry
         return {
             "threads": g.threads,
@@ -251,18 +254,21 @@ class CudaPlan:
 
 
 def page_bytes(v: Variant) -> int:
-    """Return the size in bytes of all keys in a page, for one KV head. The values have the same size."""
+    """Return the size in bytes of all keys in a page, for one KV head.
+
+    The values in a page have the same size as the keys.
+    """
     return v.head_size * v.block_size * v.cache_item_bytes
 
 
 def shared_bytes(v: Variant, heads: int, step: int) -> int:
-    """Return the bytes of shared memory that a thread block of variant ``v`` needs.
+    """Return the bytes of shared memory that a thread block of the CUDA decode kernel ``v`` needs.
 
-    Shared memory holds the query and the softmax weights in float32, the block number of each page of the partition,
-    and a few numbers per query head.
+    Shared memory holds the query and the softmax weights in float32, and the block number of each page of the
+    partition. Shared memory also holds a few numbers per query head.
 
     heads: the number of query heads that the thread block computes.
-    step: the number of tokens in a step.
+    step: the number of tokens that the thread block processes at a time.
     """
     scalars = 1 + (step < v.partition_size) + v.sinks + len(CudaHooks(v).parameters)
     floats = heads * (v.head_size + step + scalars) + v.pages_per_partition
@@ -270,15 +276,16 @@ def shared_bytes(v: Variant, heads: int, step: int) -> int:
 
 
 def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPlan:
-    """Choose the layout of the CUDA decode kernel of variant ``v`` for the GPU ``target``.
+    """Choose the layout of the CUDA decode kernel ``v`` for the GPU ``target``.
 
-    The query heads of one KV head are divided over as few thread blocks as possible, because each thread block reads
-    the KV cache. Among the layouts with this number of thread blocks, the first one that ``layouts`` returns is chosen.
+    The plan divides the query heads of one KV head over as few thread blocks as possible, because each thread block
+    reads the KV cache. Among the layouts with the fewest thread blocks, the plan uses the first result of ``layouts``.
     Raises ValueError if ``choices`` has a step that is shorter than a page.
 
-    choices: values that the spec prescribes for some settings of ``CHOICES``. ``threads`` is the number of threads per
-    thread block. ``step`` is the number of tokens in a step; a number larger than the partition size means the
-    partition size. ``tokens`` is the number of runs that a warp scores at the same time; it is halved until the
+    choices: the values that the spec prescribes, as a dict with some of the keys of ``CHOICES``. The entry ``threads``
+    is the number of threads per thread block. The entry ``step`` is the number of tokens that a thread block processes
+    at a time. A step larger than the partition size is reduced to the partition size. The entry ``tokens`` is the
+    number of token groups whose scores a warp computes at the same time. The number of token groups is halved until the
     accumulators fit in registers.
     """
     for blocks in range(1, v.gqa_ratio + 1):
@@ -291,15 +298,17 @@ def plan_cuda(v: Variant, target: Target, choices: Mapping[str, int]) -> CudaPla
 def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> list[CudaPlan]:
     """Return the possible layouts with ``heads`` query heads per thread block, the best layout first.
 
-    Five criteria decide the order, the most important one first. A layout is better if
+    A step is the part of a partition that a thread block processes at a time. Five criteria decide the order of the
+    layouts, the most important criterion first:
 
-    * its loads of V are not wider than the loads that are best on the target (``target.load_bytes``);
-    * its steps have at least ``SHORT_STEP`` tokens, or are whole partitions;
-    * the grade of its bytes in flight is higher (see ``_grade``);
-    * its steps are longer;
-    * its thread blocks have fewer threads.
+    * Layouts with loads of V of at most ``target.load_bytes`` bytes come before layouts with wider loads.
+    * Layouts with steps of ``SHORT_STEP`` tokens or more, or of whole partitions, come before layouts with shorter
+      steps.
+    * Layouts with a higher result of ``_grade``, that is, with more bytes in flight, come first.
+    * Layouts with longer steps come first.
+    * Layouts with fewer threads per thread block come first.
 
-    choices: the values that the spec prescribes for some settings of ``CHOICES``.
+    choices: the values that the spec prescribes, as a dict with some of the keys of ``CHOICES``.
     """
     plans = [CudaPlan(v, g, target) for g in dict.fromkeys(_candidates(v, target, heads, choices))]
     plans = [p for p in plans if p.shared_bytes <= min(SHARED_LIMIT, target.shared_memory_bytes)]
@@ -314,21 +323,25 @@ def layouts(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) 
 
 
 def _grade(in_flight: int, needed: int) -> int:
-    """Return the grade of a layout: a number that compares its bytes in flight on a multiprocessor with those that full
-    bandwidth needs.
+    """Return the grade of a layout, which compares the layout's bytes in flight with those that full bandwidth needs.
 
-    The grade is 0 if ``in_flight`` is at least ``needed``. The grade is ``-GRADES`` if ``in_flight`` is half of
-    ``needed``, ``-2 * GRADES`` if ``in_flight`` is a quarter of ``needed``, and so on, rounded to a whole number.
+    Bytes in flight were requested from memory and have not arrived yet. The grade is 0 if ``in_flight`` is at least
+    ``needed``. Each halving of ``in_flight`` lowers the grade by ``GRADES``. The grade is rounded to an integer.
+
+    in_flight: the bytes in flight on one multiprocessor.
+    needed: the bytes in flight on one multiprocessor that full bandwidth needs.
     """
     return round(GRADES * math.log2(min(1.0, max(in_flight, 1) / needed)))
 
 
 def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, int]) -> Iterator[Geometry]:
-    """Yield the geometries with which the accumulators of a thread fit in registers. Geometries with longer steps come
-    first. Among those with equally long steps, geometries with fewer threads come first.
+    """Yield the layouts of a thread block with which the accumulators of each thread fit in registers.
+
+    Layouts with longer steps come first, where a step is the part of a partition that a thread block processes at a
+    time. Among layouts with equally long steps, layouts with fewer threads come first.
 
     heads: the number of query heads that a thread block computes.
-    choices: the values that the spec prescribes for some settings of ``CHOICES``.
+    choices: the values that the spec prescribes, as a dict with some of the keys of ``CHOICES``.
     """
     key_words = _key_words(v, target.load_bytes)
     for step in _steps(v, choices.get("step")):
@@ -342,20 +355,21 @@ def _candidates(v: Variant, target: Target, heads: int, choices: Mapping[str, in
 
 
 def most_accumulators(threads: int) -> int:
-    """Return the largest number of accumulators per thread that fit in registers, if a thread block has ``threads``
-    threads.
+    """Return the largest number of accumulators per thread that fit in registers.
+
+    threads: the number of threads in a thread block.
     """
     return min(MOST_ACCUMULATORS, REGISTER_FILE // threads - OTHER_REGISTERS)
 
 
 def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
-    """Return the numbers of threads per thread block that may be chosen.
+    """Return the possible numbers of threads per thread block.
 
-    If the spec prescribes a number, the result is only this number. Otherwise, the result is 64 if a page has less than
-    512 bytes of keys per KV head. For larger pages, the result is those of the numbers 128, 256 and 512 that the target
-    allows.
+    If ``chosen`` is not None, the result contains only ``chosen``. Otherwise, the result depends on the size of a page.
+    For pages with less than 512 bytes of keys per KV head, the result contains only 64. For larger pages, the result
+    contains the numbers 128, 256 and 512, without numbers that exceed the target's limit.
 
-    chosen: the number that the spec prescribes, or None.
+    chosen: the number of threads that the spec prescribes, or None.
     """
     if chosen:
         return (chosen,)
@@ -364,10 +378,10 @@ def _threads(v: Variant, target: Target, chosen: int | None) -> tuple[int, ...]:
 
 
 def _runs_fit(v: Variant, g: Geometry) -> bool:
-    """Whether a warp can score ``g.runs`` runs of tokens at the same time.
+    """Whether a warp can compute the scores of ``g.runs`` groups of tokens at the same time.
 
-    The layout works if the accumulators and the unpacked floats fit in registers, and if each warp has enough tokens in
-    each step.
+    The accumulators and the keys in float32 must fit in registers. Each warp must also have at least ``TOKENS_PER_RUN``
+    tokens for each group, in each step of the kernel.
     """
     unpacked = g.runs * g.key_words * 4 // v.cache_item_bytes
     busy = g.runs * TOKENS_PER_RUN * (g.threads // WIDEST_WARP) <= g.step
@@ -376,13 +390,14 @@ def _runs_fit(v: Variant, g: Geometry) -> bool:
 
 
 def _steps(v: Variant, chosen: int | None) -> list[int]:
-    """Return the numbers of tokens per step that may be chosen.
+    """Return the possible numbers of tokens that a thread block processes at a time.
 
-    If the spec prescribes a number, the result is only this number, but at most the partition size. The result is empty
-    if the number is smaller than a page. Without such a number, the result is the partition size, half of it, a
-    quarter, and so on, down to 64 tokens or a page, whichever is larger.
+    If ``chosen`` is not None, the result contains only ``chosen``, limited to the partition size. The result is empty
+    if ``chosen`` is smaller than a page. If ``chosen`` is None, the result contains the partition size, half the
+    partition size, a quarter of the partition size, and so on. Fractions of less than 64 tokens, or of less than a
+    page, are left out.
 
-    chosen: the number that the spec prescribes, or None.
+    chosen: the number of tokens that the spec prescribes, or None.
     """
     if chosen:
         return [min(chosen, v.partition_size)] if chosen >= v.block_size else []
@@ -395,8 +410,8 @@ def _steps(v: Variant, chosen: int | None) -> list[int]:
 def _key_words(v: Variant, load_bytes: int) -> int:
     """Choose the number of 32-bit words that a thread reads with one load of K.
 
-    The choice is the widest load of at most ``load_bytes`` bytes with which all lanes of a 64-lane warp are busy. If
-    there is no such load, the choice is the widest load of at most ``load_bytes`` bytes.
+    The function chooses the widest load of at most ``load_bytes`` bytes that keeps all lanes of a 64-lane warp busy. If
+    every load leaves lanes idle, the function chooses the widest load of at most ``load_bytes`` bytes.
     """
     widths = [width for width in (16, 8, 4) if width <= load_bytes]
     whole = [width for width in widths if page_bytes(v) // width % WIDEST_WARP == 0]
@@ -404,15 +419,17 @@ def _key_words(v: Variant, load_bytes: int) -> int:
 
 
 def _rows(v: Variant, threads: int, load_bytes: int) -> list[tuple[int, int]]:
-    """Return the ways in which threads may read a row of V, the best first. Each is a pair: the number of 32-bit words
-    that a thread reads with one load, and the number of threads that read one row side by side.
+    """Return the ways in which threads may read a row of V, the best way first.
 
-    Pairs with which no thread is idle come before others. Otherwise, pairs with loads of at most ``load_bytes`` bytes
-    come before pairs with wider loads. With one load each, the threads of a row read the whole row, or at least one
-    sector of it.
+    A row of V holds one of the ``head_size`` elements of the value, for every token of a page. Each result is a pair:
+    the number of 32-bit words per load, and the number of threads that read a row side by side.
+
+    Pairs that keep all threads busy come before pairs that leave threads idle. In each of the two groups, pairs with
+    loads of at most ``load_bytes`` bytes come before pairs with wider loads. With one load each, the threads of a row
+    read at least one memory sector or the whole row.
 
     threads: the number of threads in a thread block.
-    load_bytes: the width of a load that is best on the target, in bytes.
+    load_bytes: the best width of a load on the target, in bytes.
     """
     row = v.block_size * v.cache_item_bytes
     widths = [w for w in (16, 8, 4) if w <= min(load_bytes, row)] + [w for w in (16,) if load_bytes < w <= row]

@@ -1,27 +1,30 @@
-"""Chooses the layout of a CUDA extend kernel: the numbers of query rows and of threads per thread block, and the use of
-shared memory.
+"""Chooses the layout of a CUDA extend kernel: how the threads of a thread block divide the work.
 
 A query row is a pair of a query token and a query head. A query tile is a set of consecutive query tokens of one
-sequence. A thread block processes one query tile and one partition of the keys, for all query heads of one KV head if
-they fit. A thread block reads each key and value once for all its query rows. Three resources limit the number of query
-rows per thread block: shared memory, which holds their queries and softmax weights; registers, which hold their
-outputs; and the time for arithmetic, which grows with each query row.
+sequence. A thread block processes one query tile and one partition of the keys. If possible, the thread block computes
+all query heads of one KV head. Each thread block reads its keys and values once for all its query rows.
 
-Which calls prefer the CUDA kernel to the PyTorch kernel
---------------------------------------------------------
-A model of the time of both kernels decides. Its unit of time is the time to read K and V of the whole sequence once. In
-the CUDA kernel, a thread block with R query rows does R multiply-adds for each element that it reads. If an element has
-two bytes, a multiprocessor does ``BALANCED_ROWS`` multiply-adds in the time that it takes to read one element. So a
-query tile with R query rows takes R / ``BALANCED_ROWS`` units, but at least 1 unit. A query of q tokens, with G query
-heads per KV head and query tiles of t tokens, takes the CUDA kernel at least this number of units:
+Three resources limit the number of query rows per thread block. Shared memory holds the queries and softmax weights of
+all query rows. Registers hold the outputs of all query rows. The time for arithmetic grows with each query row.
+
+The dispatch prefers the CUDA kernel to the PyTorch kernel for queries of at most ``query_len`` tokens. A model of the
+times of both kernels determines ``query_len``. The model's unit of time is the time to read K and V of the whole
+sequence once.
+
+In the CUDA kernel, a thread block with R query rows does R multiply-adds for each element that it reads. In the time to
+read one two-byte element, a multiprocessor can do ``BALANCED_ROWS`` multiply-adds. A query tile with R query rows
+therefore takes R / ``BALANCED_ROWS`` units, but at least 1 unit. For a query of q tokens, with G query heads per KV
+head and query tiles of t tokens, the CUDA kernel takes at least this number of units:
 
     max(ceil(q / t), q * G / BALANCED_ROWS)
 
-The PyTorch kernel copies K and V of a short query only once. The copy reads each element of the KV cache and writes it
-as float32; then the matrix product reads the float32. Together, this takes 1 + 2 * 4 / (bytes of an element) units. The
-arithmetic is assumed to take no time, because the vendor's BLAS library does it many times as fast as scalar code.
-``query_len`` is the length of the longest query for which the CUDA kernel takes at most as long as the PyTorch kernel.
-The model ignores the time to launch kernels. This favours the PyTorch kernel, which launches more kernels.
+The PyTorch kernel converts K and V to float32 once for a short query. The conversion reads each element of the KV cache
+and writes it as float32. The matrix product then reads the float32 elements. The conversion and the reads together take
+1 + 2 * 4 / (bytes of an element) units. The model neglects the arithmetic of the PyTorch kernel, because a BLAS library
+computes many times as fast as scalar code.
+
+The model also neglects the time to launch kernels. Neglecting launch times favours the PyTorch kernel, which launches
+more kernels than the CUDA kernel.
 """
 
 from __future__ import annotations
@@ -83,8 +86,9 @@ SECTOR = 32
 
 @dataclass(frozen=True)
 class ExtendCudaPlan:
-    """The layout of a CUDA extend kernel, the resources that it needs, and the longest query for which it is preferred
-    to the PyTorch kernel.
+    """The layout and resources of a CUDA extend kernel, and the longest query for which the kernel is preferred.
+
+    The alternative to the CUDA kernel is the PyTorch kernel.
     """
 
     variant: ExtendVariant
@@ -98,18 +102,18 @@ class ExtendCudaPlan:
 
     @property
     def query_format(self) -> str:
-        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the query tensor."""
+        """The name of the struct in runtime/cuda/pav2_device.cuh that decodes elements of the query tensor."""
         return STORED[self.variant.dtype]
 
     @property
     def stored(self) -> str:
-        """The struct of runtime/cuda/pav2_device.cuh that decodes elements of the KV cache."""
+        """The name of the struct in runtime/cuda/pav2_device.cuh that decodes elements of the KV cache."""
         v = self.variant
         return STORED[v.dtype if v.kv_cache_dtype == "auto" else v.kv_cache_dtype]
 
     @property
     def scaled(self) -> bool:
-        """Whether the KV cache holds codes: 8-bit numbers that become keys and values when multiplied by a scale."""
+        """Whether the KV cache holds 8-bit numbers that a scale turns into keys and values."""
         return self.variant.kv_cache_dtype != "auto"
 
     @property
@@ -119,16 +123,15 @@ class ExtendCudaPlan:
 
     @property
     def blocks_per_group(self) -> int:
-        """The number of thread blocks that share the query heads of one KV head. Each thread block reads the keys and
-        values of the KV head from the KV cache.
+        """The number of thread blocks that share the query heads of one KV head.
+
+        Each thread block that shares a KV head reads the head's keys and values from the KV cache.
         """
         return -(-self.variant.gqa_ratio // self.geometry.heads)
 
     @property
     def uneven(self) -> bool:
-        """Whether the last of the thread blocks that share the query heads of a KV head computes fewer heads than the
-        others.
-        """
+        """Whether the last of the thread blocks that share one KV head computes fewer query heads than the others."""
         return self.variant.gqa_ratio % self.geometry.heads != 0
 
     @property
@@ -138,27 +141,34 @@ class ExtendCudaPlan:
 
     @property
     def dims_may_end(self) -> bool:
-        """Whether some threads are idle in the last round of adding values. In each round, each thread takes one
-        element of the head, and in the last round fewer elements than threads may be left.
+        """Whether some threads are idle in the last round of adding values to the output.
+
+        In each round, each thread processes one of the ``head_size`` elements of the output. The last round may have
+        fewer elements than threads.
         """
         return self.variant.head_size % self.geometry.dim_lanes != 0
 
     @property
     def loads_may_end(self) -> bool:
-        """Whether some threads are idle in the last round of loading the keys or values of a step, because fewer loads
-        than threads are left.
+        """Whether some threads are idle in the last round of loading keys or values into shared memory.
+
+        The last round may have fewer loads than threads.
         """
         return kv_bytes(self.variant, self.geometry.step) % (4 * self.geometry.load_words * self.geometry.threads) != 0
 
     @property
     def page_bytes(self) -> int:
-        """The size in bytes of all keys in a page, for one KV head. The values have the same size."""
+        """The size in bytes of all keys in a page, for one KV head.
+
+        The values in a page have the same size as the keys.
+        """
         return kv_bytes(self.variant, self.variant.block_size)
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes of static shared memory per thread block of the kernel that computes partitions. The reduction,
-        which merges the results of the partitions, is another kernel and is not included.
+        """The bytes of static shared memory per thread block of the kernel that computes partitions.
+
+        The number excludes the shared memory of the reduction kernel, which merges the results of the partitions.
         """
         return shared_bytes(self.variant, self.geometry)
 
@@ -173,14 +183,13 @@ class ExtendCudaPlan:
         return min(255, REGISTER_FILE // max(self.geometry.threads, RESIDENT_THREADS))
 
     def partials_bytes(self, num_heads: int, max_seq_len: int) -> int:
-        """Return the bytes of workspace that the partial results of one query tile need. A launch needs at least this
-        workspace.
+        """Return the smallest workspace in bytes with which the kernel can be launched.
 
-        Each partition of the keys has a partial result. If there is only one partition, the launch needs no workspace,
-        and the result is 0.
+        The workspace holds the partial results of one query tile, that is, of consecutive query tokens of one sequence.
+        Each partition of the keys has one partial result. If the keys have only one partition, the result is 0.
 
         num_heads: the number of query heads.
-        max_seq_len: the upper bound of the sequence lengths, in tokens.
+        max_seq_len: an upper bound of the sequence lengths, in tokens.
         """
         v, g = self.variant, self.geometry
         reach = None if v.sliding_window is None else v.sliding_window + g.tokens - 1
@@ -189,40 +198,41 @@ class ExtendCudaPlan:
 
     @cached_property
     def hooks(self) -> CudaHooks:
-        """The generated code that runs between the product q·k and the softmax.
-
-        This code changes scores and masks keys.
-        """
+        """The generated code that changes scores and masks keys, between the product q·k and the softmax."""
         return CudaHooks(self.variant)
 
     @property
     def reads_head(self) -> bool:
-        """Whether the hooks read the index of the query head in the thread block. The hooks need a head's index to find
-        its element of a parameter tensor, or to compute its index among all query heads.
+        """Whether the generated score and mask code reads the index of the query head in the thread block.
+
+        The code uses the index to read the head's element of a parameter tensor, or to compute the head's index among
+        all query heads.
         """
         return bool(self.hooks.parameters) or self.reads_heads_number
 
     @property
     def reads_heads_number(self) -> bool:
-        """Whether the hooks read ``h``, the index of the query head among all query heads."""
+        """Whether the generated score and mask code reads ``h``, the index of the query head among all query heads."""
         return any(map(self.hooks.reads_head, (self.hooks.scores, self.hooks.masks)))
 
     @property
     def key_lanes(self) -> int:
-        """The number of lanes of a warp that score different keys."""
+        """The number of lanes of a warp that compute the scores of different keys."""
         return KEY_LANES
 
     @property
     def picture(self) -> list[str]:
-        """A picture of how the threads divide keys and values, as lines of text for the comment at the top of a CUDA
-        source.
+        """Lines of text that show how the threads divide keys and values.
+
+        The comment at the top of the CUDA source contains the picture.
         """
         return extend_picture(self.variant, self.geometry)
 
     @property
     def query_len(self) -> int:
-        """The length in tokens of the longest query for which this kernel is preferred to the PyTorch kernel. The
-        docstring of this module explains the estimate.
+        """The length in tokens of the longest query for which this kernel is preferred to the PyTorch kernel.
+
+        The docstring of this module explains how the length is estimated.
         """
         v, g = self.variant, self.geometry
         other = 1 + 2 * 4 / v.cache_item_bytes
@@ -232,9 +242,7 @@ class ExtendCudaPlan:
         return max(1, min(by_reads, by_arithmetic))
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """Return the figures of the CUDA kernel for the table of ``pav2gen list``, as a dict by the names of the
-        columns.
-        """
+        """Return the values that ``pav2gen list`` prints for the CUDA kernel, as a dict from column name to value."""
         g = self.geometry
         return {
             "threads": g.threads,
@@ -249,15 +257,21 @@ class ExtendCudaPlan:
 
 
 def kv_bytes(v: ExtendVariant, keys: int) -> int:
-    """Return the size in bytes of ``keys`` keys of one KV head. Their values have the same size."""
+    """Return the size in bytes of ``keys`` keys of one KV head.
+
+    The values of the same tokens have the same size as the keys.
+    """
     return keys * v.head_size * v.cache_item_bytes
 
 
 def shared_bytes(v: ExtendVariant, g: ExtendGeometry) -> int:
-    """Return the bytes of shared memory that a thread block with variant ``v`` and geometry ``g`` needs.
+    """Return the bytes of shared memory that a thread block of the CUDA extend kernel ``v`` needs.
 
-    Shared memory holds the keys or the values of one step, the queries, the softmax weights, the block number of each
-    page of the partition, and a few numbers per query row or query head.
+    Shared memory holds the queries, the softmax weights, and the block number of each page of the partition. Shared
+    memory also holds the keys or values that the thread block processes at a time, and a few numbers per query row or
+    query head.
+
+    g: the layout of the thread block.
     """
     item = {"float16": 2, "bfloat16": 2, "float32": 4}[v.dtype]
     queries = g.row_slots * v.head_size * item
@@ -272,11 +286,11 @@ def outputs(v: ExtendVariant, g: ExtendGeometry) -> int:
 
 
 def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
-    """Choose the layout of the CUDA extend kernel of variant ``v`` for the GPU ``target``.
+    """Choose the layout of the CUDA extend kernel ``v`` for the GPU ``target``.
 
-    The query heads of one KV head are divided over as few thread blocks as possible, because each thread block reads
-    the KV cache. A query tile then has as many query tokens as fit, because each query tile reads the KV cache too.
-    Raises ValueError if not even a thread block with one query row fits.
+    The plan divides the query heads of one KV head over as few thread blocks as possible, because each thread block
+    reads the KV cache. Each thread block then computes as many query tokens as fit, to read the KV cache less often.
+    Raises ValueError if not even a thread block with one query token and one query head fits.
     """
     limit = shared_limit(target)
     for least in (LEAST_STEP_BYTES, 0):
@@ -291,19 +305,25 @@ def plan_extend_cuda(v: ExtendVariant, target: Target) -> ExtendCudaPlan:
 
 
 def shared_limit(target: Target) -> int:
-    """Return the largest number of bytes of shared memory that a thread block on ``target`` may use."""
+    """Return the largest number of bytes of shared memory that a thread block on the GPU ``target`` may use."""
     return min(SHARED_LIMIT, target.shared_memory_bytes)
 
 
 def least_shared_bytes(v: ExtendVariant, target: Target) -> int:
-    """Return the bytes of shared memory that the smallest possible thread block needs, which has one query row."""
+    """Return the bytes of shared memory that the smallest possible thread block needs.
+
+    The smallest thread block computes one query token and one query head.
+    """
     return min(shared_bytes(v, g) for g in _candidates(v, target, heads=1, tokens=1))
 
 
 def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> Iterator[ExtendGeometry]:
-    """Yield the geometries to try. Candidates with longer steps come first.
+    """Yield the thread block layouts to try.
 
-    heads, tokens: the numbers of query heads and of query tokens that a thread block computes.
+    Layouts that process more keys at a time come first.
+
+    heads: the number of query heads that a thread block computes.
+    tokens: the number of query tokens that a thread block computes.
     """
     rows = heads * tokens
     threads = _threads(v, target, rows)
@@ -315,21 +335,27 @@ def _candidates(v: ExtendVariant, target: Target, heads: int, tokens: int) -> It
 
 
 def _threads(v: ExtendVariant, target: Target, rows: int) -> int:
-    """Choose the number of threads in a thread block that computes ``rows`` query rows. The choice is the largest of
-    512 and 256 that the target allows and with which each thread has at least ``FEWEST_OUTPUTS`` accumulators for the
-    output. If there is none, the choice is 128.
+    """Choose the number of threads in a thread block: 512, 256 or 128.
+
+    The function chooses the largest number that the target allows, and that gives each thread ``FEWEST_OUTPUTS`` output
+    accumulators or more. If neither 512 nor 256 is possible, the function chooses 128.
+
+    rows: the number of (query token, query head) pairs that the thread block computes.
     """
     counts = [threads for threads in (512, 256) if threads <= target.max_threads_per_block]
     return next((threads for threads in counts if rows * v.head_size >= FEWEST_OUTPUTS * threads), 128)
 
 
 def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
-    """Choose the number of threads that add values to the output of the same query row.
+    """Choose the number of threads that together compute the output of one query row.
 
-    These threads divide the elements of the head among themselves. Their number is a multiple of 64, so that all lanes
-    of a warp read the softmax weights of the same query row. The choice is the number with the fewest accumulators per
-    thread. Among numbers with equally many accumulators, it is the smallest: with fewer threads, each thread uses a
-    softmax weight for more elements of the head.
+    A query row is a pair of a query token and a query head. The threads divide the ``head_size`` output elements of the
+    query row among themselves. The number of threads is a multiple of 64, so that all lanes of a warp read the softmax
+    weights of the same query row.
+
+    The function chooses the number that needs the fewest accumulators per thread. If several numbers need equally few
+    accumulators, the function chooses the smallest number. With fewer threads, each thread uses a softmax weight for
+    more output elements.
 
     threads: the number of threads in a thread block.
     rows: the number of query rows that a thread block computes.
@@ -344,10 +370,11 @@ def _dim_lanes(v: ExtendVariant, threads: int, rows: int) -> int:
 
 
 def _steps(v: ExtendVariant, target: Target) -> list[int]:
-    """Return the numbers of keys that a step may have, the largest first.
+    """Return the possible numbers of keys that a thread block processes at a time, the largest number first.
 
-    A step has whole pages, or a fraction of a page. A step can be a fraction of a page only if it then loads at least
-    one sector of memory from each row of V. A row of V holds the same element of the value of each token in a page.
+    Each number is a multiple of the page size, or a fraction of the page size. A fraction is allowed only if its keys
+    fill at least one memory sector in each row of V. A row of V holds one of the ``head_size`` elements of the value,
+    for every token of a page.
     """
     page, item = v.block_size, v.cache_item_bytes
     steps = [
@@ -360,14 +387,14 @@ def _steps(v: ExtendVariant, target: Target) -> list[int]:
 
 
 def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
-    """Choose how many query rows a warp scores at the same time, and how many keys a lane scores at the same time.
-    Return this pair of numbers.
+    """Choose the number of query rows per warp and the number of keys per lane whose scores are computed at the same
+    time.
 
-    The choice is the pair with the shortest estimated time. The estimate counts what a lane does for each element of
-    the head: it converts its keys and queries to float32, and multiplies each key by each query.
+    The function returns the pair of numbers with the shortest estimated time. The estimate counts how often a lane
+    converts elements of keys and queries to float32, and how often the lane multiplies the elements.
 
-    step: the number of keys in a step.
-    rows: the number of query rows that a thread block computes.
+    step: the number of keys that a thread block processes at a time.
+    rows: the number of query rows, that is, of (query token, query head) pairs, that a thread block computes.
     warps: the number of warps in a thread block.
     """
 
@@ -382,17 +409,25 @@ def _scoring(step: int, rows: int, warps: int) -> tuple[int, int]:
 
 
 def _load_words(v: ExtendVariant, target: Target, step: int) -> int:
-    """Choose the number of 32-bit words that a thread reads with one load. A load has as many bytes as is best on the
-    target (``target.load_bytes``), but not more than a step reads from a row of V.
+    """Choose the number of 32-bit words that a thread reads with one load.
+
+    The function chooses the best width on the target (``target.load_bytes``). A load is narrower if the thread block
+    needs fewer bytes at a time from a row of V. A row of V holds one of the ``head_size`` elements of the value, for
+    every token of a page.
+
+    step: the number of keys that a thread block processes at a time.
     """
     return min(target.load_bytes, min(step, v.block_size) * v.cache_item_bytes, 16) // 4
 
 
 def _partition(v: ExtendVariant, rows: int) -> int:
-    """Choose the number of keys in a partition. The partition is so large that a thread block writes few bytes of
-    partial results, compared with the bytes of keys and values that it reads (see ``PARTIALS_SHARE``).
+    """Choose the number of keys in a partition.
 
-    rows: the number of query rows that a thread block computes.
+    The partition is the shortest with which a thread block writes few bytes compared with the bytes that it reads. A
+    thread block reads keys and values, and writes partial results. ``PARTIALS_SHARE`` is the largest accepted ratio of
+    bytes written to bytes read. If no partition size is large enough, the function chooses the largest.
+
+    rows: the number of (query token, query head) pairs that a thread block computes.
     """
     share = [2 * 4 * rows / (2 * keys * v.cache_item_bytes) for keys in PARTITIONS]
     return next((keys for keys, part in zip(PARTITIONS, share) if part <= PARTIALS_SHARE), PARTITIONS[-1])

@@ -1,6 +1,4 @@
-"""The plan of an extend kernel: the plans of its PyTorch version and its CUDA version, and its row in the dispatch
-table.
-"""
+"""Computes the plan of an extend kernel, for its PyTorch version and its CUDA version."""
 
 from __future__ import annotations
 
@@ -17,19 +15,19 @@ from pav2gen.runtime.choice.dispatch_row import MIB, Row
 
 @dataclass(frozen=True)
 class ExtendPlan(AttentionPlan):
-    """The plans of the PyTorch version and the CUDA version of one extend kernel, and its row in the dispatch table."""
+    """The plan of one extend kernel, for its PyTorch version and its CUDA version."""
 
     variant: ExtendVariant
     torch: ExtendTorchPlan
 
     @cached_property
     def cuda(self) -> ExtendCudaPlan:
-        """The plan of the kernel's CUDA version, computed when this property is first read."""
+        """The computed sizes and costs of the kernel's CUDA version."""
         return plan_extend_cuda(self.variant, self.spec.target)
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures of this kernel for the table of ``pav2gen list``, as a dict by the names of the columns."""
+        """The values that ``pav2gen list`` prints for this kernel, as a dict from column name to value."""
         return {
             "heads": f"{self.rank.num_heads}/{self.rank.num_kv_heads}",
             "workspace_mib": self.spec.limits.workspace_mib,
@@ -38,7 +36,7 @@ class ExtendPlan(AttentionPlan):
         }
 
     def row(self) -> Row:
-        """Return the kernel's row in the dispatch table."""
+        """Return the kernel's row in the dispatch table, from which the runtime chooses a kernel for each call."""
         if "cuda" not in self.spec.backends:
             return self.base_row(0)
         row = self.base_row(self.cuda.partition_size)
@@ -50,5 +48,9 @@ class ExtendPlan(AttentionPlan):
 
 
 def plan_extend(variant: ExtendVariant, spec: Spec) -> ExtendPlan:
-    """Make the plan of the extend kernel ``variant``. ``spec`` states the target and the workspace limit."""
+    """Compute the plan of the extend kernel ``variant``.
+
+    ``spec`` provides the GPU's properties and the workspace limit, that is, the limit on the memory for temporary
+    buffers.
+    """
     return ExtendPlan(variant, spec, ExtendTorchPlan(variant, spec.limits.workspace_mib * MIB))

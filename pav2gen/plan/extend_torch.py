@@ -1,5 +1,6 @@
-"""The plan of a PyTorch extend kernel: the sizes of its query tiles and its workspace, and the number of ATen calls
-that it makes.
+"""Computes the query tile sizes, the memory limits and the number of ATen calls of a PyTorch extend kernel.
+
+A query tile is a set of consecutive query tokens of one sequence that the kernel processes together.
 """
 
 from __future__ import annotations
@@ -46,65 +47,77 @@ CPU_PADDING_OPERATIONS, GPU_PADDING_OPERATIONS = 30 * 10**6, 10**10
 
 @dataclass(frozen=True)
 class ExtendTorchPlan(TorchFigures):
-    """The sizes of the query tiles of a PyTorch extend kernel, the bounds of its workspace, and its number of ATen
-    calls.
+    """The query tile sizes, the memory limits and the number of ATen calls of a PyTorch extend kernel.
 
-    A query tile is a set of consecutive query tokens of one sequence. Sizes in bytes are for one KV head, unless a
-    docstring names another unit. Sizes that grow with the number of query tokens are for one query token.
+    A query tile is a set of consecutive query tokens of one sequence that the kernel processes together. Sizes in bytes
+    are for one KV head, unless the docstring of a property says otherwise. Sizes that grow with the number of query
+    tokens are for one query token.
     """
 
     variant: ExtendVariant
 
     @property
     def keys(self) -> int:
-        """The number of tokens in a partition, a whole number of pages."""
+        """The number of tokens in a partition, which consists of whole pages."""
         page = self.variant.block_size
         return max(1, KEYS // page) * page
 
     @property
     def cpu_tile(self) -> int:
-        """The largest number of query tokens that a query tile may have on a CPU."""
+        """The largest number of query tokens that the kernel processes together on a CPU, for one sequence."""
         return max(LEAST_TILE, CPU_ROWS // self.variant.gqa_ratio)
 
     @property
     def gpu_tile(self) -> int:
-        """The largest number of query tokens that a query tile may have on a GPU."""
+        """The largest number of query tokens that the kernel processes together on a GPU, for one sequence."""
         return max(LEAST_TILE, GPU_ROWS // self.variant.gqa_ratio)
 
     @property
     def group_row_bytes(self) -> int:
         """The size in bytes of one token's query in the dtype of the query tensor, for all query heads that share one
-        KV head. The output of the token has the same size.
+        KV head.
+
+        A token's output has the same size as its query.
         """
         return self.group_bytes // 4 * ITEM_BYTES[self.variant.dtype]
 
     @property
     def value_row_bytes(self) -> int:
-        """The size in bytes of a row of V: the same element of the value of each token in a page."""
+        """The size in bytes of a row of V.
+
+        A row of V holds one of the ``head_size`` elements of the value, for every token of a page.
+        """
         return self.variant.block_size * self.variant.cache_item_bytes
 
     @property
     def mask_bytes(self) -> int:
-        """The size in bytes of the mask for one page. The mask clears the values of tokens that must not be read. All
-        KV heads use the same mask.
+        """The size in bytes of the token mask for one page.
+
+        The token mask clears the values of tokens that must not be read. All KV heads use the same token mask.
         """
         return self.value_row_bytes
 
     @property
     def mask_words(self) -> int:
-        """The number of 8-byte words in the mask for one page."""
+        """The number of 8-byte words in the token mask for one page.
+
+        The token mask clears the values of tokens that must not be read.
+        """
         return self.mask_bytes // 8
 
     @cached_property
     def cpu(self) -> ExtendBudget:
-        """The bounds of the workspace on a CPU. With them, the workspace stays in the CPU's caches."""
+        """The memory limits of the temporary buffers on a CPU, small enough for the CPU's caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         segment = min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk)
         return self._budget(self.cpu_tile, chunk, segment, CPU_WIDE_BYTES, CPU_PADDING_BYTES, CPU_PADDING_OPERATIONS)
 
     @cached_property
     def gpu(self) -> ExtendBudget:
-        """The bounds of the workspace on a GPU. The bounds of its two parts add up to the spec's workspace limit."""
+        """The memory limits of the temporary buffers on a GPU.
+
+        The limit for keys or values and the limit for scores add up to the workspace limit in the spec.
+        """
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         segment = self.workspace_bytes - chunk
         return self._budget(self.gpu_tile, chunk, segment, segment, GPU_PADDING_BYTES, GPU_PADDING_OPERATIONS)
@@ -130,39 +143,51 @@ class ExtendTorchPlan(TorchFigures):
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
-        """Return the smallest possible workspace in bytes. The workspace is enough for one query token and one
-        partition, with ``kv_heads`` KV heads.
+        """Return the size in bytes of the smallest possible workspace, that is, of all temporary buffers of a call.
+
+        The smallest workspace holds one partition for one query token.
+
+        kv_heads: the number of KV heads.
         """
         budget, pages = self.gpu, self.keys // self.variant.block_size
         each = pages * (budget.chunk_page + budget.segment_page) + budget.segment_item + budget.row
         return kv_heads * each + pages * (budget.page + budget.row_page)
 
     def shape(self, kv_heads: int) -> Shape:
-        """Return the sizes that decide how a call is split into query tiles, for ``kv_heads`` KV heads."""
+        """Return the sizes that decide how the kernel splits the query tokens of a call into query tiles.
+
+        A query tile is a set of consecutive query tokens of one sequence.
+
+        kv_heads: the number of KV heads.
+        """
         return Shape(kv_heads, self.keys, self.variant.block_size, self.variant.sliding_window)
 
     def calls(self, num_seqs: int, tokens: int, max_query_len: int, max_seq_len: int, kv_heads: int) -> int:
-        """Return the number of ATen calls that one call of the extend operator makes on a CPU, not counting views.
+        """Return the number of ATen calls that one call of the extend operator makes on a CPU.
 
-        The number is for a call that does not ask for the log-sum-exp (lse), and with sequence lengths that the host
-        does not know.
+        ATen calls that only create views do not count. The count is valid for an extend call that requests no
+        log-sum-exp (lse), with sequence lengths that the host does not know.
 
         num_seqs: the number of sequences.
         tokens: the number of query tokens of all sequences together.
-        max_query_len, max_seq_len: upper bounds, in tokens, of the query lengths and of the sequence lengths.
+        max_query_len: an upper bound of the query lengths, in tokens.
+        max_seq_len: an upper bound of the sequence lengths, in tokens.
         kv_heads: the number of KV heads.
         """
         group = self.cpu.bound(tokens, num_seqs, max_seq_len, self.shape(kv_heads), max_query_len)
         return self.calls_of((group,), kv_heads)
 
     def calls_of(self, groups: Sequence[Group], kv_heads: int) -> int:
-        """Return the number of ATen calls that one call of the extend operator makes, not counting views.
+        """Return the number of ATen calls that one call of the extend operator makes.
 
-        The number is for a call that does not ask for the log-sum-exp (lse). The numbers here must match the code in
-        templates/torch/extend.py.j2, runtime/extend/rows.py and runtime/attention/state.py. Generated tests compare
-        them with the real number of calls.
+        ATen calls that only create views do not count. The count is valid for an extend call that requests no
+        log-sum-exp (lse).
 
-        groups: the groups of query tiles into which the call is split.
+        The counts in this method must match the code in templates/torch/extend.py.j2, runtime/extend/rows.py and
+        runtime/attention/state.py. Generated tests compare the counts with the real numbers of calls.
+
+        groups: the groups of query tiles into which the extend call is split. A query tile is a set of consecutive
+        query tokens of one sequence.
         kv_heads: the number of KV heads.
         """
         return 1 + sum(self._calls_of_group(group, kv_heads) for group in groups)  # workspace
@@ -188,14 +213,14 @@ class ExtendTorchPlan(TorchFigures):
         )
 
     def _calls_of_values(self, tile: Tile, kv_heads: int) -> int:
-        """Return the number of ATen calls that copy the values of ``tile`` from the KV cache to the workspace. The
-        kernel makes one such call for each item, or two for each chunk; ``gathers_items`` decides.
+        """Return the number of ATen calls that copy the values of ``tile`` from the KV cache to temporary buffers.
+
+        The kernel makes one call per item (a partition of one query tile), or two calls per chunk of several items. The
+        function ``gathers_items`` decides between one call per item and two calls per chunk.
         """
         grains = kv_heads * self.page_bytes // (8 if self.value_row_bytes % 16 else 16)
         return tile.items if gathers_items(tile, grains) else 2 * -(-tile.items // tile.chunk)
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """Return the figures of the PyTorch kernel for the table of ``pav2gen list``, as a dict by the names of the
-        columns.
-        """
+        """Return the values that ``pav2gen list`` prints for this kernel, as a dict from column name to value."""
         return {"query_tile": self.gpu_tile}

@@ -1,6 +1,7 @@
-"""Makes the plan of each kernel: all numbers that follow from the kernel's axis values and its spec.
+"""Computes the plan of each kernel: its buffer sizes, its thread layout and its estimated costs.
 
-Templates write these numbers into sources, ``pav2gen list`` shows them, and tests compare them with what kernels do.
+Templates write the computed numbers into the kernel sources. ``pav2gen list`` prints some of the computed numbers.
+Tests compare the computed numbers with measurements of the kernels.
 """
 
 from __future__ import annotations
@@ -24,22 +25,24 @@ from pav2gen.runtime.choice.dispatch_row import MIB, Row
 
 @dataclass(frozen=True)
 class Plan(AttentionPlan):
-    """The plans of the PyTorch version and the CUDA version of one decode kernel, its figures and its dispatch row."""
+    """The plan of one decode kernel, for its PyTorch version and its CUDA version."""
 
     variant: Variant
     torch: TorchPlan
 
     @cached_property
     def cuda(self) -> CudaPlan:
-        """The plan of the kernel's CUDA version, computed when this property is first read."""
+        """The computed sizes and costs of the kernel's CUDA version."""
         return plan_cuda(self.variant, self.spec.target, self.spec.cuda)
 
     def torch_calls(self, num_seqs: int, max_seq_len: int, budget: Budget, *, known: bool = False) -> int:
-        """Return the number of ATen calls that one call of the PyTorch kernel makes, not counting views. The call has
-        as many KV heads as the property ``rank`` states.
+        """Return the number of ATen calls that the PyTorch kernel makes in one call of the operator.
 
-        num_seqs, max_seq_len: the number of sequences, and the number of tokens of each.
-        budget: the bounds of the workspace: ``self.torch.cpu`` or ``self.torch.gpu``.
+        ATen calls that only create views do not count. The property ``rank`` sets the number of KV heads.
+
+        num_seqs: the number of sequences.
+        max_seq_len: the number of tokens of each sequence.
+        budget: the memory limits of the kernel's temporary buffers, either ``self.torch.cpu`` or ``self.torch.gpu``.
         known: whether the host knows the sequence lengths.
         """
         v, lengths = self.variant, self.torch.lengths(num_seqs, max_seq_len)
@@ -49,11 +52,10 @@ class Plan(AttentionPlan):
 
     @cached_property
     def figures(self) -> dict[str, int | float | str | None]:
-        """The figures of this kernel for the table of ``pav2gen list``, as a dict by the names of the columns. A figure
-        is None if the target does not state a number that it depends on, such as the bandwidth.
+        """The values that ``pav2gen list`` prints for this kernel, as a dict from column name to value.
 
-        Figures that depend on a call are for a call with one sequence of ``max_seq_len`` tokens, the longest of the
-        model.
+        A value is None if it depends on an unknown property of the GPU, such as the bandwidth. Values that depend on a
+        call assume one sequence of ``max_seq_len`` tokens, the model's maximum.
         """
         tokens = self.spec.model.max_seq_len
         bandwidth = self.spec.target.bandwidth_gbps
@@ -70,14 +72,13 @@ class Plan(AttentionPlan):
         }
 
     def predictions(self) -> dict[str, float | None]:
-        """Return the predicted times of the CUDA kernel in ms, as a dict. The keys are names of columns of ``pav2gen
-        list``.
+        """Return the predicted times of the CUDA kernel in ms, as a dict from ``pav2gen list`` column name to time.
 
-        predicted_ms: the time of a call with one sequence of ``max_seq_len`` tokens, the longest of the model.
-        replay_ms: the time of a call with one sequence of one token, in a CUDA graph that was captured for
-        ``max_seq_len``.
+        predicted_ms: the time of a call with one sequence of ``max_seq_len`` tokens, the model's maximum.
+        replay_ms: the time of a call with one sequence of one token, if a CUDA graph captured for ``max_seq_len``
+        tokens is replayed.
 
-        Both times are None if the target does not state its bandwidth or its number of multiprocessors.
+        Both predicted times are None if the bandwidth or the number of multiprocessors of the GPU is unknown.
         """
         target, tokens = self.spec.target, self.spec.model.max_seq_len
         if not predictable(target):
@@ -86,7 +87,7 @@ class Plan(AttentionPlan):
         return {"predicted_ms": round(own.ms(1, tokens), 3), "replay_ms": round(own.ms(1, 1, tokens), 3)}
 
     def row(self) -> Row:
-        """Return the kernel's row in the dispatch table."""
+        """Return the kernel's row in the dispatch table, from which the runtime chooses a kernel for each call."""
         row = self.base_row(self.variant.partition_size)
         if not row.cuda:
             return row
@@ -99,15 +100,19 @@ class Plan(AttentionPlan):
 
 
 def plan(variant: Variant, spec: Spec) -> Plan:
-    """Make the plan of the decode kernel ``variant``. ``spec`` states the target and the workspace limit."""
+    """Compute the plan of the decode kernel ``variant``.
+
+    ``spec`` provides the GPU's properties and the workspace limit, that is, the limit on the memory for temporary
+    buffers.
+    """
     return Plan(variant, spec, TorchPlan(variant, spec.limits.workspace_mib * MIB))
 
 
 class Kernel(NamedTuple):
-    """A decode kernel and its plan. The fields have the names that templates use.
+    """A decode kernel together with its plan.
 
-    v: the variant.
-    p: the plan.
+    v: the properties of the kernel, such as its head size and dtype.
+    p: the plan of the kernel.
     """
 
     v: Variant
@@ -115,10 +120,10 @@ class Kernel(NamedTuple):
 
 
 class Extender(NamedTuple):
-    """An extend kernel and its plan. The fields have the names that templates use.
+    """An extend kernel together with its plan.
 
-    v: the variant.
-    p: the plan.
+    v: the properties of the kernel, such as its head size and dtype.
+    p: the plan of the kernel.
     """
 
     v: ExtendVariant
@@ -126,10 +131,10 @@ class Extender(NamedTuple):
 
 
 class Writer(NamedTuple):
-    """A cache writer and its plan. The fields have the names that templates use.
+    """A kernel that writes new keys and values into the KV cache, together with its plan.
 
-    v: the variant.
-    p: the plan.
+    v: the properties of the kernel, such as its head size and dtype.
+    p: the plan of the kernel.
     """
 
     v: CacheVariant
@@ -141,7 +146,13 @@ AnyKernel = Kernel | Extender | Writer
 
 
 def kernel(point: Point, spec: Spec) -> AnyKernel:
-    """Make the plan of the kernel ``point``, which may be a kernel of any operator. Return the kernel with its plan."""
+    """Compute the plan of one kernel, and return the kernel together with its plan.
+
+    Raises TypeError if ``point`` is neither a decode kernel, nor an extend kernel, nor a cache writer.
+
+    point: the properties of the kernel, such as its head size and dtype.
+    spec: the parsed YAML file that requests the kernel.
+    """
     if isinstance(point, CacheVariant):
         return Writer(point, plan_cache(point, spec))
     if isinstance(point, ExtendVariant):
@@ -152,5 +163,9 @@ def kernel(point: Point, spec: Spec) -> AnyKernel:
 
 
 def kernels(spec: Spec, points: Iterable[Point]) -> tuple[AnyKernel, ...]:
-    """Make the plans of the kernels ``points`` of ``spec``. Return the kernels with their plans, in the same order."""
+    """Compute the plans of several kernels, and return each kernel together with its plan.
+
+    points: the properties of each kernel, such as its head size and dtype. The result has the same order as ``points``.
+    spec: the parsed YAML file that requests the kernels.
+    """
     return tuple(kernel(point, spec) for point in points)

@@ -1,7 +1,7 @@
-"""Estimates how many thread blocks of a CUDA decode kernel are resident on a multiprocessor at the same time, and how
-many bytes they have in flight: bytes that were requested from memory and have not arrived yet.
+"""Estimates how many thread blocks of a CUDA decode kernel are resident on a multiprocessor at the same time.
 
-By Little's law, a multiprocessor uses its full bandwidth if (bandwidth × latency of a load) bytes are in flight.
+The module also estimates the bytes in flight: bytes that were requested from memory and have not arrived yet. By
+Little's law, a multiprocessor uses its full bandwidth if (bandwidth × latency of a load) bytes are in flight.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ ASSUMED_REGISTERS, ASSUMED_THREADS = 64 << 10, 2048
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many thread blocks are resident on a multiprocessor, and how many bytes they have in flight.
+    """The number of thread blocks that are resident on one multiprocessor, and the number of bytes in flight.
 
     Bytes in flight were requested from memory and have not arrived yet. All bytes are for one multiprocessor.
 
     blocks: the number of thread blocks that are resident at the same time.
-    limited_by: what limits ``blocks``: "registers", "shared memory" or "threads".
+    limited_by: the resource that limits ``blocks``: "registers", "shared memory" or "threads".
     key_bytes: the bytes in flight while the kernel reads keys.
     value_bytes: the bytes in flight while the kernel reads values.
-    needed: the bytes in flight that full bandwidth needs, or None if the bandwidth of the target is not known.
+    needed: the bytes in flight that full bandwidth needs, or None if the bandwidth of the GPU is unknown.
     """
 
     blocks: int
@@ -47,18 +47,19 @@ class Occupancy:
 
     @property
     def bytes_in_flight(self) -> int:
-        """The bytes in flight in the worse of two phases: while the kernel reads keys, and while it reads values."""
+        """The smaller of ``key_bytes`` and ``value_bytes``."""
         return min(self.key_bytes, self.value_bytes)
 
     @property
     def share(self) -> float | None:
-        """``bytes_in_flight`` divided by ``needed``: 1 or more is enough for full bandwidth. None if ``needed`` is
-        None.
+        """``bytes_in_flight`` divided by ``needed``, or None if ``needed`` is None.
+
+        A share of 1 or more is enough for full bandwidth.
         """
         return None if self.needed is None else self.bytes_in_flight / self.needed
 
     def figures(self) -> dict[str, int | float | str | None]:
-        """Return these figures for the table of ``pav2gen list``, as a dict by the names of the columns."""
+        """Return the values that ``pav2gen list`` prints about occupancy, as a dict from column name to value."""
         return {
             "resident_blocks": self.blocks,
             "kib_in_flight": round(self.bytes_in_flight / 1024, 1),
@@ -67,10 +68,10 @@ class Occupancy:
 
 
 def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, registers: int | None = None) -> Occupancy:
-    """Estimate how many thread blocks of a CUDA decode kernel are resident on a multiprocessor of ``target``, and how
-    many bytes they have in flight.
+    """Estimate how many thread blocks of a CUDA decode kernel are resident on one multiprocessor of the GPU ``target``.
 
-    v, g: the variant of the kernel, and its geometry.
+    v: the properties of the kernel, such as its head size and dtype.
+    g: the layout of the kernel's thread blocks.
     shared_bytes: the bytes of shared memory per thread block.
     registers: the number of registers per thread that a compiler reported, or None to use an estimate.
     """
@@ -88,8 +89,10 @@ def occupancy(v: Variant, g: Geometry, shared_bytes: int, target: Target, regist
 
 
 def bytes_needed(target: Target) -> int | None:
-    """Return the bytes in flight that one multiprocessor of ``target`` needs to use its full share of the memory
-    bandwidth. None if the target does not state its bandwidth or its number of multiprocessors.
+    """Return how many bytes one multiprocessor must have in flight to use its full share of the memory bandwidth.
+
+    Bytes in flight were requested from memory and have not arrived yet. The result is None if the bandwidth or the
+    number of multiprocessors of the GPU ``target`` is unknown.
     """
     if target.bandwidth_gbps is None or target.multiprocessors is None:
         return None
@@ -97,8 +100,9 @@ def bytes_needed(target: Target) -> int | None:
 
 
 def rows_per_thread(v: Variant, g: Geometry) -> int:
-    """Return the number of rows of V from which a thread loads at the same time. A row of V holds the same element of
-    the value of each token in a page.
+    """Return the number of rows of V from which a thread loads at the same time.
+
+    A row of V holds one of the ``head_size`` elements of the value, for every token of a page.
     """
     return -(-v.head_size * g.row_lanes // g.threads)
 
@@ -106,8 +110,8 @@ def rows_per_thread(v: Variant, g: Geometry) -> int:
 def accumulators(v: Variant, g: Geometry) -> int:
     """Return the largest number of float32 accumulators that a thread needs at the same time.
 
-    The accumulators hold scores or elements of the output. If a partition is processed in several steps, a thread must
-    keep its accumulators of the output while it computes the scores of the next step.
+    A thread accumulates scores and elements of the output. If a thread block processes its partition in several steps,
+    each thread keeps its output accumulators while computing scores.
     """
     values = rows_per_thread(v, g) * g.heads
     held = values if g.step < v.partition_size else 0
@@ -115,8 +119,10 @@ def accumulators(v: Variant, g: Geometry) -> int:
 
 
 def estimated_registers(v: Variant, g: Geometry) -> int:
-    """Estimate the number of registers per thread before the kernel is compiled. The result is a multiple of 8, because
-    the hardware assigns registers in groups of 8.
+    """Estimate the number of registers per thread of a kernel that was not compiled yet.
+
+    The estimate is rounded up to a multiple of 8, because the hardware assigns registers in groups of 8. The estimate
+    is at most 255, the largest number of registers that a thread can have.
     """
     held = accumulators(v, g)
     estimate = BASE_REGISTERS + held + min(held, MOST_OVERLAPPED)

@@ -1,6 +1,4 @@
-"""Predicts the time of decode calls on a GPU without measurements. The prediction uses the GPU's bandwidth, its number
-of multiprocessors and its time to launch a kernel.
-"""
+"""Predicts the time of decode calls from the GPU's bandwidth, multiprocessor count and kernel launch time."""
 
 from __future__ import annotations
 
@@ -18,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts the time of a decode call on a GPU, for the kernels of one key.
+    """Predicts the time of decode calls on one GPU.
 
-    plans: the plans of the decode kernels that have this key. The kernels differ only in their partition sizes. For
-    each call, the wave model (``runtime.choice.waves``) chooses one of them.
-    rank: the numbers of query heads and KV heads of the call.
+    plans: the plans of decode kernels that differ only in their partition size. ``runtime.choice.waves.cheapest``
+    chooses one kernel for each call.
+    rank: the numbers of query heads and KV heads of each call.
     target: the GPU.
     """
 
@@ -31,25 +29,29 @@ class Predictor:
     target: Target
 
     def floor_ms(self, num_seqs: int, seq_len: int) -> float:
-        """Return the lower bound of the time of a call, in ms: the time to read each byte of K and V once at full
-        bandwidth.
+        """Return a lower bound of the time of a call, in ms.
 
-        num_seqs, seq_len: the number of sequences, and the number of tokens of each.
+        The bound is the time to read all keys and values once at the GPU's full bandwidth.
+
+        num_seqs: the number of sequences.
+        seq_len: the number of tokens of each sequence.
         """
         return (
             num_seqs * seq_len * self.rank.num_kv_heads * self.plans[0].variant.kv_token_bytes / (self._bandwidth * 1e6)
         )
 
     def ms(self, num_seqs: int, seq_len: int, captured: int | None = None) -> float:
-        """Return the predicted time of a call in ms: the time to launch two kernels (for the partitions, and for the
-        reduction), plus the time to read K and V.
+        """Return the predicted time of a call, in ms.
 
-        The prediction assumes that each multiprocessor has an equal part of the bandwidth. ``waves.cost`` estimates how
-        the thread blocks are distributed over the multiprocessors.
+        The prediction is the time to launch two kernels, plus the time to read the keys and values. The first kernel
+        computes all partitions, and the second kernel merges their results. The prediction assumes that all
+        multiprocessors share the bandwidth equally. ``runtime.choice.waves.cost`` estimates how thread blocks are
+        distributed over the multiprocessors.
 
-        num_seqs, seq_len: the number of sequences, and the number of tokens of each.
-        captured: None, or the sequence length in tokens that a CUDA graph was captured for, if the call replays this
-        graph. The graph also launches thread blocks for the partitions between ``seq_len`` and this length.
+        num_seqs: the number of sequences.
+        seq_len: the number of tokens of each sequence.
+        captured: the sequence length in tokens for which a CUDA graph was captured, or None if the call replays no
+        graph. A replayed graph also launches thread blocks for the partitions between ``seq_len`` and ``captured``.
         """
         rows, heads = [plan.row() for plan in self.plans], self.rank.num_kv_heads
         longest = seq_len if captured is None else captured
@@ -71,7 +73,5 @@ class Predictor:
 
 
 def predictable(target: Target) -> bool:
-    """Whether ``target`` states the two figures that a prediction needs: the bandwidth and the number of
-    multiprocessors.
-    """
+    """Whether the GPU's bandwidth and number of multiprocessors, which predictions need, are known."""
     return target.bandwidth_gbps is not None and target.multiprocessors is not None

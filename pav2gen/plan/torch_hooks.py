@@ -1,4 +1,6 @@
-"""Writes the PyTorch code of a kernel's two hooks. The score hook changes the scores before the softmax. The mask hook
+"""Generates the PyTorch code that changes scores and masks keys before the softmax.
+
+The generated code runs in two places of a kernel, called hooks. The first hook changes the scores, and the second hook
 masks keys.
 """
 
@@ -30,10 +32,10 @@ SLOT = "space.term{}"
 
 
 class Step(NamedTuple):
-    """One step of a hook: what one modification does at the place in a kernel where scores, or masks, are computed.
+    """The PyTorch code of one modification, such as softcap, that changes scores or masks keys.
 
-    about: the name of the modification that the step comes from.
-    text: the PyTorch statements of the step, and their costs.
+    about: the name of the modification.
+    text: the PyTorch statements, and their costs.
     """
 
     about: str
@@ -42,10 +44,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class TorchHooks:
-    """The PyTorch code of a kernel's two hooks, one that changes the scores and one that masks keys, and its costs.
+    """The generated PyTorch code that changes scores and masks keys, and the costs of this code.
 
-    A sliding window needs no hook. The kernel masks the tokens before the window as it masks those past the end of a
-    sequence.
+    The generated score and mask code does not handle a sliding window. The kernel masks tokens before the window in the
+    same way as tokens past the end of a sequence.
     """
 
     variant: AttentionVariant
@@ -71,12 +73,12 @@ class TorchHooks:
         return EXTEND_DIMENSIONS if self._extends else DIMENSIONS
 
     def _axes(self, entry: Modification) -> Mapping[str, str]:
-        """Return over which dimensions of the scores the names and parameter tensors in the expressions of ``entry``
-        vary.
+        """Return the dimensions of the score tensor over which the variables in the expressions of ``entry`` vary.
 
-        The result is a dict from a name to a key of ``torch_text.REACH``. The mapping has the names of all parameter
-        tensors. It has another name only if its entry in ``REACH`` is wrong for this kernel: for example, the position
-        ``k`` of a key differs between sequences if there is a sliding window.
+        The result is a dict from variable name to a key of ``torch_text.REACH``. The dict includes all parameter
+        tensors, such as the ALiBi slopes. The dict includes any other variable only if ``REACH`` states wrong
+        dimensions for this kernel. For example, with a sliding window, the key position ``k`` differs between
+        sequences.
         """
         axes = {**entry.tensors}
         if self.variant.sliding_window:
@@ -85,14 +87,15 @@ class TorchHooks:
 
     @cached_property
     def scores(self) -> tuple[Step, ...]:
-        """The steps of the hook that changes the scores. The steps run in order and change the scores in place."""
+        """The generated code that changes the scores in place, as steps that run one after the other."""
         trees = ((e, e.score_tree) for e in self._entries)
         return tuple(Step(e.name, self._text(score_text, e, x)) for e, x in trees if x)
 
     @cached_property
     def masks(self) -> tuple[Step, ...]:
-        """The steps of the hook that masks keys. Each step computes a tensor that is true where a query does not attend
-        to a key.
+        """The generated code that masks keys, as a tuple of steps.
+
+        Each step computes a tensor that is true where a query does not attend to a key.
         """
         trees = ((e, e.mask_tree) for e in self._entries)
         return tuple(Step(e.name, self._text(hidden_text, e, x)) for e, x in trees if x)
@@ -101,8 +104,10 @@ class TorchHooks:
         return translate(tree, self._names, self._axes(entry), SLOT, self._dimensions)
 
     def inputs(self, steps: tuple[Step, ...]) -> dict[str, str]:
-        """Return the parameter tensors that ``steps`` read, as a dict. The dict maps the tensor's name in the steps to
-        PyTorch code for a view of the tensor that was passed to the kernel.
+        """Return the parameter tensors that ``steps`` read, such as the ALiBi slopes, as a dict.
+
+        The dict maps the name of a tensor in the generated code to PyTorch code that creates a view of the kernel's
+        argument.
         """
         read = frozenset().union(*(step.text.names for step in steps))
         pointers = {SLOPES: ("slopes", "call.alibi_slopes", "heads")}
@@ -115,22 +120,26 @@ class TorchHooks:
         }
 
     def reads(self, steps: tuple[Step, ...], name: str) -> bool:
-        """Whether ``steps`` read ``name``, which is a name in the expressions of a modification, such as ``k`` or
-        ``len``.
+        """Whether ``steps`` read the variable ``name``, such as ``k`` (the key position) or ``len`` (the sequence
+        length).
         """
         return any(name in step.text.names for step in steps)
 
     @property
     def slots(self) -> int:
-        """The number of buffers that the hooks need in the workspace for temporaries. Each slot is as large as the
-        scores of a tile.
+        """The number of temporary buffers that the generated score and mask code needs.
+
+        Each temporary buffer is as large as the scores that the kernel holds in memory at the same time.
         """
         return max((step.text.slots for step in (*self.scores, *self.masks)), default=0)
 
     @property
     def token_values(self) -> int:
-        """How many temporaries the hooks allocate that have one element for each token of an item. The hooks do not run
-        at the same time, so this is the number for the hook that allocates more of them.
+        """The number of temporaries with one element per token that the generated score and mask code allocates at the
+        same time.
+
+        The score code and the mask code do not run at the same time. The result is therefore the larger of the score
+        code's number and the mask code's number.
         """
         return max((sum(step.text.token_values for step in steps) for steps in (self.scores, self.masks)), default=0)
 
@@ -141,12 +150,18 @@ class TorchHooks:
         return made + sum(step.text.calls for step in steps)
 
     def clamps(self, steps: tuple[Step, ...]) -> bool:
-        """Whether the kernel replaces a sequence length of 0 by 1 before it runs ``steps``, because one of their
-        expressions may divide by the length.
+        """Whether the kernel replaces a sequence length of 0 by 1 before the kernel runs ``steps``.
+
+        The replacement prevents a division by zero in user-defined expressions.
         """
         return bool(self.variant.own) and (self.reads(steps, "len") or self.reads(steps, "q"))
 
     @property
     def calls(self) -> int:
-        """The number of ATen calls that both hooks together make for one tile, not counting views."""
+        """The number of ATen calls that the generated score and mask code makes for one tile.
+
+        A tile is a set of partitions that the kernel processes together.
+
+        ATen calls that only create views do not count.
+        """
         return self._calls_of(self.scores) + self._calls_of(self.masks) + len(self.masks)

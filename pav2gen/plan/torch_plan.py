@@ -1,6 +1,4 @@
-"""The plan of a PyTorch decode kernel: the sizes of its buffers and its workspace, and the number of ATen calls that it
-makes.
-"""
+"""Computes the buffer sizes, the memory limits and the number of ATen calls of a PyTorch decode kernel."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ MASK_SPAN_BYTES = 128
 
 @dataclass(frozen=True)
 class TorchFigures:
-    """The figures that the plans of PyTorch decode kernels and of PyTorch extend kernels have in common.
+    """The sizes and properties that both PyTorch decode kernels and PyTorch extend kernels have.
 
     Sizes in bytes are for one KV head. Sizes that grow with the number of query tokens are for one query token.
     """
@@ -51,22 +49,22 @@ class TorchFigures:
 
     @property
     def fp8(self) -> bool:
-        """Whether the elements of the KV cache are fp8. The kernel decodes fp8 with a lookup table."""
+        """Whether the elements of the KV cache are fp8 numbers, which the kernel decodes with a lookup table."""
         return self.variant.kv_cache_dtype.startswith("fp8")
 
     @property
     def scaled(self) -> bool:
-        """Whether the KV cache holds codes: 8-bit numbers that become keys and values when multiplied by a scale."""
+        """Whether the KV cache holds 8-bit numbers that a scale turns into keys and values."""
         return self.variant.kv_cache_dtype != "auto"
 
     @property
     def storage(self) -> str:
-        """The dtype of the tensors of the KV cache, as the name of a torch dtype."""
+        """The name of the torch dtype of the KV cache tensors."""
         return self.variant.storage
 
     @property
     def converts(self) -> bool:
-        """Whether the kernel converts the elements of the KV cache to float32, because they have another dtype."""
+        """Whether the kernel must convert the elements of the KV cache to float32."""
         return self.storage != "float32"
 
     @property
@@ -76,69 +74,75 @@ class TorchFigures:
 
     @property
     def page_values(self) -> int:
-        """The number of elements that all keys in a page have together, for one KV head. The values have as many
-        elements.
+        """The number of elements of all keys in a page, for one KV head.
+
+        The values in a page have the same number of elements.
         """
         return self.variant.block_size * self.variant.head_size
 
     @property
     def page_floats(self) -> int:
-        """The size in bytes of all keys in a page, converted to float32, for one KV head. The values have the same
-        size.
+        """The size in bytes of all keys in a page after their conversion to float32, for one KV head.
+
+        The values in a page have the same size as the keys.
         """
         return self.page_values * 4
 
     @property
     def page_bytes(self) -> int:
-        """The size in bytes of all keys in a page, in the dtype of the KV cache, for one KV head. The values have the
-        same size.
+        """The size in bytes of all keys in a page, in the dtype of the KV cache, for one KV head.
+
+        The values in a page have the same size as the keys.
         """
         return self.page_values * self.variant.cache_item_bytes
 
     @property
     def group_bytes(self) -> int:
-        """The size in bytes of one token's query in float32, for all query heads that share one KV head. The output of
-        the token has the same size.
+        """The size in bytes of one token's query in float32, for all query heads that share one KV head.
+
+        A token's output has the same size as its query.
         """
         return self.variant.gqa_ratio * self.variant.head_size * 4
 
     @property
     def score_bytes(self) -> int:
-        """The size in bytes of the float32 scores of one query token with all tokens of one page, for all query heads
-        that share one KV head.
+        """The size in bytes of the float32 scores between one query token and all keys of a page.
+
+        The size includes the scores of all query heads that share one KV head.
         """
         return self.variant.gqa_ratio * self.variant.block_size * 4
 
     @cached_property
     def hooks(self) -> TorchHooks:
-        """The generated code that runs between the product q·k and the softmax.
-
-        This code changes scores and masks keys.
-        """
+        """The generated code that changes scores and masks keys, between the product q·k and the softmax."""
         return TorchHooks(self.variant)
 
 
 @dataclass(frozen=True)
 class TorchPlan(TorchFigures):
-    """The sizes of the buffers of a PyTorch decode kernel, the bounds of its workspace, and its number of ATen calls.
+    """The buffer sizes, the memory limits and the number of ATen calls of a PyTorch decode kernel.
 
-    An item is one partition of one sequence. A tile is a set of items that are processed together. Sizes in bytes are
-    for one item and one KV head, unless a docstring names another unit.
+    An item is one partition of one sequence. A tile is a set of items that the kernel processes together. Sizes in
+    bytes are for one item and one KV head, unless the docstring of a property says otherwise.
     """
 
     variant: Variant
 
     @property
     def work_bytes(self) -> int:
-        """The bytes per page and KV head of the buffer ``work``. This buffer first holds the keys of a chunk in the
-        order of tokens. Later, it holds for each page the sum of the values, weighted by the softmax.
+        """The size in bytes of the buffer ``work``, per page and KV head.
+
+        The buffer first holds keys in token order. Later, the buffer holds the softmax-weighted sum of the values of
+        each page.
         """
         return max(self.page_bytes, self.group_bytes)
 
     @cached_property
     def mask_repeats(self) -> int:
-        """The number of rows of V to which one row of the mask applies. A row of V holds the same element of the value
-        of each token in a page.
+        """The number of rows of V that the kernel masks with one row of the token mask.
+
+        The token mask clears the values of tokens that must not be read.
+        A row of V holds one of the ``head_size`` elements of the value, for every token of a page.
         """
         repeats = 1
         row = self.variant.block_size * self.variant.cache_item_bytes
@@ -148,64 +152,79 @@ class TorchPlan(TorchFigures):
 
     @property
     def mask_rows(self) -> int:
-        """How many times a row of the mask is applied to mask all values of a page, for one KV head."""
+        """How many times the kernel applies a row of the token mask to mask all values of a page, for one KV head.
+
+        The token mask clears the values of tokens that must not be read.
+        """
         return self.variant.head_size // self.mask_repeats
 
     @property
     def mask_words(self) -> int:
-        """The number of 8-byte words in a row of the mask."""
+        """The number of 8-byte words in a row of the token mask.
+
+        The token mask clears the values of tokens that must not be read.
+        """
         return self.mask_repeats * self.variant.block_size * self.variant.cache_item_bytes // 8
 
     @property
     def mask_bytes(self) -> int:
-        """The size in bytes of the mask for one page, which is one row of the mask. All KV heads use the same mask."""
+        """The size in bytes of the token mask for one page.
+
+        The token mask clears the values of tokens that must not be read. All KV heads use the same token mask.
+        """
         return self.mask_words * 8
 
     @property
     def token_bytes(self) -> int:
-        """The bytes of workspace per token of an item, for all heads together and without scores. The bytes hold the
-        token's position as an int and as a float, a flag for masked tokens, and temporaries of the hooks.
+        """The bytes of temporary buffers per token of a partition, without scores, for all heads together.
+
+        The buffers hold each token's position as int and as float, a flag for masked tokens, and temporaries of the
+        score and mask code.
         """
         return 13 + 4 * self.hooks.token_values + 4 * bool(self.variant.sliding_window)
 
     @property
     def reads_positions(self) -> bool:
-        """Whether the hooks or the block-sparse pattern need the positions of keys or queries, or the lengths of
-        sequences.
-        """
+        """Whether the kernel needs token positions or sequence lengths to change scores or to mask keys."""
         hooks, steps = self.hooks, (*self.hooks.scores, *self.hooks.masks)
         return self.variant.blocksparse or any(hooks.reads(steps, name) for name in ("k", "q", "len"))
 
     @property
     def always_attends(self) -> bool:
-        """Whether every query attends to all tokens of its sequence. If so, the sum of the softmax weights in a
-        partition that has tokens is never 0.
+        """Whether every query attends to all tokens of its sequence.
+
+        With such full attention, the softmax weights of a partition that has tokens never sum to 0.
         """
         v = self.variant
         return not (v.blocksparse or v.sliding_window or v.own or self.hooks.masks)
 
     @property
     def lone_output(self) -> bool:
-        """Whether the output of a sequence with only one partition is the output of this partition, without further
-        steps.
+        """Whether the kernel uses a partition's output as the sequence's output, if the sequence has only one
+        partition.
         """
         return not (self.variant.sinks or self.variant.sliding_window)
 
     @property
     def whole_output(self) -> bool:
-        """Whether the kernel normalizes the softmax weights of a sequence with only one partition before it applies
-        them to the values, if no token slot of the tile is masked.
+        """Whether the kernel may normalize softmax weights before multiplying the weights by the values.
+
+        The kernel normalizes the weights so early only for sequences with a single partition and without masked tokens.
         """
         return self.lone_output and self.always_attends
 
     @property
     def whole_grains(self) -> bool:
-        """Whether a row of V in a page, which has an element of each token, consists of whole 16-byte groups."""
+        """Whether a row of V consists of whole 16-byte groups.
+
+        A row of V holds one of the ``head_size`` elements of the value, for every token of a page.
+        """
         return self.variant.block_size * self.variant.cache_item_bytes % 16 == 0
 
     def lengths(self, num_seqs: int, longest: int) -> tuple[int, ...]:
-        """Return, for each of ``num_seqs`` sequences of ``longest`` tokens, the number of tokens that the kernel
-        processes. With a sliding window, this number can be smaller than ``longest``.
+        """Return the number of tokens that the kernel processes for each of ``num_seqs`` sequences.
+
+        longest: the number of tokens of each sequence. A sliding window can make the kernel process fewer tokens.
         """
         partition = self.variant.partition_size
         reached = partition * partitions_reached(longest, partition, self.variant.sliding_window)
@@ -213,27 +232,30 @@ class TorchPlan(TorchFigures):
 
     @cached_property
     def cpu(self) -> Budget:
-        """The bounds of the workspace on a CPU. With them, the workspace stays in the CPU's caches."""
+        """The memory limits of the temporary buffers on a CPU, small enough for the CPU's caches."""
         chunk = min(CPU_CHUNK_BYTES, self.workspace_bytes // 2)
         return self._budget(chunk, min(CPU_SEGMENT_BYTES, self.workspace_bytes - chunk), CPU_PADDING_BYTES)
 
     @cached_property
     def worker(self) -> Budget:
-        """The bounds of the workspace of each worker thread, if workers share a call on a CPU.
+        """The memory limits of each CPU worker thread, if several worker threads share a call.
 
-        A row takes more memory than elsewhere, because states of up to AHEAD tiles per worker wait to be merged.
+        The limits allow up to ``AHEAD`` partial results per sequence and worker thread to wait for merging.
         """
         budget = self._budget(WORKER_CHUNK_BYTES, WORKER_SEGMENT_BYTES, CPU_PADDING_BYTES)
         return budget._replace(row=budget.row + AHEAD * (self.group_bytes + 2 * self.variant.gqa_ratio * 4))
 
     @cached_property
     def shares(self) -> Shares:
-        """The bounds of the workspace if worker threads share a call on a CPU."""
+        """The memory limits of a call that several CPU worker threads share."""
         return Shares(self.worker, self.workspace_bytes)
 
     @cached_property
     def gpu(self) -> Budget:
-        """The bounds of the workspace on a GPU. The bounds of its two parts add up to the spec's workspace limit."""
+        """The memory limits of the temporary buffers on a GPU.
+
+        The limit for keys or values and the limit for scores add up to the workspace limit in the spec.
+        """
         chunk = int(self.workspace_bytes * GPU_CHUNK_SHARE)
         return self._budget(chunk, self.workspace_bytes - chunk, GPU_PADDING_BYTES)
 
@@ -254,26 +276,33 @@ class TorchPlan(TorchFigures):
         )
 
     def smallest_workspace(self, kv_heads: int) -> int:
-        """Return the smallest possible workspace in bytes. The workspace is enough for one partition of one sequence,
-        with ``kv_heads`` KV heads.
+        """Return the size in bytes of the smallest possible workspace, that is, of all temporary buffers of a call.
+
+        The smallest workspace holds one partition of one sequence.
+
+        kv_heads: the number of KV heads.
         """
         budget, pages = self.gpu, self.variant.pages_per_partition
         return kv_heads * (pages * budget.chunk_page + budget.row) + budget.item(pages, kv_heads)
 
     def calls(self, tiling: Tiling) -> int:
-        """Return the number of ATen calls that one call of the decode operator makes, not counting views.
+        """Return the number of ATen calls that one call of the decode operator makes.
 
-        The number is for a call that is divided into the tiles of ``tiling``, that passes the scratch tensors exp_sums,
-        max_logits and tmp_out, and that does not ask for the log-sum-exp (lse).
+        ATen calls that only create views do not count. The count is valid for a decode call that passes the scratch
+        tensors exp_sums, max_logits and tmp_out, and requests no log-sum-exp (lse).
 
         The kernel writes the first ``tiling.covered`` partitions of the scratch tensors. If the scratch tensors have
-        room for more partitions, two further ATen calls clear that room. The returned number does not include these two
-        calls.
+        more partitions, the kernel clears the rest with two ATen calls, which do not count.
 
-        If workers share the call, the number is the sum over all workers, and each worker makes its own workspace.
+        If several worker threads share the decode call, the result is the sum over all workers. Each worker allocates
+        its own temporary buffers.
 
-        The numbers here must match the code in templates/torch/kernel.py.j2 and
-        runtime/{call,rows,scratch,sparse,state,window}.py. Generated tests compare them with the real number of calls.
+        The counts in this method must match the code in templates/torch/kernel.py.j2, runtime/call.py and
+        runtime/attention/{rows,scratch,sparse,state,window}.py. Generated tests compare the counts with the real
+        numbers of calls.
+
+        tiling: the division of the decode call into tiles, that is, sets of partitions that the kernel processes
+        together.
         """
         window, ordered = bool(self.variant.sliding_window), tiling.ordered
         clamped = ordered or window or self.reads_positions or any(tile.masked for tile in tiling.tiles())
@@ -286,7 +315,7 @@ class TorchPlan(TorchFigures):
         )
 
     def _row_tile_calls(self, row_tile: RowTile, tiling: Tiling) -> int:
-        """Return the number of ATen calls for ``row_tile`` of ``tiling``: the tiles that process the same sequences."""
+        """Return the number of ATen calls for ``row_tile``, that is, for all tiles that process the same sequences."""
         tiles, ordered, rounds = row_tile.tiles, tiling.ordered, self._rounds(tiling.ordered)
         lone = self.lone_output and len(tiles) == tiles[0].num_parts == 1 and not ordered
         lone_output = 2 + 2 * (not self._whole(tiles[0], lone))  # out and tmp_out; the sum clamped, o / z
@@ -296,10 +325,11 @@ class TorchPlan(TorchFigures):
         return sum(self._tile_calls(tile, ordered, lone) for tile in tiles) + merges + output
 
     def _tile_calls(self, tile: Tile, ordered: bool, lone: bool) -> int:
-        """Return the number of ATen calls for one tile.
+        """Return the number of ATen calls for one tile, that is, for a set of partitions that the kernel processes
+        together.
 
-        ordered: whether the kernel processes the sequences sorted by length (see ``runtime.attention.tiling``).
-        lone: whether the outputs of the tile's partitions are already the outputs of its sequences.
+        ordered: whether the kernel sorts the sequences by length.
+        lone: whether the output of each partition in the tile is already the output of its sequence.
         """
         v, window, paged = self.variant, bool(self.variant.sliding_window), tile.pages > 1
         segment = (
@@ -329,20 +359,29 @@ class TorchPlan(TorchFigures):
         )
 
     def _whole(self, tile: Tile, lone: bool) -> bool:
-        """Whether the kernel normalizes the softmax weights of ``tile`` before it applies them to the values."""
+        """Whether the kernel normalizes the softmax weights of ``tile`` before multiplying the weights by the values.
+
+        lone: whether the output of each partition in the tile is already the output of its sequence.
+        """
         return self.whole_output and lone and not tile.masked
 
     def _rounds(self, ordered: bool) -> bool:
-        """Whether the kernel rounds its float32 results to the dtype of the output in a separate ATen call. It does so
-        if it processes the sequences sorted by length, because it then writes the results in the order of the call.
+        """Whether a separate ATen call rounds the float32 output to the dtype of the output tensor.
 
-        ordered: whether the kernel processes the sequences sorted by length (see ``runtime.attention.tiling``).
+        Only a kernel that sorts the sequences by length makes the rounding call. The kernel must then restore the
+        original order of the sequences.
+
+        ordered: whether the kernel sorts the sequences by length.
         """
         return ordered and self.variant.dtype != "float32"
 
 
 def smallest_workspace_bytes(variant: Variant, num_kv_heads: int) -> int:
-    """Return the smallest possible workspace in bytes for the PyTorch decode kernel of ``variant``. The workspace is
-    enough for one partition of one sequence, with ``num_kv_heads`` KV heads.
+    """Return the size in bytes of the smallest possible workspace, that is, of all temporary buffers of a call.
+
+    The smallest workspace holds one partition of one sequence.
+
+    variant: the properties of the PyTorch decode kernel, such as its head size and dtype.
+    num_kv_heads: the number of KV heads.
     """
     return TorchPlan(variant, 0).smallest_workspace(num_kv_heads)

@@ -1,8 +1,8 @@
-"""Runs CUDA decode kernels on test cases and checks the results, on a GPU if there is one, else on the CPU.
+"""Runs CUDA decode kernels on test inputs and checks the results.
 
-A "machine" is the GPU, or the CPU with one of two warp sizes. A checked build is a library in which kernels check and
-count all their memory accesses; it runs on the CPU only. A "finding" is a wrong memory access that a checked build has
-detected.
+If PyTorch finds a GPU, the kernels run on the GPU. Otherwise, the simulator in ``runtime/simt`` runs the kernels on the
+CPU, with 64 or 32 threads per warp. The simulator also has a checked mode, in which kernels check and count all their
+memory accesses.
 """
 
 from __future__ import annotations
@@ -31,14 +31,20 @@ _libraries: dict[tuple[str, str, bool], library.Library] = {}
 
 
 def machines() -> Sequence[str]:
-    """Return the names of the machines to test on: the GPU if there is one, else the CPU with each warp size."""
+    """Return ``("gpu",)`` if PyTorch finds a GPU, else ``("warp64", "warp32")``: the CPU with 64 and with 32 threads
+    per warp.
+    """
     return ("gpu",) if torch.cuda.is_available() else HOSTS
 
 
 def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool) -> library.Library:
-    """Load the library with the kernels of ``rows`` for ``machine``, and compile it first if necessary.
+    """Load the library with the kernels of ``rows`` for ``machine``, and compile the library first if necessary.
 
-    A library that was loaded before in this test session is returned again. checked: whether it is a checked build.
+    Each library is loaded only once in a test session.
+
+    rows: dispatch table rows, one for each kernel.
+    machine: ``gpu``, or one of ``HOSTS`` for the CPU.
+    checked: whether the kernels check and count all their memory accesses.
     """
     key = (package.__name__, machine, checked)
     if key not in _libraries or not {row.symbol for row in rows} <= _libraries[key].kernels:
@@ -50,7 +56,7 @@ def loaded(package: ModuleType, rows: Sequence[Row], machine: str, checked: bool
 
 
 class CudaKernel(Harness):
-    """Runs a CUDA decode kernel on one machine, and checks its results."""
+    """Runs a CUDA decode kernel on a GPU or on a simulated GPU, and checks the results."""
 
     backend = "cuda"
 
@@ -60,9 +66,9 @@ class CudaKernel(Harness):
         self.library = loaded(package, rows, machine, checked=False)
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a call with checked arguments.
+        """Run the kernel on the tensors of ``call``.
 
-        On the CPU, the threads of a warp and the thread blocks run in a random order.
+        On the CPU, thread blocks run in a random order, and so do the threads of a warp.
         """
         if self.library.program is None:
             self.launch_on_gpu(call)
@@ -71,7 +77,7 @@ class CudaKernel(Harness):
             self.library.launch(self.row, call)
 
     def launch_on_gpu(self, call: Call) -> None:
-        """Run the kernel on a copy of the call on the GPU, and copy the outputs back."""
+        """Run the kernel on a GPU copy of the tensors in ``call``, and copy the outputs back to ``call``."""
         moved = cases.to(call, torch.device("cuda"))
         self.library.launch(self.row, moved)
         call.out.copy_(moved.out)
@@ -81,9 +87,9 @@ class CudaKernel(Harness):
             here.copy_(there)
 
     def check_table(self, case: Case) -> None:
-        """Check that the generated operator runs this kernel once the kernel's library for the CPU is loaded.
+        """Check that the generated operator runs this kernel on the CPU, and gives the same outputs as a direct launch.
 
-        On a GPU, this method checks nothing.
+        If the kernel runs on a GPU, this method checks nothing.
         """
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU; test_gpu.py of the project does that
@@ -91,10 +97,10 @@ class CudaKernel(Harness):
         super().check_table(case)
 
     def check_long(self, case: Case) -> None:
-        """Run a case with long sequences and one KV head, and compare its first and last query head with float64.
+        """Run a test case with long sequences and one KV head, and compare the outputs with float64.
 
-        If the case is block-sparse or has a modification, all heads are compared, because they attend to different
-        keys.
+        By default, only the first and the last query head are compared. If the case has a block-sparse pattern or a
+        modification of the scores, all query heads are compared, because each head may attend to different keys.
         """
         call = make(case)
         done, count = self.run(call), call.query.shape[1]
@@ -107,11 +113,12 @@ class CudaKernel(Harness):
 
 
 class CheckedKernel(CudaKernel):
-    """Runs a CUDA decode kernel from a checked build on the CPU, and checks its results and memory accesses.
+    """Runs a CUDA decode kernel on the CPU, and checks its results and all its memory accesses.
 
-    A launch raises FindingsError if the build has detected wrong accesses. After a launch, ``report`` has the counters
-    of memory accesses. Only ``__syncthreads`` orders the memory accesses of different threads here, because
-    ``__syncwarp`` does not do so on the BI-V100.
+    Only ``__syncthreads`` orders the memory accesses of different threads in these runs, because ``__syncwarp`` does
+    not order memory accesses on the BI-V100 GPU.
+
+    report: the counters of the memory accesses in the latest launch.
     """
 
     report: Report
@@ -122,9 +129,9 @@ class CheckedKernel(CudaKernel):
         self.library = loaded(package, rows, machine, checked=True)
 
     def launch(self, call: Call) -> None:
-        """Run the kernel with all its buffers registered, so that each memory access is checked.
+        """Run the kernel on the tensors of ``call``, and check each memory access.
 
-        Raises FindingsError for a wrong access.
+        Raises FindingsError if the kernel accesses memory wrongly, for example past the end of a tensor.
         """
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
@@ -147,16 +154,16 @@ class CheckedKernel(CudaKernel):
     def check_counters(
         self, *, seq_lens: Sequence[int], page_bytes: int, shared_bytes: int, blocks_per_group: int
     ) -> None:
-        """Run a call, and check how many bytes it loads of the cache and of the block tables.
+        """Run the kernel, and check how many bytes the kernel loads from the KV cache and from the block tables.
 
-        Also check that each thread block has ``shared_bytes`` of shared memory, and that its accesses to this memory
-        have no bank conflicts.
+        This method also checks the size of a thread block's shared memory, and that no access to shared memory has a
+        bank conflict.
 
-        seq_lens: sequence lengths in tokens, all multiples of the page size.
-        page_bytes: the number of bytes of K and V together in a page, for one KV head.
-        shared_bytes: the bytes of shared memory of each thread block of the kernel that computes partitions.
-        blocks_per_group: the number of thread blocks that the query heads of a KV head are divided over. Each of the
-        ``blocks_per_group`` thread blocks loads the cache.
+        seq_lens: the sequence lengths in tokens, which must be multiples of the page size.
+        page_bytes: the size in bytes of the keys and the values in a page, for one KV head.
+        shared_bytes: the expected size of each thread block's shared memory, in bytes.
+        blocks_per_group: the number of thread blocks among which the query heads of one KV head are divided; each of
+        these thread blocks loads the keys and values of this KV head.
         """
         call = make(self.case(seq_lens, poison=False, query_gap=0))
         self.run(call)
@@ -177,10 +184,10 @@ class CheckedKernel(CudaKernel):
         assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
 
     def check_far_strides(self, case: Case) -> None:
-        """Check that the results are right with strides of more than 2^31 elements.
+        """Check that the kernel gives the right results for tensors with strides of more than 2^31 elements.
 
-        The kernel must not access the memory between the elements. Skips the test if the system does not grant more
-        address space than it has memory.
+        The kernel must not access the memory between the elements of a tensor. The test is skipped if the operating
+        system does not provide the address space for such strides.
         """
         try:
             call = cases.spread(make(case))
@@ -196,11 +203,11 @@ class CheckedKernel(CudaKernel):
         check_scratch(call, truth)
 
     def check_empty_work(self, *, seq_lens: Sequence[int], max_seq_len: int) -> None:
-        """Check that thread blocks past the end of a sequence do nothing except load the length of the sequence.
+        """Check that a thread block for a partition past the end of its sequence loads only the length of the sequence.
 
-        The kernel runs on the same sequences with a small ``max_seq_len`` and with the given, large one. Each warp must
-        load the length of its sequence once. The numbers of all other accesses must be equal in both calls, except for
-        exp_sums and max_logits. Each element of these two must be stored once.
+        The kernel runs twice on the same sequences: with a small ``max_seq_len``, and with the ``max_seq_len`` that the
+        caller gives. Each warp must load the length of its sequence once. The kernel must store each element of
+        exp_sums and max_logits once. The number of accesses to any other tensor must be equal in both runs.
         """
         least = max(*seq_lens, self.partition_size + 1)  # both calls have a reduction
         tight, roomy = (self._traffic(seq_lens, room) for room in (least, max_seq_len))
@@ -216,13 +223,15 @@ class CheckedKernel(CudaKernel):
             assert stored == 4 * rows * -(-max_seq_len // self.partition_size), f"{name} is stored once"
 
     def _traffic(self, seq_lens: Sequence[int], max_seq_len: int) -> dict[str, tuple[Traffic, Traffic]]:
-        """Run a call with one KV head. Return a dict from buffer names to the traffic of loads and of stores."""
+        """Run the kernel with one KV head. Return, for the name of each buffer, the counters of its loads and of its
+        stores.
+        """
         self.run(make(self.case(seq_lens, max_seq_len=max_seq_len, kv_heads=1)))
         return {name: (buffer.loads, buffer.stores) for name, buffer in self.report.buffers.items()}
 
 
 def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:
-    """Return all tensors of a call as triples: name, tensor, and whether a kernel writes to the tensor."""
+    """Return a triple for each tensor in ``call``: the name, the tensor, and whether a kernel writes to the tensor."""
     named: dict[str, Any] = {**call._asdict(), **(call.scratch._asdict() if call.scratch else {})}
     named |= {f"tensors[{place}]": tensor for place, tensor in enumerate(call.tensors)}
     written = {"out", "lse", *Scratch._fields}
@@ -230,7 +239,7 @@ def buffers(call: Call) -> list[tuple[str, torch.Tensor, bool]]:
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the address of a tensor's first element, and the number of bytes from there to the end of its last
+    """Return the address of a tensor's first element, and the number of bytes from this address to the end of the last
     element.
     """
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
@@ -238,9 +247,9 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def pages_read(call: Call) -> int:
-    """Return the number of cache pages that a kernel must load for a call, summed over sequences and KV heads.
+    """Return the number of pages that a kernel must load from the KV cache, summed over sequences and KV heads.
 
-    A page must be loaded if a query head of the KV head attends to a token in the page.
+    A kernel must load a page for a KV head if a query head of this KV head attends to a token in the page.
     """
     kv_heads, page = call.key_cache.shape[1], call.key_cache.shape[3]
     group = call.query.shape[1] // kv_heads

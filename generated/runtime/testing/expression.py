@@ -1,8 +1,7 @@
-"""Evaluates the expression of an attention modification in plain Python, one score at a time, for the float64
-reference.
+"""Evaluates an expression that changes or masks attention scores, in plain Python, for the float64 reference.
 
-Integers are Python integers. All other numbers are float64. This module has its own parser, so that its results do not
-depend on the code that translates expressions for kernels.
+Integers are Python integers. All other numbers are float64. This module has its own parser, so that the reference does
+not share code with the kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Evaluate = Callable[[Names], Any]
 
 
 def _divide(a: float, b: float) -> float:
-    """Return a / b by the rules of IEEE 754: division by zero gives an infinity, and 0 / 0 gives NaN."""
+    """Return a / b by the rules of IEEE 754. Division by zero gives an infinity, and 0 / 0 gives NaN."""
     if b == 0:
         return math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1.0, b)
     return a / b
@@ -63,18 +62,20 @@ _COMPARE: Mapping[type, Callable[[Any, Any], bool]] = {
 
 
 def evaluator(text: str) -> Evaluate:
-    """Parse the expression ``text``. Returns a function that takes a dict from names to values, and returns the result.
+    """Parse the expression ``text``. Return a function that computes the expression's value from a dict of names and
+    values.
 
-    The names are ``s`` (the score), ``q`` and ``k`` (the positions of the query and of the key), ``h`` and ``kvh`` (the
-    numbers of the query head and of the KV head), ``len`` (the length of the sequence), and those of parameter tensors.
-    The value of a parameter tensor is a sequence of floats. Raises ValueError or KeyError for syntax that modifications
-    can't have.
+    The dict has these names: ``s`` (the score), ``q`` and ``k`` (the positions of the query and the key), ``h`` and
+    ``kvh`` (the indices of the query head and the KV head), ``len`` (the length of the sequence in tokens), and the
+    names of parameter tensors. The value of a parameter tensor is a sequence of floats.
+
+    Raises SyntaxError, ValueError or KeyError if ``text`` contains syntax that modifications can't have.
     """
     return _build(ast.parse(text.strip(), mode="eval").body)
 
 
 def _build(node: ast.expr) -> Evaluate:
-    """Make a function that evaluates the syntax tree ``node``."""
+    """Return a function that evaluates the syntax tree ``node``."""
     if isinstance(node, ast.Constant):
         value = node.value
         return lambda names: value
@@ -105,7 +106,7 @@ def _build(node: ast.expr) -> Evaluate:
 
 
 def _comparison(node: ast.Compare) -> Evaluate:
-    """Make a function that evaluates a comparison, or a chain such as ``a < b < c``."""
+    """Return a function that evaluates a comparison, or a chain of comparisons such as ``a < b < c``."""
     sides = [_build(side) for side in (node.left, *node.comparators)]
     operations = [_COMPARE[type(op)] for op in node.ops]
 

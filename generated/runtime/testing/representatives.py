@@ -1,11 +1,11 @@
-"""Chooses a few kernels, the representatives, to be tested in place of all kernels of a package.
+"""Chooses a few kernels of a package, the representatives, which are tested instead of all kernels.
 
-A CUDA source begins with its constants (``constexpr``, ``using``), and the body follows. Many kernels have the same
-body and differ only in the values of constants. For each body, every value of each constant occurs in at least one
-representative. So a test of the representatives finds a fault in a body, and a fault that one value causes.
+A CUDA source consists of constants (``constexpr``, ``using``) and a body. Many kernels have the same body, and differ
+only in the values of the constants. For each body, the representatives have every value that a constant has in any
+kernel with this body.
 
-A PyTorch kernel has numbers in place of constants. Its body is its source without numbers, and its constants are the
-axes of its key.
+A PyTorch kernel has numbers in place of named constants. For a PyTorch kernel, the body is the source without its
+numbers, and the constants are the properties of the kernel, such as the head size.
 """
 
 from __future__ import annotations
@@ -28,20 +28,26 @@ _NO_BODY = re.compile(r'""".*?"""|#[^\n]*|\b\d+\b', re.DOTALL)
 
 
 class Source(NamedTuple):
-    """The parts of a kernel's source. constants: a (name, value) pair for each constant."""
+    """A kernel's source, divided into its body and its constants. Each constant is a pair (name, value) of strings."""
 
     body: str
     constants: frozenset[tuple[str, str]]
 
 
 def parse(text: str, name: str) -> Source:
-    """Split the text of a source into body and constants. The kernel's name, ``name``, becomes ``NAME`` in both."""
+    """Divide the text of a CUDA source into its body and its constants.
+
+    The result has the text ``NAME`` in place of the kernel's name, ``name``.
+    """
     code = _COMMENT.sub("", text).replace(name, "NAME")
     return Source(" ".join(_DECLARATION.sub("", code).split()), frozenset(_CONSTANT.findall(code)))
 
 
 def representatives(sources: Mapping[str, Source]) -> set[str]:
-    """Return the names of the representatives in ``sources``, a mapping from the names of kernels to their sources."""
+    """Choose a few kernels to test instead of all kernels in ``sources``, and return their names.
+
+    sources: maps the name of each kernel to the kernel's source.
+    """
     groups: dict[str, dict[str, frozenset[tuple[str, str]]]] = {}
     for name, source in sources.items():
         groups.setdefault(source.body, {})[name] = source.constants
@@ -49,12 +55,16 @@ def representatives(sources: Mapping[str, Source]) -> set[str]:
 
 
 def few(sources: Mapping[str, Source]) -> set[str]:
-    """Choose fewer kernels than ``representatives``. Each body is in one of them, and each value of each constant."""
+    """Return the names of kernels that together have every source body, and every value of each constant, in
+    ``sources``.
+
+    This function chooses fewer kernels than ``representatives``, which chooses kernels for each source body separately.
+    """
     return set(cover({name: source.constants | {("", source.body)} for name, source in sources.items()}))
 
 
 def one_of_each_body(sources: Mapping[str, Source]) -> set[str]:
-    """Choose the first kernel of each body."""
+    """Return the names of one kernel for each distinct source body, that is, each source without its constants."""
     first: dict[str, str] = {}
     for name, source in sources.items():
         first.setdefault(source.body, name)
@@ -62,12 +72,12 @@ def one_of_each_body(sources: Mapping[str, Source]) -> set[str]:
 
 
 def cover(group: Mapping[str, frozenset[tuple[str, str]]]) -> list[str]:
-    """Choose kernels that together have every (constant, value) pair in ``group``, and at least one kernel.
+    """Choose kernels that together have every (constant, value) pair in ``group``.
 
-    Each step chooses the kernel with the most (constant, value) pairs that no chosen kernel has yet. A tie goes to the
-    first in ``group``.
+    In each step, this function chooses the kernel with the most pairs that no chosen kernel has yet. If several kernels
+    have equally many new pairs, the first of these kernels in ``group`` is chosen. The result has at least one kernel.
 
-    group: the (constant, value) pairs of each kernel, by the kernel's name. All these kernels have the same body.
+    group: maps the name of each kernel to the kernel's (constant, value) pairs.
     """
     missing, chosen = frozenset[tuple[str, str]]().union(*group.values()), list[str]()
     while missing or not chosen:
@@ -77,22 +87,26 @@ def cover(group: Mapping[str, frozenset[tuple[str, str]]]) -> list[str]:
 
 
 def of_files(paths: Mapping[str, Path]) -> set[str]:
-    """Return the symbols of the representatives. A symbol consists of ``pav2_`` and the kernel's name.
+    """Choose a few CUDA kernels to test instead of all kernels in ``paths``, and return their symbols.
 
-    paths: the source file of each kernel, by the kernel's symbol.
+    paths: maps the symbol of each kernel, ``pav2_`` and the kernel's name, to the kernel's source file.
     """
     return representatives({symbol: read(path, symbol.removeprefix("pav2_")) for symbol, path in paths.items()})
 
 
 @functools.cache
 def read(path: Path, name: str) -> Source:
-    """Read and split the source of the kernel ``name``. The results are cached."""
+    """Read the CUDA source file of the kernel ``name``, and divide the source into its body and its constants."""
     return parse(path.read_text("utf-8"), name)
 
 
 @functools.cache
 def of_module(root: Path, row: Row) -> Source:
-    """Read the PyTorch kernel of ``row`` in the package at ``root``. The results are cached."""
+    """Read the PyTorch kernel of ``row``, and divide its source into its body and its constants.
+
+    root: the folder of the generated package.
+    row: the kernel's row in the dispatch table.
+    """
     text = root.joinpath(*row.torch.split(".")).with_suffix(".py").read_text("utf-8")
     constants = {**row.key._asdict(), "partition_size": row.partition_size}
     return Source(

@@ -1,14 +1,8 @@
-"""Which tests a session runs: with ``--full`` all tests of all kernels, else fewer for kernels that others represent.
+"""Selects the tests that a pytest session runs.
 
-Without ``--full``:
-
-* Every kernel runs the tests that are marked ``every_kernel``: the numbers at all boundaries, and what the generator
-  planned for this kernel. CUDA kernels run them in the fast build with warps of 64 threads.
-* The representatives of PyTorch kernels, and those of CUDA kernels, run all other tests of these builds.
-* Fewer kernels run the tests of checked builds, of warps of 32 threads, and of long sequences. They have each body, and
-  each value of each constant. Checked builds with warps of 32 threads run for one kernel of each body.
-
-On a GPU, all kernels run all tests that need no CPU.
+With ``--full``, each kernel runs all its tests. Without ``--full``, each kernel runs only the tests with the marker
+``every_kernel``. The kernels in ``Chosen`` also run other tests, in place of the kernels that have similar source code.
+Without ``--full``, but on a GPU, every CUDA kernel also runs all GPU tests except the tests of long sequences.
 """
 
 from __future__ import annotations
@@ -29,12 +23,12 @@ Library = tuple[str, bool]
 
 
 class Chosen(NamedTuple):
-    """The symbols of the kernels that run tests for others.
+    """Kernels that run tests in place of other kernels. Each field of ``Chosen`` is a set of kernel symbols.
 
-    torch: run the tests of PyTorch kernels.
-    cuda: run the tests of the fast build with warps of 64 threads.
-    few: run checked builds, the fast build with warps of 32 threads, and long sequences.
-    bodies: run checked builds with warps of 32 threads.
+    torch: the kernels that run the tests of PyTorch kernels.
+    cuda: the kernels that run CUDA tests with 64 threads per warp and without memory checks.
+    few: the kernels that run tests with memory checks, tests with 32 threads per warp, and tests of long sequences.
+    bodies: the kernels that run tests with both memory checks and 32 threads per warp.
     """
 
     torch: set[str]
@@ -44,7 +38,7 @@ class Chosen(NamedTuple):
 
 
 class Selection:
-    """The tests of one package in a session.
+    """Selects the tests of one package in a pytest session.
 
     package: the generated package, as a module.
     """
@@ -57,14 +51,14 @@ class Selection:
         self._finished: Any = None
 
     def owns(self, item: Any) -> bool:
-        """Whether a collected test is one of a kernel of the package."""
+        """Return whether the pytest item ``item`` is a test of a kernel in the package."""
         return hasattr(item.module, "SYMBOL") and str(item.path).startswith(f"{self.root}/")
 
     def select(self, config: Any, items: list[Any]) -> None:
-        """Remove the tests that tests of another kernel replace, and move CUDA tests to the end.
+        """Remove the tests that this session does not need from ``items``, and move CUDA tests to the end of ``items``.
 
-        CUDA tests run last, because their kernels compile while the others run. Further calls in the same session do
-        nothing: pytest calls a hook for each spec.
+        CUDA tests run last, so that their kernels can compile while the other tests run. Pytest calls this method
+        several times in a session, and only the first call changes ``items``.
         """
         if self._selected is config:
             return
@@ -82,7 +76,7 @@ class Selection:
         self.libraries = libraries(self.rows, of_cuda)
 
     def finish(self, config: Any) -> None:
-        """Begin to compile the libraries that the selected tests need, unless they run on a GPU."""
+        """Start to compile the libraries that the selected CUDA tests need, unless the tests run on a GPU."""
         if self._finished is config or config.option.collectonly:
             return
         self._finished = config
@@ -93,7 +87,7 @@ class Selection:
             prefetch.start(self.root, wanted)
 
     def rows_of(self, item: Any) -> list[Row]:
-        """The rows of all kernels in the library that a CUDA test needs."""
+        """Return the dispatch table rows of all kernels in the library that the CUDA test ``item`` needs."""
         return self.libraries[library_of(item)]
 
 
@@ -101,17 +95,19 @@ _selections: dict[str, Selection] = {}
 
 
 def of_package(package: ModuleType) -> Selection:
-    """Return the selection of a package: the same one for all of its specs."""
+    """Return the ``Selection`` of a generated package. All spec files of the package use the same ``Selection``."""
     return _selections.setdefault(package.__name__, Selection(package))
 
 
 def needs_library(item: Any) -> bool:
-    """Whether a test runs a compiled CUDA kernel."""
+    """Return whether the pytest item ``item`` runs a compiled CUDA kernel."""
     return "cuda_rows" in getattr(item, "fixturenames", ())
 
 
 def library_of(item: Any) -> Library:
-    """The library that a CUDA test needs."""
+    """Return the library that the CUDA test ``item`` needs: ``gpu`` or a key of ``WARP_SIZES``, and whether memory is
+    checked.
+    """
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     if "checked" in item.fixturenames:
         return parameters["host"], True
@@ -119,7 +115,10 @@ def library_of(item: Any) -> Library:
 
 
 def libraries(rows: Sequence[Row], items: Iterable[Any]) -> dict[Library, list[Row]]:
-    """The rows of the kernels in each library that CUDA tests need, in the order in which the tests need them."""
+    """Return the dispatch table rows of the kernels in each library that the CUDA tests ``items`` need.
+
+    The function ``last`` gives the order of the libraries.
+    """
     wanted: dict[Library, set[str]] = {}
     for item in items:
         wanted.setdefault(library_of(item), set()).add(item.module.SYMBOL)
@@ -127,15 +126,17 @@ def libraries(rows: Sequence[Row], items: Iterable[Any]) -> dict[Library, list[R
 
 
 def last(kind: Library) -> tuple[bool, bool]:
-    """The sort key of libraries: fast builds come before checked builds, and warps of 64 threads before 32."""
+    """Return the key by which libraries are sorted: whether memory is checked, and whether warps have 32 threads."""
     machine, checked = kind
     return checked, machine == "warp32"
 
 
 def choose(rows: Iterable[Row], root: Path, tested: set[str]) -> Chosen:
-    """Choose the kernels that run tests for others, among the kernels ``tested`` (their symbols).
+    """Choose the kernels that run tests in place of other kernels.
 
+    rows: the dispatch table of the package.
     root: the folder of the package.
+    tested: the symbols of the kernels to choose from.
     """
     ordered = sorted((row for row in rows if row.symbol in tested), key=lambda row: (row.partition_size, row.symbol))
     of_torch = {row.symbol: representatives.of_module(root, row) for row in ordered if row.torch}
@@ -155,7 +156,11 @@ def of_each_operator(
     sources: Mapping[str, representatives.Source],
     choose: Callable[[Mapping[str, representatives.Source]], set[str]],
 ) -> set[str]:
-    """Choose kernels of each operator by itself: decode, extend and cache."""
+    """Apply ``choose`` to the kernels of each operator (decode, extend and cache), and return the union of the results.
+
+    rows: dispatch table rows; rows without an entry in ``sources`` are ignored.
+    sources: maps the symbol of each kernel to the kernel's source.
+    """
     groups: dict[str, dict[str, representatives.Source]] = {}
     for row in rows:
         if row.symbol in sources:
@@ -164,7 +169,7 @@ def of_each_operator(
 
 
 def runs(item: Any, chosen: Chosen) -> bool:
-    """Whether a test of the package runs without ``--full``."""
+    """Return whether the pytest item ``item`` runs in a session without ``--full``."""
     symbol = item.module.SYMBOL
     every = item.get_closest_marker("every_kernel") is not None
     if not needs_library(item):

@@ -1,8 +1,8 @@
-"""Attention modifications: expressions that change or mask attention scores, and their translation to source text.
+"""Attention modifications: expressions that change or mask attention scores, and their translation to source code.
 
-``parse`` makes a typed tree from the text of an expression. ``tree`` defines the nodes of such trees. ``torch_text``
-and ``cuda_text`` translate a tree to PyTorch and CUDA source text.
+``parse`` converts the text of an expression to a typed tree. ``tree`` defines the nodes of such trees. ``torch_text``
+and ``cuda_text`` translate a tree to PyTorch and CUDA source code.
 
-The generated tests evaluate the text of the same expressions in float64 with separate code
+The generated tests evaluate the same expressions in float64 with separate code
 (``pav2gen/runtime/testing/expression.py``).
 """

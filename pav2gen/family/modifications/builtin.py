@@ -1,7 +1,7 @@
-"""The built-in modifications: softcap, ALiBi and the sliding window.
+"""The built-in modifications of attention scores: softcap, ALiBi and the sliding window.
 
-A kernel changes a score in this order: softcap, ALiBi, the modification that the spec defines. After that, the kernel
-applies all masks. vLLM and ONNX's attention operator use the same order.
+A kernel changes a score in this order: softcap, ALiBi, the modification that the spec file defines, all masks. The same
+order is used by vLLM and by ONNX's attention operator.
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ SLOPES = "alibi_slopes"
 
 
 def softcap(cap: float) -> Modification:
-    """Return the modification that replaces a score s by ``cap * tanh(s / cap)``, which lies between -cap and cap."""
+    """Return the modification that replaces a score s by ``cap * tanh(s / cap)``.
+
+    The new score is between -cap and cap.
+    """
     return Modification("softcap", f"{cap!r} * tanh(s / {cap!r})", None)
 
 
 def alibi() -> Modification:
     """Return the modification that adds ALiBi's bias to a score: ``slope * (k - q)``, with one slope per query head.
 
-    q and k are the positions of the query and the key, so that the bias is 0 or less for a positive slope.
+    q and k are the positions of the query and the key. If the slope is positive, the bias is 0 or less.
     """
     return Modification("ALiBi", f"s + {SLOPES}[h] * (k - q)", None, {SLOPES: "heads"})
 
 
 def sliding_window(window: int) -> Modification:
-    """Return the mask with which a query attends only to the last ``window`` tokens, its own token included.
+    """Return the mask with which a query attends only to the last ``window`` tokens, including its own token.
 
-    Hugging Face and vLLM count the tokens of a window in this way, too. ``window_left`` of FlashAttention and
-    FlashInfer is window - 1.
+    Hugging Face and vLLM also count the query's own token. The left window size of FlashAttention and FlashInfer does
+    not count this token, and so equals ``window`` - 1.
     """
     return Modification("sliding window", None, f"q - k < {window}")
 
 
 def entries(variant: AttentionVariant) -> tuple[Modification, ...]:
-    """Return the modifications of the kernel ``variant``.
+    """Return the modifications that the kernel ``variant`` applies to attention scores.
 
-    Their order is softcap, ALiBi, the modification that the spec defines, sliding window.
+    The modifications have this order: softcap, ALiBi, the modification that the spec file defines, sliding window.
     """
     found = (
         softcap(variant.softcap) if variant.softcap is not None else None,

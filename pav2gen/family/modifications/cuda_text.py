@@ -1,7 +1,8 @@
-"""Translates a typed expression tree to a CUDA expression that computes with float32 numbers and 32-bit integers.
+"""Translates a typed expression tree to a CUDA expression with float32 numbers and 32-bit integers.
 
-Integers are divided as in Python. If an operand may be negative, the CUDA expression calls ``floor_div`` or
-``floor_mod`` of runtime/cuda/pav2_integer.cuh, because C rounds toward zero.
+In an expression tree, integer division rounds down, as in Python. In C, integer division rounds toward zero. If an
+operand of a division or a remainder may be negative, the CUDA expression therefore calls ``floor_div`` or ``floor_mod``
+of runtime/cuda/pav2_integer.cuh.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _OF_TYPE = {("abs", NUMBER): "fabsf", ("min", NUMBER): "fminf", ("max", NUMBER):
 def cuda_text(x: Expression, names: Mapping[str, str]) -> str:
     """Return the CUDA expression for the tree ``x``.
 
-    names: maps each name and each parameter tensor in ``x`` to the CUDA text that reads its value.
+    names: maps each name and each parameter tensor in ``x`` to the CUDA expression that reads its value.
     """
     return _text(x, names)[0]
 
 
 def uses_floor(x: Expression) -> bool:
-    """Whether the CUDA text of ``x`` calls ``floor_div`` or ``floor_mod``."""
+    """Return whether the CUDA expression for ``x`` calls ``floor_div`` or ``floor_mod``."""
     return any(map(uses_floor, x.args)) or (x.op in ("//", "%") and not _c_rule_serves(x))
 
 
@@ -50,7 +51,7 @@ def literal(value: int | float | bool | str) -> str:
 
 
 def shortest(value: float) -> str:
-    """Return the decimal text with the fewest digits that rounds to the same float32 as ``value``."""
+    """Return the decimal text with the fewest digits that rounds to the same float32 number as ``value``."""
     rounded = struct.unpack("f", struct.pack("f", value))[0]
     for digits in range(1, 10):
         text = f"{rounded:.{digits}g}"
@@ -60,13 +61,15 @@ def shortest(value: float) -> str:
 
 
 def _c_rule_serves(x: Expression) -> bool:
-    """Whether C divides the operands of ``x`` as Python does, because neither operand can be negative."""
+    """Return whether neither operand of ``x`` can be negative, so that C and Python divide the operands in the same
+    way.
+    """
     a, b = x.args
     return a.low >= 0 and b.low > 0
 
 
 def _text(x: Expression, names: Mapping[str, str]) -> tuple[str, int]:
-    """Return the CUDA text of the tree ``x``, and the precedence of its outermost operation."""
+    """Return the CUDA expression for the tree ``x``, and the precedence of its outermost operator."""
     if x.op == "literal":
         negative = not isinstance(x.value, (bool, str)) and x.value < 0
         return literal(x.value), _PRECEDENCE["neg"] if negative else _TIGHTEST
@@ -90,7 +93,7 @@ def _text(x: Expression, names: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _infix(x: Expression, names: Mapping[str, str]) -> str:
-    """Return the CUDA text of the binary operation ``x``."""
+    """Return the CUDA expression for the binary operation ``x``."""
     sign = {"and": "&&", "or": "||", "//": "/"}.get(x.op, x.op)
     binds = _PRECEDENCE[x.op]
     # An ``and`` that is an operand of ``or`` gets parentheses, because compilers warn without them.
@@ -102,6 +105,8 @@ def _infix(x: Expression, names: Mapping[str, str]) -> str:
 
 
 def _within(x: Expression, binds: int, names: Mapping[str, str]) -> str:
-    """Return the CUDA text of the operand ``x``, in parentheses if its precedence is lower than ``binds``."""
+    """Return the CUDA expression for the operand ``x``, in parentheses if the precedence of ``x`` is lower than
+    ``binds``.
+    """
     text, own = _text(x, names)
     return text if own >= binds else f"({text})"

@@ -1,4 +1,6 @@
-"""Defines ``Modification``: expressions that change or mask attention scores, and the tensors that they read."""
+"""Defines ``Modification``: expressions that change or mask attention scores, and the tensors that the expressions
+read.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from pav2gen.runtime.choice import dispatch_row
 
 @dataclass(frozen=True)
 class Modification:
-    """One modification of attention: an entry of a spec's ``modifications``, or a built-in one such as ALiBi.
+    """One modification of attention scores: an entry of a spec file's ``modifications``, or a built-in one such as
+    ALiBi.
 
-    A parameter tensor is a float32 tensor of one dimension that the expressions read. Each call of the operator passes
-    it.
+    An expression can read parameter tensors, which are one-dimensional float32 tensors that each call of the operator
+    passes. ``score`` and ``mask`` are not both None.
 
     score: the text of the expression that computes a new score, or None if the modification does not change scores.
     mask: the text of the condition under which a query attends to a key, or None if the modification hides no keys.
-    Score and mask are not both None.
     tensors: maps the name of each parameter tensor to its dimension, ``heads`` or ``kv_heads``.
     """
 
@@ -46,5 +48,5 @@ class Modification:
         return None if self.mask is None else parse_mask(self.mask, self.tensors)
 
     def for_table(self) -> dispatch_row.Modification:
-        """Return this modification in the form that the generated dispatch table stores."""
+        """Return this modification in the form that the dispatch table of a generated package stores."""
         return dispatch_row.Modification(self.score or "", self.mask or "", tuple(self.tensors.items()))

@@ -1,8 +1,9 @@
-"""Parses the text of an expression into a typed tree.
+"""Parses the text of an expression that changes or masks attention scores, and returns a typed tree.
 
-Error messages give the column of a mistake and what to write instead.
+An error message gives the column of a mistake, and advice on what to write instead.
 
-The language of expressions is a part of Python's. ``ast`` parses the text, and this module refuses all other syntax.
+The syntax of expressions is a part of Python's syntax. Python's ``ast`` module parses the text, and this module refuses
+all other syntax.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ _OTHER_NAMES = {
 class ExpressionError(Exception):
     """Raised if the text of an expression has a mistake.
 
-    message: what the mistake is, and what to write instead.
+    message: a description of the mistake, and advice on what to write instead.
     column: the column of the mistake in the text, counted from 1.
     """
 
@@ -98,7 +99,9 @@ class ExpressionError(Exception):
 
 
 def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """Parse ``text``, an expression for a new score, into a tree of type number. In the text, ``s`` is the old score.
+    """Parse ``text``, an expression that computes a new score, into a tree whose value is a number.
+
+    In ``text``, ``s`` is the old score.
 
     tensors: maps the name of each parameter tensor to its dimension, ``heads`` or ``kv_heads``.
 
@@ -111,7 +114,7 @@ def parse_score(text: str, tensors: Mapping[str, str] | None = None) -> Expressi
 
 
 def parse_mask(text: str, tensors: Mapping[str, str] | None = None) -> Expression:
-    """Parse ``text``, the condition under which a query attends to a key, into a tree of type condition.
+    """Parse ``text``, the condition under which a query attends to a key, into a tree whose value is a condition.
 
     tensors: maps the name of each parameter tensor to its dimension, ``heads`` or ``kv_heads``.
 
@@ -168,8 +171,8 @@ def _syntax_error(text: str, error: Exception, start: int) -> ExpressionError:
 class _Reader:
     """Converts the ``ast`` nodes of one expression to a typed tree.
 
-    tensors: maps the name of each parameter tensor to its dimension.
-    hidden: names that must not occur in this expression, such as the score ``s`` in a mask.
+    tensors: maps the name of each parameter tensor to its dimension, ``heads`` or ``kv_heads``.
+    hidden: names that the expression must not contain, such as the score ``s`` in a mask.
     start: the number of spaces before the expression in its text.
     """
 
@@ -179,9 +182,12 @@ class _Reader:
         self.start = start
 
     def read(self, node: ast.expr, depth: int) -> Expression:
-        """Convert ``node``, with all nodes in it, to a typed tree.
+        """Convert ``node`` and its child nodes to a typed tree.
 
-        depth: 1 for the whole expression, 2 for the operands of its outermost operation, and so on.
+        depth: the depth of ``node`` in the expression, starting with 1 for the whole expression.
+
+        Raises ExpressionError for a node that expressions must not contain, and for an expression that is nested too
+        deeply.
         """
         if depth > DEEPEST:
             raise self.error(node, f"is nested more than {DEEPEST} deep")
@@ -209,18 +215,22 @@ class _Reader:
         return ExpressionError(message, node.col_offset + self.start + 1)
 
     def operator(self, node: ast.expr, operator: object, known: Mapping[Any, str]) -> str:
-        """Return the text of ``operator``, such as ``+``. Raises ExpressionError if ``known`` does not contain it.
+        """Return the text of ``operator``, such as ``+``. Raises ExpressionError if ``known`` does not contain the
+        operator.
 
-        node: the node that contains the operator.
-        operator: an instance of a class of ``ast``, such as ``ast.Add``.
-        known: maps the classes of the allowed operators to their texts.
+        node: the ``ast`` node that contains the operator.
+        operator: an instance of an operator class of ``ast``, such as ``ast.Add``.
+        known: maps the class of each allowed operator to the operator's text.
         """
         if type(operator) not in known:
             raise self.error(node, _INSTEAD.get(type(operator), "this operator is not part of the language"))
         return known[type(operator)]
 
     def constant(self, node: ast.Constant, depth: int) -> Expression:
-        """Convert an integer or a float to a literal of the typed tree. Raises Mistake for any other constant."""
+        """Convert an integer or a float to a literal of the typed tree.
+
+        Raises Mistake for a constant that is neither an integer nor a float.
+        """
         if type(node.value) is int:
             return tree.integer(node.value)
         if type(node.value) is float:
@@ -231,7 +241,7 @@ class _Reader:
     def name(self, node: ast.Name, depth: int) -> Expression:
         """Convert a name such as ``s`` or ``len`` to a node of the typed tree.
 
-        Raises Mistake for a name that is not in ``NAMES``, or that must not occur in this expression.
+        Raises Mistake for a name that is not in ``NAMES``, and for a name in ``hidden``.
         """
         if node.id in self.hidden:
             raise Mistake(f"a mask does not see the score {node.id}; it decides by q, k, h, kvh and len")
@@ -249,7 +259,7 @@ class _Reader:
     def subscript(self, node: ast.Subscript, depth: int) -> Expression:
         """Convert an element of a parameter tensor, such as ``slopes[h]``, to a node of the typed tree.
 
-        Raises Mistake for any other subscript.
+        Raises Mistake for a subscript that is not an element of a parameter tensor.
         """
         tensor = node.value.id if isinstance(node.value, ast.Name) else ""
         if tensor not in self.tensors:
@@ -297,7 +307,8 @@ class _Reader:
     def call(self, node: ast.Call, depth: int) -> Expression:
         """Convert a call of one of ``FUNCTIONS`` to a node of the typed tree.
 
-        Raises Mistake or ExpressionError for any other call.
+        Raises Mistake or ExpressionError for a call of a function that is not in ``FUNCTIONS``, and for wrong
+        arguments.
         """
         if not isinstance(node.func, ast.Name):
             raise self.error(node, _INSTEAD.get(type(node.func), "only a function can be called"))
@@ -311,5 +322,5 @@ class _Reader:
 
 
 def _called(node: ast.expr) -> str:
-    """Return the name of the ``ast`` class of ``node`` for a message, such as ``a listcomp``."""
+    """Return the class name of ``node`` for an error message, such as ``a listcomp``."""
     return f"a {type(node).__name__.lower()}"

@@ -1,12 +1,13 @@
-"""Translates a typed expression tree to PyTorch statements that compute it for a whole tensor of scores.
+"""Translates a typed expression tree to PyTorch statements that compute the expression for all elements of a score
+tensor.
 
-The scores have the dimensions of ``DIMENSIONS``, or of ``EXTEND_DIMENSIONS`` in an extend kernel. The value of each
-operation in the tree is a tensor with the same number of dimensions. A dimension over which the value does not vary has
-size 1.
+``DIMENSIONS`` lists the dimensions of the score tensor in a decode kernel. ``EXTEND_DIMENSIONS`` lists the dimensions
+of the score tensor in an extend kernel. Each operation of the expression gives a tensor with as many dimensions as the
+score tensor. A dimension has size 1 if the value of the operation does not vary over this dimension.
 
-A value that varies over KV heads and tokens can be as large as the scores. The kernel stores such a value in a slot: a
-buffer in the workspace that a later value can use again. Each statement makes at most one ATen call besides views, so
-that a plan can count the calls.
+A value that varies over KV heads and tokens can be as large as the score tensor. The statements store such a value in a
+slot, that is, a buffer in the workspace that later values can use again. Each statement makes at most one ATen call
+that does not return a view.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ _INFIX = {"+": "add", "-": "sub", "*": "mul", "/": "div", "//": "div", "%": "rem
 
 @dataclass(frozen=True)
 class TorchText:
-    """The PyTorch statements that compute an expression, and their costs.
+    """The PyTorch statements that compute an expression, and the costs of the statements.
 
     lines: the statements, one per line.
-    result: the PyTorch text that reads the expression's value after the statements have run.
-    calls: the number of ATen calls that the statements make, not counting views.
-    slots: the number of workspace slots that the statements use. A slot is as large as the scores.
-    token_values: the number of new tensors for values that vary over tokens but not over KV heads.
+    result: the PyTorch code that reads the value of the expression after the statements have run.
+    calls: the number of ATen calls that the statements make, except calls that return views.
+    slots: the number of workspace buffers that the statements use, each as large as the score tensor.
+    token_values: the number of new tensors for values that vary over tokens, but not over KV heads.
     names: the names and parameter tensors that the statements read.
     """
 
@@ -75,16 +76,15 @@ def score_text(
     slots: str,
     dimensions: Sequence[str] = DIMENSIONS,
 ) -> TorchText:
-    """Return the statements that overwrite the scores with the value of the expression ``x``.
+    """Return the statements that overwrite the score tensor with the value of the expression ``x``.
 
-    names: maps each name and each parameter tensor in ``x`` to the PyTorch text that reads it. The text of ``s`` reads
-    the scores. All other tensors must broadcast to the shape of the scores.
-    tensors: maps each parameter tensor to its dimension, ``heads`` or ``kv_heads``. ``tensors`` can also map a name to
-    a key of ``REACH``, such as ``k`` to ``k by row``, if the name's values vary over more dimensions than ``REACH``
-    says.
-    slots: the PyTorch text that reads a workspace slot (a buffer as large as the scores), with {} in place of its
+    names: maps each name and each parameter tensor in ``x`` to the PyTorch code that reads its value. The code for
+    ``s`` reads the score tensor. All other tensors must broadcast to the shape of the score tensor.
+    tensors: maps each parameter tensor to its dimension, ``heads`` or ``kv_heads``. If a name such as ``k`` varies over
+    more dimensions than ``REACH`` says, ``tensors`` maps the name to another key of ``REACH``, such as ``k by row``.
+    slots: the PyTorch code that reads a workspace buffer as large as the score tensor, with {} in place of the buffer's
     number.
-    dimensions: the names of the dimensions of the scores, in their order.
+    dimensions: the names of the dimensions of the score tensor, in their order.
     """
     writer = _Writer(_normal(x), names, tensors, slots, names["s"], dimensions)
     result = writer.text(writer.root)
@@ -100,18 +100,19 @@ def hidden_text(
     slots: str,
     dimensions: Sequence[str] = DIMENSIONS,
 ) -> TorchText:
-    """Return the statements that compute a bool tensor from ``mask``: true where the mask hides a key from a query.
+    """Return the statements that compute a bool tensor, which is true where ``mask`` hides a key from a query.
 
-    The tensor broadcasts to the shape of the scores. The parameters other than ``mask`` are those of ``score_text``.
+    The bool tensor broadcasts to the shape of the score tensor. ``score_text`` describes the parameters other than
+    ``mask``.
     """
     writer = _Writer(_normal(opposite(mask)), names, tensors, slots, "scores", dimensions)
     return writer.finish(writer.text(writer.root))
 
 
 def reach_of(x: Expression, tensors: Mapping[str, str]) -> frozenset[str]:
-    """Return the dimensions of the scores over which the value of ``x`` varies.
+    """Return the dimensions of the score tensor over which the value of ``x`` varies.
 
-    tensors: as in ``score_text``.
+    tensors: the parameter ``tensors`` of ``score_text``.
     """
     if x.op in ("name", "element"):
         return REACH[tensors.get(str(x.value), str(x.value))]
@@ -119,7 +120,7 @@ def reach_of(x: Expression, tensors: Mapping[str, str]) -> frozenset[str]:
 
 
 def _normal(x: Expression) -> Expression:
-    """Return a tree of the same value, with literals as second operands and first results of ``if`` where possible."""
+    """Return an equivalent tree, with literals as second operands and in the true branch of ``if`` where possible."""
     # A literal stays first where the operands cannot be exchanged, as in ``1 - s``.
     args = tuple(map(_normal, x.args))
     if x.op == "if" and args[2].is_literal and not args[1].is_literal:
@@ -134,11 +135,11 @@ def _normal(x: Expression) -> Expression:
 
 @dataclass(frozen=True)
 class _Value:
-    """Where the value of an expression is stored.
+    """The place where generated code stores the value of an expression.
 
-    text: the PyTorch text that reads the value.
-    slot: the number of the workspace slot that stores the value, -1 for the tensor of the scores, or None for a literal
-    or any other tensor.
+    text: the PyTorch code that reads the value.
+    slot: the number of the workspace buffer that stores the value, -1 for the score tensor, or None for a literal or
+    any other tensor.
     owned: whether a statement may overwrite the value.
     """
 
@@ -148,11 +149,11 @@ class _Value:
 
 
 class _Writer:
-    """Writes the PyTorch statements for one expression tree. A subtree that occurs several times is computed once.
+    """Writes the PyTorch statements for one expression tree. A subtree that occurs several times is computed only once.
 
     root: the tree.
-    names, tensors, slots, dimensions: as in ``score_text``.
-    scores: the PyTorch text that reads the scores.
+    names, tensors, slots, dimensions: the parameters of ``score_text`` with these names.
+    scores: the PyTorch code that reads the score tensor.
     """
 
     def __init__(
@@ -180,9 +181,9 @@ class _Writer:
         self.free: list[int] = [] if reads_scores or root.type == CONDITION else [-1]
 
     def finish(self, result: str) -> TorchText:
-        """Return the ``TorchText`` of the whole tree.
+        """Return all statements of the expression tree, and their costs.
 
-        result: the PyTorch text that reads the value of the tree.
+        result: the PyTorch code that reads the value of the tree.
         """
         leaves = (str(node.value) for node in walk(self.root) if node.op in ("name", "element"))
         return TorchText(
@@ -200,18 +201,18 @@ class _Writer:
         self.calls += calls
 
     def text(self, x: Expression) -> str:
-        """Return the PyTorch text that reads the value of ``x``.
+        """Return the PyTorch code that reads the value of ``x``.
 
-        The first call for a value also writes the statements that compute it.
+        The first call of this method for an expression also writes the statements that compute the expression.
         """
         if x not in self.values:
             self.values[x] = self.leaf(x) if not x.args else self.operation(x)
         return self.values[x].text
 
     def leaf(self, x: Expression) -> _Value:
-        """Return where the value of ``x`` is stored.
+        """Return the place where the value of ``x`` is stored.
 
-        x: a node without operands: a literal, a name, or an element of a parameter tensor.
+        x: a node without operands, that is, a literal, a name, or an element of a parameter tensor.
         """
         if x.is_literal:
             return _Value(repr(x.value))
@@ -220,7 +221,10 @@ class _Writer:
         return _Value(self.names[str(x.value)])
 
     def operation(self, x: Expression) -> _Value:
-        """Write the statements for the operation ``x`` and for its operands, and return where the result is stored."""
+        """Write the statements for the operation ``x`` and for its operands.
+
+        Return the place where these statements store the result.
+        """
         fused = self.fused(x) if x.op in ("+", "-") else None
         if fused is not None:
             return fused
@@ -235,9 +239,11 @@ class _Writer:
         return self.plain(x)
 
     def fused(self, x: Expression) -> _Value | None:
-        """Write ``a + b * c`` or ``a - b * c`` as one call that overwrites ``a``, and return where ``a`` is stored.
+        """Write ``a + b * c`` or ``a - b * c`` as one call that overwrites ``a``, and return the place where ``a`` is
+        stored.
 
-        Returns None, and writes no such call, if ``x`` has another form or if ``a`` must not be overwritten.
+        If ``x`` has another form, or if no statement may overwrite ``a``, this method does not write the call and
+        returns None.
         """
         for a, product in (x.args, x.args[::-1]) if x.op == "+" else (x.args,):
             fits = product.op == "*" and x.type == NUMBER and self.uses[product] == 1 and product not in self.values
@@ -257,7 +263,9 @@ class _Writer:
         return None
 
     def reusable(self, arg: Expression, x: Expression) -> _Value | None:
-        """Return where the operand ``arg`` of ``x`` is stored if the result of ``x`` may overwrite it, else None."""
+        """Return the place where the operand ``arg`` of ``x`` is stored, or None if the result must not overwrite
+        ``arg``.
+        """
         if arg.is_literal or arg.type != x.type or reach_of(arg, self.tensors) != reach_of(x, self.tensors):
             return None
         if self.uses[arg] > 1:
@@ -266,7 +274,10 @@ class _Writer:
         return self.values[arg] if self.values[arg].owned else None
 
     def plain(self, x: Expression) -> _Value:
-        """Write the operation ``x``, which has a tensor as its first operand, and return where the result is stored."""
+        """Write a call for the operation ``x``, which has a tensor as its first operand.
+
+        Return the place where this call stores the result.
+        """
         function, options = _function(x)
         order = x.args
         kept = self.reusable(order[0], x)
@@ -285,7 +296,7 @@ class _Writer:
         return kept
 
     def literal_first(self, x: Expression) -> _Value:
-        """Write an operation on a literal and a tensor, such as ``1 - s``, and return where the result is stored."""
+        """Write an operation on a literal and a tensor, such as ``1 - s``, and return the place of the result."""
         literal, b = map(self.text, x.args)
         if x.op in ("-", "/"):
             first, then = ("neg", "add_") if x.op == "-" else ("reciprocal", "mul_")
@@ -305,7 +316,10 @@ class _Writer:
         return held
 
     def choose(self, x: Expression) -> _Value:
-        """Write ``x``, which is ``a if test else b``, and return where the result is stored."""
+        """Write the statements for ``x``, an expression ``a if test else b``.
+
+        Return the place where these statements store the result.
+        """
         test, a, b = map(self.text, x.args)
         # After ``_normal``, only ``a`` is a literal, both ``a`` and ``b`` are literals, or neither is.
         if not x.args[1].is_literal:
@@ -327,12 +341,13 @@ class _Writer:
         return held
 
     def functional(self, x: Expression, small: str, large: str, out: bool = False) -> _Value:
-        """Write the call that computes ``x`` into new storage, and return the storage.
+        """Write the call that computes ``x``, and return the new place where this call stores the value.
 
-        small: the text of a call that returns the value as a new tensor.
-        large: the text of a call that stores the value in an existing tensor: a workspace slot or the scores.
-        out: whether ``large`` ends in ``out=``, so that the name of the existing tensor follows. If ``out`` is false,
-        ``large`` is a call of a method of the existing tensor.
+        small: the code of a call that returns the value as a new tensor.
+        large: the code of a call that stores the value in an existing tensor, that is, in a workspace buffer or in the
+        score tensor.
+        out: whether ``large`` ends in ``out=``, so that the name of the existing tensor follows; otherwise, ``large``
+        is a call of a method of the existing tensor.
         """
         held = self.allocate(x)
         self.assign(held, small, large, out)
@@ -340,9 +355,9 @@ class _Writer:
         return held
 
     def assign(self, held: _Value, small: str, large: str, out: bool = False) -> None:
-        """Write the statement that computes a value into the storage ``held``.
+        """Write the statement that computes a value and stores the value in the place ``held``.
 
-        ``functional`` explains the other parameters.
+        small, large, out: the parameters of ``functional`` with these names.
         """
         if held.slot is None:
             self.emit(f"{held.text} = {small}")
@@ -350,7 +365,7 @@ class _Writer:
             self.emit(f"{large}{held.text})" if out else f"{held.text}.{large}")
 
     def allocate(self, x: Expression) -> _Value:
-        """Return storage for the value of ``x``: the scores if no longer needed, a new tensor, or a workspace slot."""
+        """Return a place for the value of ``x``: the score tensor, if free, a new tensor, or a workspace buffer."""
         reach = reach_of(x, self.tensors)
         large = "token" in reach and "kv_head" in reach
         if -1 in self.free and x.type == NUMBER and len(reach) == len(self.dimensions):
@@ -373,10 +388,9 @@ class _Writer:
     def consume(self, args: Sequence[Expression], kept: _Value | None = None) -> None:
         """Record that an operation has used its operands ``args``.
 
-        The workspace slots of operands that no later operation uses become free.
+        If no later operation uses an operand, later values can use the operand's workspace buffer.
 
-        kept: where the operation's result is stored, if it overwrites an operand. The slot of that operand is not
-        freed.
+        kept: if the operation's result overwrites an operand, the place of the result, which later values cannot use.
         """
         for arg in args:
             self.uses[arg] -= 1

@@ -1,6 +1,7 @@
-"""Trees of typed expressions. Each node has one of three types: an integer (32 bits), a number (float32) or a
-condition. Each integer node has an interval of its possible values. The intervals serve to detect overflow and division
-by zero before a kernel is generated.
+"""Typed trees of the expressions that change or mask attention scores.
+
+Each node has a type: integer (32 bits), number (float32) or condition. Each integer node has an interval that contains
+all its possible values. The intervals reveal overflow and division by zero before a kernel is generated.
 """
 
 from __future__ import annotations
@@ -22,23 +23,22 @@ LARGEST_FLOAT, SMALLEST_FLOAT = 3.4028234663852886e38, 1.1754943508222875e-38  #
 
 
 class Mistake(Exception):
-    """Raised for an expression that is invalid. The message says why it is invalid, and what to write instead."""
+    """Raised for an invalid expression. The message says why the expression is invalid, and what to write instead."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """One node of the tree of a typed expression.
+    """One node of a typed expression tree.
 
     op: the operation: ``neg``, ``not``, ``and``, ``or``, ``if``, ``float`` (conversion of an integer to a number), or
-    one of ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``. A node without operands has ``literal``, ``name`` (a name
-    of ``NAMES``) or ``element`` (an element of a parameter tensor).
+    one of ``ARITHMETIC``, ``COMPARISONS`` and ``FUNCTIONS``; for a node without operands, ``literal``, ``name`` (a name
+    in ``NAMES``) or ``element`` (an element of a parameter tensor).
     type: the type of the node's value: ``INTEGER``, ``NUMBER`` or ``CONDITION``.
-    args: the operands. The operands of ``if`` are the condition, the value for a true condition, and the value for a
-    false condition.
-    value: the value of a ``literal`` node, the name of a ``name`` node, or the name of the tensor of an ``element``
-    node. Other nodes do not use it.
-    low, high: the least and the greatest value that an integer node can have. ``low`` and ``high`` are 0 for the other
-    types.
+    args: the operands; for ``if``, the condition, the value if the condition is true, and the value if the condition is
+    false.
+    value: for a ``literal`` node, its value; for a ``name`` node, the name; for an ``element`` node, the name of the
+    tensor; else unused.
+    low, high: for an integer node, the least and the greatest value that the node can have; for other nodes, 0.
     """
 
     op: str
@@ -50,7 +50,7 @@ class Expression:
 
     @property
     def is_literal(self) -> bool:
-        """Whether this node is an integer, a number or a condition with a fixed value."""
+        """Whether this node is a constant: an integer, a number or a condition with a fixed value."""
         return self.op == "literal"
 
 
@@ -95,14 +95,14 @@ FUNCTIONS = (*NUMBER_FUNCTIONS, "abs", "min", "max")
 
 
 def integer(value: int) -> Expression:
-    """Return a literal of type integer. Raises Mistake if ``value`` does not fit in 32 bits."""
+    """Return a literal node of type integer. Raises Mistake if ``value`` does not fit in 32 bits."""
     if abs(value) > LARGEST_INTEGER:
         raise Mistake(f"{quoted(value)} does not fit an integer of 32 bits; a number does, with '.0' behind it")
     return Expression("literal", INTEGER, value=value, low=value, high=value)
 
 
 def number(value: float) -> Expression:
-    """Return a literal of type number. Raises Mistake if ``value`` is outside the range of normal float32 numbers."""
+    """Return a literal node of type number. Raises Mistake if ``value`` is outside the range of normal float32."""
     if not math.isfinite(value) or abs(value) > LARGEST_FLOAT:
         raise Mistake(f"{value} is beyond float32, which ends at 3.4e38")
     if value != 0 and abs(value) < SMALLEST_FLOAT:
@@ -111,22 +111,22 @@ def number(value: float) -> Expression:
 
 
 def condition(value: bool) -> Expression:
-    """Return a literal of type condition: one that is always true or always false, like ``value``."""
+    """Return a literal node of type condition, which is always true or always false."""
     return Expression("literal", CONDITION, value=value)
 
 
 def element(tensor: str) -> Expression:
-    """Return a node that reads the parameter tensor ``tensor`` at the query head or the KV head of the score.
+    """Return a node that reads an element of the parameter tensor ``tensor``.
 
-    The tensor's dimension decides which of the two heads is the index.
+    The index of the element is the query head or the KV head of the score, depending on the tensor's dimension.
     """
     return Expression("element", NUMBER, value=tensor)
 
 
 def as_number(x: Expression) -> Expression:
-    """Return ``x`` if it is a number, else a node that converts the integer ``x`` to a number.
+    """Return ``x`` if ``x`` is a number. If ``x`` is an integer, return a node that converts ``x`` to a number.
 
-    Raises Mistake for a condition.
+    Raises Mistake if ``x`` is a condition.
     """
     if x.type == NUMBER:
         return x
@@ -148,7 +148,7 @@ def _interval(op: str, args: tuple[Expression, ...], corners: list[int]) -> Expr
 def negate(x: Expression) -> Expression:
     """Return the node for ``-x``.
 
-    Raises Mistake if ``x`` is a condition, or an integer with a negative that may not fit in 32 bits.
+    Raises Mistake for a condition, and for an integer ``x`` if ``-x`` may not fit in 32 bits.
     """
     if x.type == CONDITION:
         raise Mistake("'-' takes a number, not a condition; the opposite of a condition is 'not ...'")
@@ -158,7 +158,7 @@ def negate(x: Expression) -> Expression:
 
 
 def arithmetic(op: str, a: Expression, b: Expression) -> Expression:
-    """Return the node for ``a op b``. ``op`` is one of ``ARITHMETIC``.
+    """Return the node for ``a op b``, where ``op`` is an operator in ``ARITHMETIC``, such as ``+``.
 
     The result of ``/`` is a number. ``//`` and ``%`` take integers and round as in Python.
 
@@ -214,9 +214,10 @@ def _corners(op: str, a: Expression, b: Expression) -> list[int]:
 
 
 def compare(op: str, a: Expression, b: Expression) -> Expression:
-    """Return the node for ``a op b``. ``op`` is one of ``COMPARISONS``.
+    """Return the node for ``a op b``, where ``op`` is an operator in ``COMPARISONS``, such as ``<``.
 
-    If only one operand is a number, the other is converted to a number. Raises Mistake if an operand is a condition.
+    If one operand is an integer and the other is a number, the integer is converted to a number. Raises Mistake if an
+    operand is a condition.
     """
     if CONDITION in (a.type, b.type):
         raise Mistake(f"'{op}' compares numbers, not conditions; combine conditions with and, or, not")
@@ -228,9 +229,8 @@ def compare(op: str, a: Expression, b: Expression) -> Expression:
 
 
 def logic(op: str, a: Expression, b: Expression) -> Expression:
-    """Return the node for ``a and b`` or ``a or b``. ``op`` is "and" or "or".
-
-    Raises Mistake unless both operands are conditions.
+    """Return the node for ``a op b``, where ``op`` is "and" or "or". Raises Mistake unless both operands are
+    conditions.
     """
     for x in (a, b):
         if x.type != CONDITION:
@@ -244,7 +244,7 @@ def logic(op: str, a: Expression, b: Expression) -> Expression:
 def opposite(x: Expression) -> Expression:
     """Return the node for ``not x``. Raises Mistake unless ``x`` is a condition.
 
-    The node is simplified: a comparison is replaced by its opposite, and ``not`` moves inside ``and`` and ``or``.
+    The node is simplified: a comparison becomes the opposite comparison, and ``not`` moves inside ``and`` and ``or``.
     """
     if x.type != CONDITION:
         raise Mistake(f"'not' takes a condition, not {x.type}; compare it, such as '... == 0'")
@@ -262,7 +262,7 @@ def opposite(x: Expression) -> Expression:
 def choose(test: Expression, a: Expression, b: Expression) -> Expression:
     """Return the node for ``a if test else b``.
 
-    If only one of ``a`` and ``b`` is a number, the other is converted to a number.
+    If one of ``a`` and ``b`` is an integer and the other is a number, the integer is converted to a number.
 
     Raises Mistake if ``test`` is not a condition, or if only one of ``a`` and ``b`` is a condition.
     """
@@ -282,9 +282,9 @@ def choose(test: Expression, a: Expression, b: Expression) -> Expression:
 
 
 def call(function: str, args: tuple[Expression, ...]) -> Expression:
-    """Return the node for ``function(args)``. ``function`` is one of ``FUNCTIONS``.
+    """Return the node for ``function(args)``, where ``function`` is a name in ``FUNCTIONS``, such as ``exp``.
 
-    Raises Mistake for a wrong number of arguments, or for an argument of a wrong type.
+    Raises Mistake for a wrong number of arguments, and for an argument of a wrong type.
     """
     most = "two or more arguments" if function in ("min", "max") else "one argument"
     if len(args) != 1 if most == "one argument" else len(args) < 2:
@@ -318,7 +318,7 @@ def _absolute(x: Expression) -> Expression:
 
 
 def _extreme(function: str, a: Expression, b: Expression) -> Expression:
-    """Return the node for ``min(a, b)`` or ``max(a, b)``. ``function`` is "min" or "max"."""
+    """Return the node for ``min(a, b)`` or ``max(a, b)``, depending on ``function``."""
     pick = min if function == "min" else max
     if a.type != b.type:
         a, b = as_number(a), as_number(b)
@@ -329,10 +329,10 @@ def _extreme(function: str, a: Expression, b: Expression) -> Expression:
 
 
 def walk(x: Expression) -> list[Expression]:
-    """Return all nodes of the tree ``x``. The operands of an operation come before the operation."""
+    """Return all nodes of the tree ``x``. The operands of an operation come before the operation in the list."""
     return [node for arg in x.args for node in walk(arg)] + [x]
 
 
 def uses(x: Expression, name: str) -> bool:
-    """Whether the name or parameter tensor ``name`` occurs in the tree ``x``."""
+    """Return whether the tree ``x`` contains ``name``, the name of a value such as ``len`` or of a parameter tensor."""
     return any(node.op in ("name", "element") and node.value == name for node in walk(x))

@@ -1,7 +1,7 @@
-"""The inputs of tests and benchmarks: a ``Case`` describes a call of the decode operator, and ``make`` makes the call.
+"""Makes inputs for tests and benchmarks of the decode operator. ``Case`` describes the inputs, and ``make`` makes them.
 
-The tensors are made on the CPU from a random seed, in vLLM's layouts. Block tables are in random order. To "poison"
-means to write NaN to all places that a kernel must not read.
+All tensors are on the CPU, in vLLM's layouts. The contents and the block tables are random, and the same for the same
+seed.
 """
 
 from __future__ import annotations
@@ -46,21 +46,25 @@ Scale = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Case:
-    """The description of one test input: a call of the decode operator. ``seq_lens`` are the sequence lengths in
-    tokens.
+    """The description of the inputs of one decode call.
 
-    max_seq_len: the call's argument of this name, in tokens; None means the longest of ``seq_lens``.
-    query_gap: the number of unused elements between the rows of the query, as in a slice of a fused projection.
-    block_gap: the number of unused pages between the blocks of the cache.
-    spare_partitions: how many more partitions the scratch has than the call needs.
-    poison: whether to write NaN to all places that a kernel must not read, and garbage past the end of each block
-    table.
-    shared_blocks: the number of blocks in a cache that is so small that several pages share a block, for long sequences
-    in little memory. A cache with ``shared_blocks`` is not poisoned. With 0, every page has its own block.
+    If ``shared_blocks`` is not 0, ``poison`` has no effect.
+
+    key: the kernel key, that is, the head size, the dtype and other properties that a kernel must match.
+    partition_size: the number of tokens in a partition.
+    seq_lens: the sequence lengths in tokens.
+    max_seq_len: the call's argument ``max_seq_len``, in tokens; None means the longest of ``seq_lens``.
+    query_gap: the number of unused elements between the rows of the query, as in a slice of a fused QKV projection.
+    block_gap: the size of the unused memory between two blocks of the KV cache, in pages of one KV head.
+    spare_partitions: the number of partitions that the scratch tensors have in addition to the needed ones.
+    poison: whether to write NaN to all cache slots that a kernel must not read, and invalid block numbers to all block
+    table entries that a kernel must not read.
+    shared_blocks: the number of blocks in a KV cache where several block table entries name the same block, which saves
+    memory in tests with long sequences; with 0, every page has its own block.
     sparse: the block-sparse pattern of the call, or None.
     score_size: a factor by which the attention scores are multiplied.
-    sinks: the sinks of the first heads, about as large as the scores. Further heads repeat these sinks.
-    modification: the definition of the modification that ``key`` names.
+    sinks: the attention sinks of the first query heads, which further query heads repeat.
+    modification: the definition of the score modification that ``key`` names, or None.
     """
 
     key: Key
@@ -87,18 +91,20 @@ class Case:
         return max(self.seq_lens, default=0) if self.max_seq_len is None else self.max_seq_len
 
     def attended(self, s: int) -> range:
-        """The positions that the last token of sequence ``s`` may attend to.
+        """Return the token positions that the last token of sequence ``s`` attends to, without block-sparse patterns
+        and masks.
 
-        The length of the sequence is clamped to ``longest``. Block-sparse patterns and masks are not considered.
+        The length of the sequence is clamped to the call's ``max_seq_len``.
         """
         stop = max(0, min(self.seq_lens[s], self.longest))
         return range(max(0, stop - self.key.sliding_window) if self.key.sliding_window else 0, stop)
 
 
 def make(case: Case) -> Call:
-    """Make the call that ``case`` describes, on the CPU.
+    """Make the inputs that ``case`` describes, on the CPU.
 
-    Query, keys and values are random numbers from N(0, 1). All elements of out, lse and scratch are NaN.
+    The query, the keys and the values are random numbers from N(0, 1). All elements of out, lse and the scratch tensors
+    are NaN.
     """
     generator = torch.Generator().manual_seed(case.seed)
     key, seqs = case.key, len(case.seq_lens)
@@ -144,17 +150,19 @@ def make(case: Case) -> Call:
 
 
 def pages_of(case: Case, s: int) -> range:
-    """The pages with the tokens of ``case.attended(s)``, as indices into row ``s`` of the block table. Kernels read
-    only these entries of the row.
+    """Return the range of entries in row ``s`` of the block table that a kernel reads.
+
+    Each of these entries names the block of a page that contains a token in ``case.attended(s)``.
     """
     tokens, page = case.attended(s), case.key.block_size
     return range(tokens.start // page, -(-tokens.stop // page)) if tokens else range(0)
 
 
 def block_tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, int]:
-    """Make the block tables, [seqs, pages of ``longest`` tokens] int32. Return them and the number of cache blocks.
+    """Make the block tables, and return the tables and the number of blocks in the KV cache.
 
-    Unless ``case.shared_blocks`` is set, every page has its own block, and some blocks of the cache are not used.
+    The block tables are int32, [seqs, number of pages for ``case.longest`` tokens]. If ``case.shared_blocks`` is 0,
+    every page has its own block, and some blocks of the cache are unused.
     """
     page, seqs = case.key.block_size, len(case.seq_lens)
     if case.shared_blocks:
@@ -173,10 +181,10 @@ def block_tables(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, 
 
 
 def caches(case: Case, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the key cache and the value cache with random content.
+    """Make the key cache and the value cache with random contents.
 
-    The key cache is [blocks, kv heads, head size / x, block size, x]. The value cache is [blocks, kv heads, head size,
-    block size]. x is the number of elements in 16 bytes.
+    The shape of the key cache is [blocks, kv heads, head size / x, block size, x]. The shape of the value cache is
+    [blocks, kv heads, head size, block size]. x is the number of elements in 16 bytes.
     """
     key = case.key
     size = case.kv_heads * key.head_size * key.block_size
@@ -192,9 +200,11 @@ def caches(case: Case, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @functools.lru_cache(maxsize=64)
 def pools(seed: int, dtype: str, kv_cache_dtype: str, scales: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The numbers that the key cache and the value cache repeat: POOL elements each. Many cases have the same ones.
+    """Return POOL random numbers for the key cache, and POOL other random numbers for the value cache.
 
-    scales: by which the numbers in a compressed cache are divided: those of the keys, and those of the values.
+    Each cache consists of repetitions of its POOL numbers.
+
+    scales: the scale of the keys and the scale of the values, by which the numbers in an fp8 or int8 cache are divided.
     """
     numbers = torch.randn(2, POOL, generator=torch.Generator().manual_seed(seed + 2_000_003))
     if kv_cache_dtype == "auto":
@@ -203,25 +213,25 @@ def pools(seed: int, dtype: str, kv_cache_dtype: str, scales: tuple[float, float
 
 
 def largest(scale: Scale) -> float:
-    """The largest of the scales of the KV heads."""
+    """Return the largest number in ``scale``, which has one number for all KV heads or one number per KV head."""
     return scale if isinstance(scale, float) else max(scale)
 
 
 def tiled(pool: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """A tensor of the given shape that repeats the POOL numbers in ``pool``, a one-dimensional tensor."""
+    """Return a tensor of the given shape that repeats the POOL numbers in ``pool``, a one-dimensional tensor."""
     count = shape[0] * shape[1]
     return pool.repeat(-(-count // POOL))[:count].view(shape)
 
 
 def scale_of(scale: Scale) -> float | torch.Tensor:
-    """Convert the scale of a case to the scale of a call: a float, or a float32 tensor [kv heads]."""
+    """Convert a scale of ``Case`` to a scale of ``Call``: a float, or a float32 tensor [kv heads]."""
     return scale if isinstance(scale, float) else torch.tensor(scale, dtype=torch.float32)
 
 
 def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, tables: torch.Tensor) -> None:
-    """Write NaN to the slots after the last token in each sequence's last page, and to all unused blocks.
+    """Write NaN to all unused blocks, and to the slots after the last token in each sequence's last page.
 
-    In an int8 cache, which cannot store NaN, the largest number is written instead.
+    An int8 cache cannot store NaN, so this function writes the number 127 instead.
     """
     page = case.key.block_size
     nan = float("nan") if case.key.kv_cache_dtype == "auto" else 0x7F  # a NaN in both fp8 formats, 127 in int8
@@ -239,7 +249,7 @@ def poison(case: Case, key_cache: torch.Tensor, value_cache: torch.Tensor, table
 
 
 def to(call: Call, device: torch.device) -> Call:
-    """Copy a call to another device. The strides of all tensors are kept."""
+    """Copy all tensors of ``call`` to another device. The copies have the same strides as the originals."""
 
     def move(value: object) -> object:
         if not isinstance(value, torch.Tensor):
@@ -254,7 +264,7 @@ def to(call: Call, device: torch.device) -> Call:
 
 
 def of_heads(call: Call, heads: Sequence[int]) -> Call:
-    """Return a call with only the query heads ``heads`` of ``call``, which must have a single KV head."""
+    """Return ``call`` with only the query heads ``heads``. ``call`` must have a single KV head."""
     assert call.scratch is not None and call.key_cache.shape[1] == 1
     return call._replace(
         out=call.out[:, heads],
@@ -267,17 +277,18 @@ def of_heads(call: Call, heads: Sequence[int]) -> Call:
 
 
 def copy_outputs(call: Call) -> Call:
-    """Return the call with copies of its output tensors: out, lse and scratch."""
+    """Return ``call`` with copies of its output tensors: out, lse and the scratch tensors."""
     assert call.scratch is not None
     lse = None if call.lse is None else call.lse.clone()
     return call._replace(out=call.out.clone(), lse=lse, scratch=Scratch(*(tensor.clone() for tensor in call.scratch)))
 
 
 def spread(call: Call) -> Call:
-    """Return the call with strides of more than 2^31 elements in query, caches, block tables and scratch, on the CPU.
+    """Return ``call`` with strides of more than 2^31 elements in the query, the caches, the block tables and the
+    scratch tensors.
 
-    Most of the address space between the elements takes no memory. Raises OSError if the system does not grant more
-    address space than it has memory.
+    The new tensors are on the CPU. The gaps between the elements of a new tensor take almost no memory. Raises OSError
+    if the system does not grant more address space than it has memory.
     """
     assert call.scratch is not None
     scratch = Scratch(*(far_apart(tensor, axes=3) for tensor in call.scratch))
@@ -291,7 +302,7 @@ def spread(call: Call) -> Call:
 
 
 def far_apart(tensor: torch.Tensor, axes: int) -> torch.Tensor:
-    """A copy of ``tensor`` with strides of more than 2^31 elements in the first ``axes`` dimensions."""
+    """Return a copy of ``tensor`` with strides of more than 2^31 elements in the first ``axes`` dimensions."""
     inner = tensor[(0,) * axes].contiguous()
     unit = -(-max(inner.numel(), 1) // 512) * 512  # holds the inner elements, and keeps them aligned
     strides = [FAR + unit * excess for excess in EXCESS[:axes]]
@@ -301,17 +312,20 @@ def far_apart(tensor: torch.Tensor, axes: int) -> torch.Tensor:
 
 
 def reserve(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of ``count`` zeros that takes memory only where it is accessed. Raises OSError if the system refuses."""
+    """Return a tensor of ``count`` zeros that takes memory only where a program accesses it.
+
+    Raises OSError if the system does not grant the address space.
+    """
     size = count * torch.empty((), dtype=dtype).element_size()
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     return torch.frombuffer(memory, dtype=dtype)
 
 
 def dense_pieces(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Split a tensor with strides of more than 2^31 elements into parts without such strides.
+    """Split a tensor with strides of 2^31 elements or more into parts without such strides.
 
-    Returns pairs (index, part), where the index is a text such as ``[2][0]``. A tensor without such strides is returned
-    as the only part, with an empty text.
+    Returns pairs (index, part), where the index is a text such as ``[2][0]``. For a tensor without such strides, the
+    only pair is an empty text and the tensor itself.
     """
     if all(stride < FAR for size, stride in zip(tensor.shape, tensor.stride()) if size > 1):
         return [("", tensor)]

@@ -1,4 +1,4 @@
-"""Runs decode kernels for the generated tests: makes inputs, runs a kernel, and compares the outputs with float64."""
+"""Runs decode kernels on test inputs for the generated tests, and compares the outputs with float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ LOCAL_BLOCKS, VERT_STRIDE, SPARSE_PAGES, SLIDING_STEP, TP_RANK = 2, 5, 2, 1, 1
 
 
 class Harness:
-    """Runs one decode kernel on test cases, and checks the results. A subclass for each backend launches the kernel.
+    """Runs one decode kernel on test inputs, and checks the results.
+
+    Each backend (PyTorch or CUDA) has a subclass of this class.
 
     package: the generated package.
     row: the kernel's row in the dispatch table of the package.
@@ -43,13 +45,16 @@ class Harness:
         self.partition_size = row.partition_size
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a call with checked arguments. The call's scratch has enough partitions, or is None."""
+        """Run the kernel on the tensors of ``call``, which the operator's argument checks have accepted.
+
+        The scratch tensors of ``call`` have enough partitions for the longest sequence, or ``call.scratch`` is None.
+        """
         raise NotImplementedError
 
     def case(self, seq_lens: Sequence[int], **options: Any) -> Case:
         """Make a test case for this kernel. ``options`` are fields of ``cases.Case``.
 
-        By default, a compressed cache has scales other than 1, and a case for a block-sparse kernel has a sparse
+        By default, an fp8 or int8 cache gets scales other than 1, and a block-sparse kernel gets a block-sparse
         pattern.
         """
         if self.key.kv_cache_dtype != "auto":
@@ -63,13 +68,13 @@ class Harness:
         return Case(self.key, self.partition_size, tuple(seq_lens), **options)
 
     def pattern(self, *fields: int) -> BlockSparse:
-        """Make a block-sparse pattern. ``fields`` are those of ``BlockSparse``, in its order."""
+        """Make a block-sparse pattern. ``fields`` are the fields of ``BlockSparse``, in their order."""
         return BlockSparse(*fields)
 
     def run(self, call: Call) -> Call:
-        """Run the kernel directly, not through the dispatch table, on a call with copies of the output tensors.
+        """Run the kernel directly, without the dispatch table, on copies of the output tensors in ``call``.
 
-        Returns the call with the copies, which have the results.
+        Returns ``call`` with the copies, which contain the kernel's outputs.
         """
         call = copy_outputs(call)
         found = check.check(call, self.key.kv_cache_dtype)
@@ -78,24 +83,26 @@ class Harness:
         return call
 
     def truth(self, call: Call) -> Reference:
-        """Compute the float64 result of a call."""
+        """Compute the float64 results for the inputs in ``call``."""
         return reference(call, self.key.kv_cache_dtype, self.partition_size, self.row.modification)
 
     def check(self, case: Case, captured: bool = False) -> None:
-        """Run the kernel on a case, and compare out, lse and scratch with the float64 reference.
+        """Run the kernel on a test case, and compare out, lse and the scratch tensors with float64.
 
-        The tolerance grows with the case's ``score_size``, because large scores have larger errors in float32.
-        captured: whether the kernel must not read values from the device on the host, as while a CUDA graph is
-        captured.
+        The allowed error grows with the case's ``score_size``, because large scores have larger errors in float32.
+
+        captured: whether to run the kernel as in the capture of a CUDA graph, where the host must not read GPU values.
         """
         call = make(case)._replace(read_lengths=not captured)
         self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
 
     def compare(self, call: Call, largest: float = 0.0, truth: Reference | None = None) -> Call:
-        """Run the kernel on a call, and compare out, lse and scratch with float64. Returns the call with its outputs.
+        """Run the kernel on ``call``, and compare out, lse and the scratch tensors with float64.
 
-        largest: the largest magnitude of the scores; the tolerance grows with it.
-        truth: the float64 result of the call. If ``truth`` is None, this method computes the result.
+        Returns ``call`` with the outputs of the kernel. The allowed error grows with ``largest``.
+
+        largest: the largest magnitude of the scores.
+        truth: the float64 results of the call; None means that this method computes the results.
         """
         truth = truth or self.truth(call)
         done = self.run(call)
@@ -106,7 +113,10 @@ class Harness:
         return done
 
     def check_small_scratch(self, case: Case) -> None:
-        """Check that a scratch with too few partitions is not changed, and that out is right."""
+        """Check that the kernel computes the right output without scratch tensors of sufficient size.
+
+        The kernel must leave scratch tensors with too few partitions unchanged.
+        """
         call = make(case)
         done = self.run(call)
         assert excess(done.out, self.truth(call).out) <= 1
@@ -117,7 +127,8 @@ class Harness:
     def check_table(self, case: Case) -> None:
         """Check that the generated operator and a direct run of this kernel give bitwise equal out, exp_sums and lse.
 
-        The operator is called with the arguments of vLLM, and with those of vLLM's fork for the BI-V100.
+        The operator runs once with vLLM's arguments, and once with the arguments that vLLM's fork for the BI-V100 GPU
+        passes.
         """
         call = make(case)
         direct = self.run(call)
@@ -131,7 +142,7 @@ class Harness:
             assert done.lse is None or (direct.lse is not None and torch.equal(done.lse, direct.lse))
 
     def run_by_table(self, call: Call, **options: Any) -> Call:
-        """Run a call through the generated operator, with this kernel's backend and partition size.
+        """Run the generated operator on the inputs in ``call``, with this kernel's backend and partition size.
 
         ``options`` are further keyword arguments of the operator.
         """
@@ -152,11 +163,13 @@ class Harness:
         return call
 
     def named_tensors(self, call: Call) -> dict[str, torch.Tensor]:
-        """Return a dict from the names of the modification's parameter tensors to the call's tensors."""
+        """Return a dict from the names of the modification's parameter tensors to the tensors in ``call``."""
         return {name: tensor for (name, _), tensor in zip(getattr(self.row.modification, "tensors", ()), call.tensors)}
 
     def check_codes(self) -> None:
-        """Check that the kernel decodes the codes of all finite numbers in a compressed cache, in K and in V."""
+        """Check that the kernel decodes each finite number that an fp8 or int8 cache can hold, both as a key and as a
+        value.
+        """
         page, head_size = self.key.block_size, self.key.head_size
         call = make(self.case([-(-256 // page) * page], poison=False))
         codes = torch.arange(256, dtype=torch.uint8).view(call.key_cache.dtype)
@@ -167,27 +180,28 @@ class Harness:
         self.compare(call._replace(scale=1e-3 / head_size))
 
     def check_zero_slopes(self, case: Case) -> None:
-        """Check that the kernel is right, compared with float64, if all ALiBi slopes are zero."""
+        """Check that the kernel gives the right results if all ALiBi slopes are zero."""
         call = make(case)
         assert call.alibi_slopes is not None
         self.compare(call._replace(alibi_slopes=torch.zeros_like(call.alibi_slopes)))
 
 
 class TorchKernel(Harness):
-    """Runs a PyTorch decode kernel on test cases, and checks its results."""
+    """Runs a PyTorch decode kernel on test inputs, and checks the results."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
         self.module: Any = importlib.import_module(f"{package.__name__}.{row.torch}")
 
     def launch(self, call: Call) -> None:
-        """Run the kernel on a call with checked arguments."""
+        """Run the kernel on the tensors of ``call``, which the operator's argument checks have accepted."""
         self.module.paged_attention(call)
 
     def count_calls(self, num_seqs: int, max_seq_len: int, kv_heads: int) -> int:
-        """Return the number of ATen calls that the kernel makes for a call of this size, not counting views.
+        """Return the number of ATen calls that the kernel makes for inputs of this size, except calls that return
+        views.
 
-        Fails if the kernel reads values from the device on the host.
+        Fails if the kernel reads GPU values on the host.
         """
         case = self.case([1] * num_seqs, max_seq_len=max_seq_len, kv_heads=kv_heads)
         call = make(case)
@@ -198,11 +212,15 @@ class TorchKernel(Harness):
         return sum(counts.values())
 
     def room_for(self, chunk_items: int, rows: int, parts: int, kv_heads: int = 2) -> dict[str, int]:
-        """Return the smallest bounds of the workspace that allow these chunks and tiles, as arguments of
+        """Return the smallest workspace bounds that allow chunks and tiles of the given sizes, as arguments of
         ``with_budget``.
 
-        chunk_items: the number of items in a chunk.
-        rows, parts: the number of sequences and of partitions in a tile.
+        A tile is a group of partitions whose scores are in memory at the same time. A chunk is a part of a tile whose
+        keys or values are in memory at the same time.
+
+        chunk_items: the number of partitions in a chunk, summed over sequences.
+        rows: the number of sequences in a tile.
+        parts: the number of partitions that a tile has of each sequence.
         """
         cpu: Budget = self.module.CPU
         pages = self.partition_size // self.key.block_size
@@ -210,19 +228,19 @@ class TorchKernel(Harness):
         return {"chunk": chunk_items * kv_heads * pages * cpu.chunk_page, "segment": tile}
 
     def with_budget(self, monkeypatch: Any, chunk: int, segment: int) -> None:
-        """Change the bounds of the kernel's workspace on the CPU, until the end of the test.
+        """Change how much workspace memory the kernel may use on the CPU, until the end of the test.
 
-        chunk: the new bound in bytes for the keys or values of a chunk.
-        segment: the new bound in bytes for the scores of a tile.
+        chunk: the new bound, in bytes, for keys or values that are in memory at the same time.
+        segment: the new bound, in bytes, for scores that are in memory at the same time.
         """
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(chunk=chunk, segment=segment, padding=0))
 
     def with_workers(self, monkeypatch: Any, count: int, chunk: int, segment: int) -> list[int]:
-        """Let ``count`` worker threads share every call of the kernel on the CPU, until the end of the test.
+        """Make ``count`` worker threads share the work of each kernel run on the CPU, until the end of the test.
 
-        Returns a list to which each shared call appends the number of its workers.
+        Return a list to which each shared run appends the number of its workers.
 
-        chunk, segment: the bounds of each worker's workspace, as in ``with_budget``.
+        chunk, segment: the bounds of each worker's workspace, in bytes, as in ``with_budget``.
         """
         held: Shares = self.module.SHARES
         worker = held.worker._replace(chunk=chunk, segment=segment, padding=0)
@@ -243,21 +261,22 @@ class TorchKernel(Harness):
 
 @functools.lru_cache(maxsize=8)
 def truth_of(case: Case) -> Reference:
-    """Return the float64 result of a case. The results are cached, because consecutive tests often run the same case in
-    different ways.
+    """Return the float64 results of a test case.
+
+    The results are cached, because consecutive tests often use the same case.
     """
     return reference(make(case), case.key.kv_cache_dtype, case.partition_size, case.modification)
 
 
 def score_noise(m: Any) -> Any:
-    """The relative error of a softmax weight exp(score) in float32, for a score of magnitude ``m``."""
+    """Return the allowed relative error of a softmax weight exp(score) in float32, for a score of magnitude ``m``."""
     return NOISE + 4e-7 * abs(m)
 
 
 def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """Check that lse is the natural logarithm of the sum of exp(score) over the tokens and the sink.
+    """Check that lse is the natural logarithm of the sum of exp(score) over the tokens and the attention sink.
 
-    largest: the largest magnitude of the scores; the tolerance grows with it.
+    The allowed error grows with ``largest``, the largest magnitude of the scores.
     """
     if call.lse is None:
         return
@@ -267,10 +286,11 @@ def check_lse(call: Call, truth: Reference, largest: float = 0.0) -> None:
 
 
 def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
-    """Check that the scratch has the m, z and o of each partition, and m = -inf and z = 0 for partitions without
-    tokens.
+    """Check the softmax state (m, z, o) of each partition that the kernel stored in the scratch tensors.
 
-    ``oracle.Partition`` defines m, z and o.
+    max_logits must contain m, exp_sums must contain z, and tmp_out must contain o. ``oracle.Partition`` defines m, z
+    and o. For a partition without tokens, m is -inf and z is 0. The allowed error grows with ``largest``, the largest
+    magnitude of the scores.
     """
     assert call.scratch is not None
     exp_sums, max_logits, tmp_out = call.scratch
@@ -291,9 +311,11 @@ def check_scratch(call: Call, truth: Reference, largest: float = 0.0) -> None:
 
 
 def check_tmp_out(tmp_out: torch.Tensor, parts: Mapping[tuple[int, int, int], Partition], largest: float) -> None:
-    """Compare the output of each partition in tmp_out with float64.
+    """Compare the attention output of each partition in tmp_out with float64.
 
-    parts: the float64 result of each partition, by (sequence, head, partition).
+    The allowed error grows with ``largest``, the largest magnitude of the scores.
+
+    parts: maps (sequence, head, partition) to the partition's float64 softmax state.
     """
     if parts:
         found = tmp_out[torch.tensor(list(parts)).unbind(1)]

@@ -1,6 +1,6 @@
-"""The float64 reference of attention, in plain loops over sequences and KV heads, and the allowed error of kernels.
+"""Computes attention in float64 with plain loops over sequences and KV heads, and computes the error that tests allow.
 
-Everything in this module runs on the CPU, because some cards, such as the BI-V100, compute float64 wrongly.
+This module computes on the CPU, because some GPUs, such as the BI-V100, compute float64 wrongly.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ROUNDINGS, NOISE = 1.25, 2e-6
 
 
 class Partition(NamedTuple):
-    """The softmax state of one partition, for one head of one sequence.
+    """The softmax state of one partition (consecutive tokens of a sequence), for one query head of one sequence.
 
     m: the largest score.
     z: the sum of exp(score - m).
-    o: the attention output of the partition (o / z in the module ``state``).
+    o: the attention output for the tokens of the partition.
     """
 
     m: float
@@ -35,10 +35,10 @@ class Partition(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """The float64 result of a call.
+    """The float64 results of one call of the decode operator.
 
-    ``partitions[s][h]`` lists the softmax states of those partitions of sequence ``s`` that have tokens, for head
-    ``h``.
+    ``partitions[s][h]`` is a list of softmax states for sequence ``s`` and query head ``h``: one for each partition
+    that has tokens.
     """
 
     out: torch.Tensor  # [seqs, heads, head size] float64
@@ -47,7 +47,11 @@ class Reference(NamedTuple):
 
 
 def fp8_value(code: int, kv_cache_dtype: str) -> float:
-    """The value of one fp8 element, computed from the sign, exponent and fraction bits as the format defines."""
+    """Return the value of an fp8 number, computed from its sign, exponent and fraction bits.
+
+    code: the 8 bits of the fp8 number, as an integer from 0 to 255.
+    kv_cache_dtype: the fp8 format: ``fp8_e4m3`` or ``fp8_e5m2``.
+    """
     exponent_bits, fraction_bits, bias = (4, 3, 7) if kv_cache_dtype == "fp8_e4m3" else (5, 2, 15)
     sign = -1.0 if code >> 7 else 1.0
     exponent = code >> fraction_bits & (1 << exponent_bits) - 1
@@ -62,10 +66,11 @@ def fp8_value(code: int, kv_cache_dtype: str) -> float:
 
 
 def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Encode float64 ``values`` as codes of a compressed cache: each as the nearest finite code, the even one in a tie.
+    """Round each of the float64 ``values`` to the nearest finite fp8 or int8 number.
 
-    Returns uint8 for fp8, where NaN stays NaN. Returns int8 for an int8 cache, where NaN becomes 0. The nearest element
-    is found by search in a table.
+    A value halfway between two numbers is rounded to the number whose last bit is 0. For fp8, the result is a uint8
+    tensor with the bits of the fp8 numbers, and NaN stays NaN. For an int8 cache, the result is an int8 tensor, and NaN
+    becomes 0.
     """
     if kv_cache_dtype == "int8":
         magnitudes = torch.arange(128, dtype=torch.float64)
@@ -84,7 +89,7 @@ def nearest_codes(values: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
 
 
 def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor) -> torch.Tensor:
-    """Convert elements of a cache to float64. Elements of a compressed cache are decoded and multiplied by ``scale``.
+    """Convert elements of a KV cache to float64. The elements of an fp8 or int8 cache are multiplied by ``scale``.
 
     scale: a float, or a tensor with one number per KV head, in a shape that broadcasts to ``cache``.
     """
@@ -96,18 +101,19 @@ def decode(cache: torch.Tensor, kv_cache_dtype: str, scale: float | torch.Tensor
 
 @functools.cache
 def fp8_values(kv_cache_dtype: str) -> torch.Tensor:
-    """The values of all 256 elements of an fp8 format: [256] float64."""
+    """Return the values of all 256 fp8 numbers of one format: [256] float64."""
     return torch.tensor([fp8_value(code, kv_cache_dtype) for code in range(256)], dtype=torch.float64)
 
 
 def reference(
     call: Call, kv_cache_dtype: str, partition_size: int, modification: Modification | None = None
 ) -> Reference:
-    """Compute the float64 result of a call whose tensors are on the CPU.
+    """Compute the float64 results of one call of the decode operator. All tensors of ``call`` must be on the CPU.
 
-    Sequence lengths are clamped in the same way as by the operator.
+    A sequence length is clamped to ``max_seq_len``, and to the number of tokens that the block table has entries for.
+    The operator clamps sequence lengths in the same way.
 
-    modification: the definition of ``call.modification``.
+    modification: the expressions that change or mask the scores, if ``call.modification`` names any.
     """
     seqs, num_heads, head_size = call.query.shape
     out = torch.zeros(seqs, num_heads, head_size, dtype=torch.float64)
@@ -127,7 +133,7 @@ def reference(
 
 
 def groups(call: Call) -> list[range]:
-    """Return the query heads of each KV head."""
+    """Return the indices of the query heads that share each KV head: one range per KV head."""
     heads, kv_heads = call.query.shape[1], call.key_cache.shape[1]
     return [range(first, first + heads // kv_heads) for first in range(0, heads, heads // kv_heads)]
 
@@ -135,10 +141,12 @@ def groups(call: Call) -> list[range]:
 def attention(
     call: Call, group: range, scores: torch.Tensor, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute out [heads, head size] and lse [heads] of the query heads ``group``, which share a KV head.
+    """Compute out, [heads, head size], and lse, [heads], for query heads that share a KV head.
 
-    A head that attends to no token has the output 0.
-    scores: [heads, tokens] float64, -inf for masked tokens.
+    The output of a head that attends to no token is 0.
+
+    group: the indices of the query heads.
+    scores: [heads, tokens] float64, with -inf for masked tokens.
     values: [tokens, head size] float64.
     """
     if call.sinks is None:
@@ -152,9 +160,10 @@ def attention(
 
 
 def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return K and V of sequence ``s`` in the order of the tokens: [kv heads, tokens, head size] float64 each.
+    """Return the keys and the values of sequence ``s`` in the order of its tokens: [kv heads, tokens, head size]
+    float64 each.
 
-    K and V are 0 for the tokens of pages that end at or before position ``start``. By default, ``start`` is the first
+    The keys and values are 0 in all pages that end at or before position ``start``. By default, ``start`` is the first
     position that the last token attends to.
     """
     _, kv_heads, _, page, _ = call.key_cache.shape
@@ -175,12 +184,17 @@ def gather(call: Call, s: int, kv_cache_dtype: str, start: int | None = None) ->
 
 
 def each_head(scale: float | torch.Tensor) -> torch.Tensor:
-    """Return the scale of K or V as float64, in a shape that broadcasts to [kv heads, tokens, head size]."""
+    """Return ``scale``, the scale of the keys or values, as float64 in a shape that broadcasts to [kv heads, tokens,
+    head size].
+    """
     return torch.as_tensor(scale, dtype=torch.float64).view(-1, 1, 1)
 
 
 def window_start(call: Call, tokens: int) -> int:
-    """The first position that the last of ``tokens`` tokens attends to; 0 if the call has no sliding window."""
+    """Return the first position that the last of ``tokens`` tokens attends to.
+
+    Without a sliding window, the result is 0.
+    """
     return 0 if call.sliding_window is None else max(0, tokens - call.sliding_window)
 
 
@@ -192,13 +206,15 @@ def score(
     modification: Modification | None = None,
     length: int | None = None,
 ) -> torch.Tensor:
-    """Return the scores of the query heads ``group`` in sequence ``s``: [heads, tokens] float64, -inf if masked.
+    """Return the scores of the query heads ``group`` in sequence ``s``: [heads, tokens] float64, with -inf for masked
+    tokens.
 
-    The query belongs to the last token of ``keys``. The operations come in the order of vLLM and ONNX: scale, softcap,
-    ALiBi, the modification's score, then all masks.
-    group: query heads that share a KV head.
+    The query belongs to the last token of ``keys``. The operations are applied in the order of vLLM and ONNX: scale,
+    softcap, ALiBi, the modification that the spec file defines, masks.
+
+    group: the indices of query heads that share a KV head.
     keys: the keys of this KV head, [tokens, head size] float64.
-    length: the length of the whole sequence, if it has tokens after the query's token.
+    length: the length of the sequence, if the sequence continues after the last token of ``keys``.
     """
     tokens = keys.shape[0]
     scores = call.query[s, group.start : group.stop].double() @ keys.T * call.scale
@@ -231,11 +247,11 @@ def modified(
 ) -> torch.Tensor:
     """Apply a modification to the scores of query head ``h``, token by token.
 
-    Where the modification's mask is false, the score is -inf.
+    If the modification has a mask that is false for a token, the token's score becomes -inf.
 
-    scores: [tokens] float64, for the tokens from position ``start`` on.
-    length: the length of the sequence, if ``scores`` has only some of its tokens.
-    position: the position of the query, by default the last position of the sequence.
+    scores: [tokens] float64, where the first score belongs to the token at position ``start``.
+    length: the length of the sequence; by default, the number of ``scores``.
+    position: the position of the query; by default, the last position of the sequence.
     """
     length = len(scores) if length is None else length
     position = length - 1 if position is None else position
@@ -252,7 +268,7 @@ def modified(
 
 
 def attends(sparse: BlockSparse, call: Call, h: int, kv_head: int, position: int, tokens: int) -> bool:
-    """Whether query head ``h`` attends to the token at ``position`` by the block-sparse rule of vLLM 0.6.3.
+    """Return whether query head ``h`` attends to the token at ``position`` under vLLM 0.6.3's block-sparse pattern.
 
     tokens: the length of the sequence.
     """
@@ -266,10 +282,10 @@ def attends(sparse: BlockSparse, call: Call, h: int, kv_head: int, position: int
 
 
 def part(scores: torch.Tensor, values: torch.Tensor) -> list[Partition]:
-    """Compute the softmax state of one partition for each of some query heads.
+    """Compute the softmax states of one partition, one state for each query head.
 
     scores: [heads, tokens] float64.
-    values: [tokens, head size] float64, of the KV head that these heads share.
+    values: [tokens, head size] float64, for the KV head that the query heads share.
     """
     m = scores.amax(1)
     weights = torch.where(m.unsqueeze(1) > -math.inf, torch.exp(scores - m.unsqueeze(1)), torch.zeros_like(scores))
@@ -279,20 +295,22 @@ def part(scores: torch.Tensor, values: torch.Tensor) -> list[Partition]:
 
 
 def excess(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> float:
-    """Return the largest result of ``excesses`` over all rows. ``out`` is within the tolerance if the result is at most
-    1.
+    """Return the largest error of a row of ``out``, divided by the largest allowed error.
+
+    A result of at most 1 means that ``out`` is correct. ``excesses`` describes the parameters.
     """
     over = excesses(out, truth, noise)
     return float(over.max()) if over.numel() else 0.0
 
 
 def excesses(out: torch.Tensor, truth: torch.Tensor, noise: float | torch.Tensor = NOISE) -> torch.Tensor:
-    """Return the error of each row (last dimension) of ``out``, divided by the largest allowed error: [...] float64.
+    """Return the error of each row (last dimension) of ``out``, divided by the largest allowed error, as float64.
 
     Where a row of ``truth`` is zero, the row of ``out`` must be zero. A NaN counts as an infinite error.
-    out: [..., head size].
-    truth: [..., head size] float64.
-    noise: the allowed relative error of float32 arithmetic, one number or [...].
+
+    out: the output of a kernel, [..., head size].
+    truth: the float64 reference, [..., head size].
+    noise: the allowed relative error of float32 arithmetic: one number, or a tensor [...] with a number for each row.
     """
     error = (out.double() - truth).norm(dim=-1)
     allowed = ROUNDINGS * (truth.to(out.dtype).double() - truth).norm(dim=-1) + noise * truth.norm(dim=-1)

@@ -1,7 +1,7 @@
-"""Measures PyTorch code: the number of ATen calls, not counting those that return views, and the peak of allocated
-bytes.
+"""Measures PyTorch code: the number of ATen calls, and the peak of allocated bytes.
 
-Before each measurement, the cached workspace is freed, because its reuse would hide an allocation.
+Before each measurement, the kernels' cached workspace is freed, because the reuse of this memory would hide an
+allocation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ HOST_READS = ("_local_scalar_dense", "is_nonzero", "nonzero", "equal", "_unique2
 
 
 class CallCounter(TorchDispatchMode):
-    """A context manager that counts the ATen calls in its block.
+    """A context manager that counts ATen calls in its ``with`` block, except calls that return views.
 
-    ``counts`` maps the name of an ATen function to the number of its calls. Calls that return views are not counted.
+    ``counts`` maps the name of an ATen function to the number of its calls.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,7 @@ class CallCounter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Always false.
-
-        For a true result, newer versions of torch would import their compiler, which takes a second.
-        """
+        """Return False, because newer PyTorch versions would otherwise import their compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -46,7 +43,7 @@ class CallCounter(TorchDispatchMode):
 
 
 def count_calls(run: Callable[[], Any]) -> Counter[str]:
-    """Call ``run``, and count its ATen calls by name, except those that return views."""
+    """Return how often the function ``run`` calls each ATen function, except calls that return views."""
     counter = CallCounter()
     workspace.forget()
     with counter:
@@ -55,7 +52,7 @@ def count_calls(run: Callable[[], Any]) -> Counter[str]:
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
-    """Return the largest number of bytes that a call of ``run`` holds on the CPU at any time.
+    """Return the largest number of bytes that ``run`` holds on the CPU at any time.
 
     ``run`` is called once before the measurement, so that one-time allocations are not counted.
     """
