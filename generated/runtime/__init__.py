@@ -1,5 +1,5 @@
-"""Code that all generated kernels share: operators, argument checks, kernel selection, and loading of CUDA libraries.
+"""The code that every package of generated attention kernels contains: operators, argument checks and kernel selection.
 
-This folder is copied unchanged into each generated package. The modules of ``runtime`` import nothing from the rest of
-pav2gen.
+pav2gen copies this folder unchanged into each generated package. The modules of this folder import nothing from the
+rest of pav2gen.
 """

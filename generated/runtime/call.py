@@ -1,7 +1,7 @@
-"""The arguments of one decode call, as kernels receive them after the operator has checked them.
+"""Defines ``Call``, which holds the checked arguments of one decode call in the form that kernels receive.
 
-PyTorch kernels process a call in tiles (see ``tiling``). A ``Segment`` holds one tile's token positions and the numbers
-of the cache blocks that the tile reads.
+A PyTorch kernel processes a call in tiles. A tile is a group of partitions whose scores are in memory at the same time.
+A ``Segment`` holds the token positions of one tile and the numbers of the KV cache blocks that the tile reads.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from .attention.tiling import Tile
 
 
 class BlockSparse(NamedTuple):
-    """The parameters of vLLM's block-sparse pattern, which divides a sequence into sparse blocks of tokens.
+    """The parameters of vLLM's block-sparse attention, which divides a sequence into sparse blocks of tokens.
 
-    Each head attends to the last ``local_blocks`` sparse blocks, and to every ``vert_stride``-th sparse block (the
-    strided blocks). ``sparse.skipped_pages`` gives the exact rule.
+    Each head attends to the last ``local_blocks`` sparse blocks. In addition, each head attends to its strided blocks,
+    that is, to every ``vert_stride``-th sparse block. The docstring of ``skipped_pages`` in attention/sparse.py states
+    the exact rule.
 
     block_size: the number of tokens in a sparse block.
-    head_sliding_step: by how many sparse blocks the strided blocks shift from one head to the next.
-    tp_rank: the tensor-parallel rank of this process. The shift of a head depends on the index of the head among the
-    heads of all ranks.
+    head_sliding_step: the distance, in sparse blocks, by which the strided blocks shift from one head to the next.
+    tp_rank: the tensor-parallel rank of this process. The rank matters because the shift of a head depends on the
+    head's index among the heads of all ranks.
     """
 
     local_blocks: int
@@ -34,13 +35,14 @@ class BlockSparse(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """The caller's scratch tensors, which receive the softmax state of each partition.
+    """The caller's scratch tensors, in which kernels store the softmax state of each partition.
 
-    In the shapes, heads is the number of query heads, and P the number of partitions of each sequence that fit.
+    In the shapes, heads is the number of query heads. P is the number of partitions of each sequence that the tensor
+    can hold.
 
-    exp_sums: the sums z (see ``state``), [seqs, heads, P] float32.
-    max_logits: the maxima m, [seqs, heads, P] float32.
-    tmp_out: the outputs o / z, [seqs, heads, P, head size] in the dtype of ``out``.
+    exp_sums: the sum of exp(score - maximum) over the tokens of each partition, [seqs, heads, P] float32.
+    max_logits: the maximum score of each partition, [seqs, heads, P] float32.
+    tmp_out: the attention output of each partition alone, [seqs, heads, P, head size] in the dtype of ``out``.
     """
 
     exp_sums: torch.Tensor
@@ -49,11 +51,13 @@ class Scratch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The arguments of a decode call. The docstring of the generated package's ``paged_attention_v2`` gives the shapes.
+    """The arguments of a decode call. The docstring of the generated package's ``paged_attention_v2`` states the
+    shapes.
 
-    tensors: the parameter tensors of the attention modification, in the order of ``Modification.tensors``.
-    read_lengths: whether the host may read ``seq_lens`` (see ``lengths.host_lengths``). If the host does not read the
-    lengths, a call takes as long as if every sequence had ``max_seq_len`` tokens.
+    tensors: the parameter tensors of the attention modification (an expression that changes scores or hides keys), in
+    the order of ``Modification.tensors``.
+    read_lengths: whether the host may read the values of ``seq_lens``. A PyTorch kernel whose host does not read the
+    values takes as long as if every sequence had ``max_seq_len`` tokens.
     """
 
     out: torch.Tensor
@@ -79,29 +83,33 @@ class Call(NamedTuple):
 
 
 def by_head(scale: float | torch.Tensor, dims: int) -> float | torch.Tensor:
-    """Reshape a scale of the KV cache so that it broadcasts to a tensor whose KV head dimension is followed by ``dims``
-    more dimensions.
+    """Append ``dims`` dimensions of size 1 to a scale of the KV cache.
 
-    scale: a float, or a float32 tensor with one element or of shape [kv heads]. A scale that is a float is returned
-    unchanged.
+    The result broadcasts to a tensor in which ``dims`` dimensions follow the KV head dimension.
+
+    scale: a float, or a float32 tensor with one element or of shape [kv heads]. A float is returned unchanged.
     """
     return scale.view(-1, *(1,) * dims) if isinstance(scale, torch.Tensor) else scale
 
 
 class Segment(NamedTuple):
-    """The token positions of one tile, and the numbers of the cache blocks that the tile reads.
+    """The token positions of one tile, and the numbers of the KV cache blocks that the tile reads.
 
-    A page is the part of a sequence that one cache block stores. An item is one partition of one sequence. The items of
-    a sequence follow one another in ``pages``. In the shapes, ``tokens`` is the number of token slots that the tile has
-    for each sequence, and a row is a sequence.
+    A page is the part of a sequence that one cache block stores. An item is one partition of one sequence. In
+    ``pages``, the items of a sequence follow one another. A token slot is a position in a page, whether or not the
+    sequence has a token there. In the shapes, rows is the number of sequences in the tile. ``tokens`` is the number of
+    token slots that the tile has for each sequence.
 
-    rows: the tile's sequences, as a slice of the call's sequences in the order of ``rows.Rows``.
+    rows: the tile's sequences, as a slice of the order in which the kernel processes the call's sequences (see
+    ``rows.Rows``).
     seq_lens: [rows] int32, the length of each sequence in tokens, or None if the kernel does not need lengths.
-    positions: int32, each token's position in its sequence, or None if the kernel does not need positions. The shape is
-    [1, tokens], or [rows, tokens] with a sliding window.
-    hidden: [rows, tokens] bool, True for a token slot past the end of its sequence or before its window. ``hidden`` is
-    None if the tile has no such slots, or if they are just the last ``Tile.tail`` slots of its only sequence.
-    pages: [items, pages of an item] int32, the number of each page's cache block, or 0 for a page without a token.
+    positions: int32, the position of each token slot in its sequence, or None if the kernel does not need positions.
+    The shape is [rows, tokens] with a sliding window, and [1, tokens] without a sliding window.
+    hidden: [rows, tokens] bool, True for a token slot past the end of its sequence or before its sliding window.
+    ``hidden`` is None if all hidden slots are among the last ``Tile.tail`` slots of the tile, because a kernel skips
+    these last slots without a mask.
+    pages: [items, pages of an item] int32, the number of the cache block that stores each page, or 0 for a page without
+    a token.
     """
 
     rows: slice
@@ -113,16 +121,19 @@ class Segment(NamedTuple):
 
 
 def longest_length(call: Call, page: int) -> int:
-    """Return the upper bound of the sequence lengths of a call, in tokens.
+    """Return an upper bound for the sequence lengths of a call, in tokens.
 
-    The length is the smaller of ``max_seq_len`` and the number of tokens that a row of the block table can address.
+    The bound is the smaller of ``max_seq_len`` and the number of tokens that one row of the block table can address.
+
+    page: the number of tokens in a page.
     """
     return min(call.max_seq_len, call.block_tables.shape[1] * page)
 
 
 def clamped_seq_lens(call: Call, page: int) -> torch.Tensor:
-    """Return the sequence lengths of a call, [seqs] int32, clamped on the device to the range from 0 to
-    ``longest_length``.
+    """Return the call's ``seq_lens``, [seqs] int32, clamped to the range from 0 to ``longest_length``.
+
+    page: the number of tokens in a page.
     """
     return call.seq_lens.clamp(0, longest_length(call, page))
 
@@ -130,12 +141,12 @@ def clamped_seq_lens(call: Call, page: int) -> torch.Tensor:
 def segment(
     call: Call, rows: Rows, first: int, tile: Tile, partition: int, page: int, positions: bool = False
 ) -> Segment:
-    """Make the ``Segment`` of ``tile``. The tile's first sequence is number ``first`` of ``rows``.
+    """Make the ``Segment`` of ``tile``. Sequence number ``first`` of ``rows`` is the tile's first sequence.
 
-    Block table entries past a sequence's last page are replaced by block 0.
+    Block table entries past the last page of a sequence are replaced by 0.
 
     partition, page: the number of tokens in a partition and in a page.
-    positions: whether the kernel needs positions and sequence lengths even if no slot of the tile is hidden.
+    positions: True if the kernel needs positions and sequence lengths even for a tile without hidden token slots.
     """
     taken, whole = slice(first, first + tile.rows), partition // page
     start = tile.parts.start * whole
@@ -157,7 +168,7 @@ def segment(
 
 
 def clear_scratch(scratch: Scratch | None, start: int) -> None:
-    """Set exp_sums to 0 and max_logits to -inf in partition ``start`` and all later partitions.
+    """Set exp_sums to 0 and max_logits to -inf for partition number ``start`` and all later partitions.
 
     The function does nothing if ``scratch`` is None.
     """

@@ -1,5 +1,6 @@
-"""Checks the arguments of a decode call, so that kernels can rely on them. The operator changes no tensor before
-all checks have passed.
+"""Checks the arguments of a decode call before a kernel runs.
+
+The operator writes to no tensor before all checks have passed.
 """
 
 from __future__ import annotations
@@ -32,24 +33,27 @@ MOST_LAYOUTS = 1024
 
 
 def fail(sentence: str, operator: str = DECODE) -> NoReturn:
-    """Raise ValueError with a message that consists of the operator's name and ``sentence``."""
+    """Raise ValueError with the message ``<operator>: <sentence>``."""
     raise ValueError(f"{operator}: {sentence}")
 
 
 def shape_of(tensor: torch.Tensor) -> str:
-    """Describe a tensor's dtype and shape for an error message, for example ``float16 [8, 32, 128]``."""
+    """Return a tensor's dtype and shape as text for an error message, for example ``float16 [8, 32, 128]``."""
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:
-    """The name of a dtype without the prefix "torch.": ``float16`` for torch.float16 or the text "torch.float16"."""
+    """Return the name of a dtype without the prefix "torch.", for example ``float16`` for torch.float16.
+
+    dtype: a torch.dtype, or its name as text.
+    """
     return str(dtype).removeprefix("torch.")
 
 
 def kv_dtype(name: str, operator: str = DECODE) -> str:
     """Return the full name of a KV cache dtype: ``fp8_e4m3`` for ``fp8``, and ``name`` itself for any other dtype.
 
-    Raises ValueError for an unknown name.
+    Raises ValueError if ``name`` is not in ``KV_DTYPES``.
     """
     if name not in KV_DTYPES:
         fail(f"kv_cache_dtype {name!r} is not one of {', '.join(KV_DTYPES)}", operator)
@@ -57,14 +61,19 @@ def kv_dtype(name: str, operator: str = DECODE) -> str:
 
 
 def storage_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the cache tensors: uint8 for fp8, int8 for int8, and for ``auto`` the query's dtype (``dtype``)."""
+    """Return the dtype of the cache tensors: uint8 for an fp8 cache, int8 for an int8 cache, and ``dtype`` for
+    ``auto``.
+
+    dtype: the dtype of the query.
+    """
     return {"auto": dtype, "int8": torch.int8}.get(kv_cache_dtype, torch.uint8)
 
 
 def check(call: Call, kv_cache_dtype: str) -> Key:
-    """Check all arguments of a decode call and return the call's kernel key: the values that select a kernel.
+    """Check all arguments of a decode call, and return the call's kernel key.
 
-    Raises ValueError for the first argument that is wrong.
+    The kernel key consists of the properties that select a kernel, such as the head size and the dtype. Raises
+    ValueError for the first wrong argument.
     """
     name = kv_dtype(kv_cache_dtype)
     check_presence(call)
@@ -96,11 +105,12 @@ def check(call: Call, kv_cache_dtype: str) -> Key:
 
 
 def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
-    """Return the layout of a call: a tuple of all properties that ``check`` looks at, such as shapes, strides and
-    devices.
+    """Return the layout of a call: a tuple of all argument properties that ``check`` tests, such as shapes and strides.
 
-    If one call passes the checks, every call with an equal layout passes them too. The result is None if an argument
-    that must be a tensor is not a tensor. ``check`` then reports that argument.
+    If one call passes the checks, every other call with an equal layout passes the checks too.
+
+    The function returns None if an argument that must be a tensor has another type. ``check`` raises ValueError for an
+    argument of the wrong type.
     """
     try:
         return (
@@ -117,11 +127,11 @@ def layout_of(call: Call, kv_cache_dtype: str) -> Hashable | None:
 
 
 class Layouts:
-    """Remembers the layouts of calls that passed the checks, so that a call with a known layout is not checked again.
+    """Remembers the layouts of calls that passed the checks. A later call with a remembered layout skips the checks.
 
-    check: a function of a call and its kv_cache_dtype that returns the call's kernel key, or raises ValueError.
-    layout_of: a function of the same arguments that returns the call's layout, or None for a call that must be checked
-    each time. The layout must contain all properties that ``check`` looks at.
+    check: a function of a call and its kv_cache_dtype that returns the call's kernel key or raises ValueError.
+    layout_of: a function of a call and its kv_cache_dtype that returns the call's layout, or None for a call that must
+    always be checked. The layout contains all properties that ``check`` tests.
     """
 
     def __init__(self, check: Callable[[Any, str], Key], layout_of: Callable[[Any, str], Hashable | None]) -> None:
@@ -131,7 +141,8 @@ class Layouts:
     def check(self, call: Any, kv_cache_dtype: str) -> tuple[Key, object]:
         """Return a call's kernel key, and an object that identifies the call's layout.
 
-        All calls with equal layouts get the same object. Raises ValueError if an argument of the call is wrong.
+        Calls with equal layouts get the same object, unless the cache of layouts was emptied between the calls. Raises
+        ValueError if an argument of the call is wrong.
         """
         layout = self._layout_of(call, kv_cache_dtype)
         if layout is not None and (found := self._checked.get(layout)):
@@ -153,7 +164,10 @@ def _optional(tensor: torch.Tensor | None) -> Hashable:
 
 
 def check_presence(call: Call) -> None:
-    """Raise ValueError unless every tensor that a call needs is a tensor. torch's dispatcher would accept None."""
+    """Raise ValueError if a required tensor argument of a call is not a tensor.
+
+    torch's dispatcher would accept None for such an argument.
+    """
     for name in NEEDED:
         check_tensor(name, getattr(call, name))
     for name, tensor in zip(Scratch._fields, call.scratch or ()):
@@ -161,13 +175,19 @@ def check_presence(call: Call) -> None:
 
 
 def check_tensor(name: str, value: object, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``value`` is a tensor. The message calls it ``name``."""
+    """Raise ValueError unless ``value`` is a tensor.
+
+    name: the argument's name in the error message.
+    """
     if not isinstance(value, torch.Tensor):
         fail(f"{name} must be a tensor, got {value if value is None else type(value).__name__}", operator)
 
 
 def check_int(name: str, value: Any, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``value`` has a method ``__index__`` that converts it to an int of at most 64 bits."""
+    """Raise ValueError unless ``value`` is an int of at most 64 bits, or its method ``__index__`` returns such an int.
+
+    name: the argument's name in the error message.
+    """
     try:
         number = index(value)
     except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for a tensor of several elements
@@ -177,7 +197,10 @@ def check_int(name: str, value: Any, operator: str = DECODE) -> None:
 
 
 def check_number(name: str, value: Any, operator: str = DECODE) -> None:
-    """Raise ValueError unless float() converts ``value``, which must not be a string. The message calls it ``name``."""
+    """Raise ValueError if ``value`` is a string or if float() does not convert ``value``.
+
+    name: the argument's name in the error message.
+    """
     try:
         float(value)
         converts = not isinstance(value, (str, bytes, bytearray))
@@ -188,7 +211,10 @@ def check_number(name: str, value: Any, operator: str = DECODE) -> None:
 
 
 def check_text(name: str, value: object, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``value`` is a string. The message calls it ``name``."""
+    """Raise ValueError unless ``value`` is a string.
+
+    name: the argument's name in the error message.
+    """
     if not isinstance(value, str):
         fail(f"{name} must be a text, got {described(value)}", operator)
 
@@ -200,7 +226,9 @@ def check_bool(name: str, value: object, operator: str = DECODE) -> None:
 
 
 def described(value: object) -> str:
-    """Describe a value for an error message: its type, and also the value if it is a string or a number."""
+    """Describe a value for an error message by its type. The description of a string or a number also contains the
+    value.
+    """
     if value is None:
         return "None"
     name = type(value).__name__
@@ -214,7 +242,8 @@ def check_declared(
 ) -> None:
     """Raise ValueError unless num_kv_heads and block_size agree with the shape of key_cache.
 
-    If num_kv_heads is a tensor, it is not compared: the BI-V100 fork of vLLM passes its ``head_mapping`` tensor here.
+    If num_kv_heads is a tensor, the function does not compare num_kv_heads with the shape. The vLLM fork for the
+    BI-V100 GPU passes its ``head_mapping`` tensor as num_kv_heads.
     """
     check_tensor("key_cache", key_cache, operator)
     check_int("block_size", block_size, operator)
@@ -229,9 +258,12 @@ def check_declared(
 
 
 def check_query(query: torch.Tensor, out: torch.Tensor, rows: str = "seqs", operator: str = DECODE) -> None:
-    """Raise ValueError unless query is [rows, heads, head size], and out is contiguous and has query's shape and dtype.
+    """Raise ValueError if query or out has a wrong shape, dtype or stride.
 
-    The heads of each query row must be contiguous. rows: the name of the first dimension in messages.
+    query must be [rows, heads, head size], and the heads of each row must be contiguous. out must be contiguous and
+    have the shape and dtype of query.
+
+    rows: the name of query's first dimension in error messages.
     """
     if query.dim() != 3 or query.dtype not in DTYPES:
         types = ", ".join(DTYPES.values())
@@ -254,7 +286,7 @@ def check_cache(
     """Raise ValueError unless the two cache tensors have the dtype, shape, strides and alignment that kernels need.
 
     key_cache: [blocks, kv heads, head size / x, block size, x], where x is the number of elements in 16 bytes.
-    value_cache: [blocks, kv heads, head size, block size]. ``check_pages`` describes the allowed strides.
+    value_cache: [blocks, kv heads, head size, block size]. ``check_pages`` states the required strides.
     """
     stored = storage_dtype(kv_cache_dtype, query.dtype)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
@@ -280,9 +312,11 @@ def check_cache(
 
 
 def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) -> None:
-    """Raise ValueError unless every page is contiguous and starts at a multiple of 16 bytes.
+    """Raise ValueError unless every page of a cache tensor is contiguous and starts at a multiple of 16 bytes.
 
-    A page here is the slice ``cache[block, kv_head]``, which one KV head reads. x: the number of elements in 16 bytes.
+    A page is the slice ``cache[block, kv_head]``, which holds the keys or values of one KV head in one block.
+
+    name: the tensor's name in the error message. x: the number of elements in 16 bytes.
     """
     if not cache[0, 0].is_contiguous():
         fail(f"the page of a head must be contiguous in {name}, got strides {cache.stride()}", operator)
@@ -294,10 +328,11 @@ def check_pages(name: str, cache: torch.Tensor, x: int, operator: str = DECODE) 
 
 
 def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int) -> None:
-    """Raise ValueError unless block_tables, seq_lens and max_seq_len fit the query.
+    """Raise ValueError if block_tables, seq_lens or max_seq_len has a wrong value, shape, dtype or stride.
 
-    block_tables: [seqs, max blocks] int32 with contiguous rows, for any number ``max blocks``. seq_lens: [seqs] int32,
-    contiguous. max_seq_len: a number of tokens, not negative.
+    block_tables: [seqs, max blocks] int32 with contiguous rows, where max blocks is any number.
+    seq_lens: [seqs] int32, contiguous.
+    max_seq_len: an upper bound for the sequence lengths in tokens, at least 0.
     """
     seqs = query.shape[0]
     if block_tables.dim() != 2 or block_tables.shape[0] != seqs or block_tables.dtype != torch.int32:
@@ -311,10 +346,11 @@ def check_tables(query: torch.Tensor, block_tables: torch.Tensor, seq_lens: torc
 
 
 def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
-    """Raise ValueError unless the caller's scratch tensors have the right shapes and dtypes. Any strides will do.
+    """Raise ValueError unless the caller's scratch tensors have the right shapes and dtypes.
 
-    exp_sums and max_logits are [seqs, heads, P] float32, and tmp_out is [seqs, heads, P, head size] in the dtype of
-    out. P is the number of partitions that fit in the tensor. P is not checked, and may differ from tensor to tensor.
+    The scratch tensors may have any strides. exp_sums and max_logits must be [seqs, heads, P] float32. tmp_out must be
+    [seqs, heads, P, head size] in the dtype of out. P is the number of partitions that the tensor can hold. The
+    function accepts any P, and P may differ from tensor to tensor.
     """
     if scratch is None:
         return
@@ -330,7 +366,10 @@ def check_scratch(out: torch.Tensor, scratch: Scratch | None) -> None:
 
 
 def check_scale(name: str, scale: torch.Tensor, kv_heads: int = 1, operator: str = DECODE) -> None:
-    """Raise ValueError unless ``scale`` is float32, and either has one element or is contiguous [kv_heads]."""
+    """Raise ValueError unless ``scale`` is float32, and either has one element or is contiguous with shape [kv_heads].
+
+    name: the argument's name in the error message.
+    """
     fits = scale.numel() == 1 or (scale.shape == (kv_heads,) and scale.is_contiguous())
     if not fits or scale.dtype != torch.float32:
         one, each = "one float32 element", f"contiguous float32 [{kv_heads}]"
@@ -339,7 +378,7 @@ def check_scale(name: str, scale: torch.Tensor, kv_heads: int = 1, operator: str
 
 
 def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None, operator: str = DECODE) -> None:
-    """Raise ValueError unless alibi_slopes is None or contiguous float32 [heads]."""
+    """Raise ValueError unless alibi_slopes is None, or contiguous float32 with shape [heads]."""
     if slopes is None:
         return
     if slopes.shape != (query.shape[1],) or slopes.dtype != torch.float32 or not slopes.is_contiguous():
@@ -347,7 +386,7 @@ def check_alibi(query: torch.Tensor, slopes: torch.Tensor | None, operator: str 
 
 
 def check_sparse(sparse: BlockSparse | None, page: int) -> None:
-    """Raise ValueError if the parameters of the block-sparse pattern are out of range.
+    """Raise ValueError if a parameter of vLLM's block-sparse pattern is out of range.
 
     A sparse block must consist of whole cache pages, as in vLLM. page: the number of tokens in a cache page.
     """
@@ -363,9 +402,10 @@ def check_sparse(sparse: BlockSparse | None, page: int) -> None:
 
 
 def check_features(call: Call) -> None:
-    """Raise ValueError if the softcap, sliding_window, sinks or lse of a call is not allowed.
+    """Raise ValueError if the softcap, sliding_window, sinks or lse of a call is wrong.
 
-    sinks must be None or contiguous float32 [heads]. lse must be None or contiguous float32 [seqs, heads].
+    sinks must be None, or contiguous float32 with shape [heads]. lse must be None, or contiguous float32 with shape
+    [seqs, heads].
     """
     check_limits(call.softcap, call.sliding_window)
     seqs, heads = call.query.shape[:2]
@@ -386,7 +426,7 @@ def check_limits(softcap: float | None, sliding_window: int | None, operator: st
 
 
 def is_float32(number: float) -> bool:
-    """Whether ``number`` is finite in float32, in which kernels compute."""
+    """Return whether ``number`` is finite in float32, the type in which kernels compute."""
     return -LARGEST_FLOAT32 <= number <= LARGEST_FLOAT32
 
 
@@ -397,7 +437,10 @@ def check_factor(scale: float, operator: str = DECODE) -> None:
 
 
 def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...], operator: str = DECODE) -> None:
-    """Raise ValueError unless ``tensor`` is None, or contiguous float32 of ``shape``. The message calls it ``name``."""
+    """Raise ValueError unless ``tensor`` is None, or contiguous float32 with shape ``shape``.
+
+    name: the argument's name in the error message.
+    """
     if tensor is None:
         return
     if tensor.dtype != torch.float32:
@@ -408,9 +451,13 @@ def check_numbers(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...]
 
 
 def check_tensors(call: Call | ExtendCall, modification: Modification | None, operator: str = DECODE) -> None:
-    """Raise ValueError unless the parameter tensors of a call's modification have the right shape and dtype.
+    """Raise ValueError unless each parameter tensor of a call's modification has the right shape and dtype.
 
-    Each tensor must be contiguous float32, [heads] or [kv_heads] as the definition of the modification says.
+    Each tensor must be contiguous float32. The shape of each tensor must be [heads] or [kv_heads], as the definition of
+    the modification says.
+
+    modification: the expression that changes the scores or hides keys, with the names and shapes of its parameter
+    tensors.
     """
     lengths = {"heads": call.query.shape[1], "kv_heads": call.key_cache.shape[1]}
     for (name, axis), tensor in zip(modification.tensors if modification else (), call.tensors):
@@ -424,9 +471,9 @@ def check_devices(call: Call) -> None:
 
 
 def check_device(device: torch.device, arguments: Mapping[str, Any], operator: str = DECODE) -> None:
-    """Raise ValueError unless all tensors among the values of ``arguments`` are on ``device``, the query's device.
+    """Raise ValueError unless all tensors in ``arguments`` are on ``device``, the query's device.
 
-    The keys of ``arguments`` are names for the message.
+    arguments: a mapping from argument names, which the error message quotes, to argument values.
     """
     for name, value in arguments.items():
         for tensor in value if isinstance(value, tuple) else (value,):
@@ -435,7 +482,7 @@ def check_device(device: torch.device, arguments: Mapping[str, Any], operator: s
 
 
 def usable_scratch(scratch: Scratch | None, partitions: int) -> Scratch | None:
-    """Return the caller's scratch, or None if one of its tensors has fewer than ``partitions`` partitions."""
+    """Return the caller's scratch, or None if one of the scratch tensors holds fewer than ``partitions`` partitions."""
     if scratch is None:
         return None
     exp_sums, max_logits, tmp_out = scratch

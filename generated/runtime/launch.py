@@ -1,7 +1,8 @@
-"""Launches a CUDA decode kernel through its C interface.
+"""Launches a CUDA decode kernel through the kernel's C interface.
 
-This module fills the C struct of arguments, provides memory for partial results (the workspace), passes the current
-CUDA stream, and raises an exception if the launch fails.
+The function ``launch`` fills a C struct with the arguments, passes the current CUDA stream, and raises an exception if
+the launch fails. The function ``workspace`` provides the memory for the kernel's partial results, that is, for the
+results of single partitions.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _shapes: dict[Hashable, Args] = {}  # the structs without addresses, by layout o
 
 
 class _Held(threading.local):
-    """The memory that one thread keeps for partial results: one tensor for each device and stream."""
+    """The memory that one thread keeps for the partial results of launches: one tensor for each device and stream."""
 
     def __init__(self) -> None:
         self.by_stream: dict[tuple[torch.device, int | None], torch.Tensor] = {}
@@ -70,13 +71,16 @@ _held = _Held()
 
 
 def workspace(count: int, device: torch.device, stream: int | None) -> torch.Tensor:
-    """Return the memory for the partial results of one launch: an uninitialised float32 tensor of at least ``count``
+    """Return memory for the partial results of one launch: an uninitialised float32 tensor of at least ``count``
     elements.
 
-    No other launch uses this memory (the workspace) until this launch is done. A thread has one workspace for all its
-    launches on a stream, because these run one after the other. Threads do not share workspaces, because their launches
-    can overlap. While a CUDA graph is captured, each launch gets a new workspace, which the graph keeps. A shared
-    workspace could be replaced by a larger one, and freed, before the graph is replayed.
+    No other launch uses the tensor before this launch has finished. A thread uses one tensor for all its launches on a
+    stream, because these launches run one after the other. Different threads use different tensors, because launches of
+    different threads can overlap.
+
+    During the capture of a CUDA graph, each launch gets a new tensor, which the graph keeps alive. The module frees the
+    tensor of other launches when a later launch needs a larger tensor. A captured graph must not use such a tensor,
+    because the graph may be replayed after the tensor was freed.
     """
     if stream is not None and torch.cuda.is_current_stream_capturing():
         return torch.empty(count, dtype=torch.float32, device=device)
@@ -96,15 +100,19 @@ def launch(
     workspace: Callable[[int, torch.device, int | None], torch.Tensor] = workspace,
     layout: Hashable | None = None,
 ) -> None:
-    """Call a kernel's entry function (``function``) for a checked call, on the current stream of the call's device.
+    """Launch a CUDA kernel for a checked call, on the current stream of the query's device.
 
-    The partial results are the softmax states of the partitions. If those of all sequences together need more than
-    ``workspace_bytes`` bytes, the call is split into several launches. Raises RuntimeError if a launch fails.
+    The partial results of a call are the softmax states of its partitions: maximum, sum and output. If the partial
+    results need more than ``workspace_bytes`` bytes, the function splits the call into several launches. Raises
+    RuntimeError if a launch fails.
 
+    function: the kernel's entry function in the CUDA library, which returns an error code, or 0 for success.
+    partition_size: the number of tokens in a partition.
     explain: a function that turns an error code that is not in ``CODES`` into a sentence for the exception.
-    workspace: a function that provides the memory for partial results (see ``workspace`` in this module).
-    layout: an object that identifies the call's layout (see ``check.Layouts``). Calls with the same layout share a
-    prepared C struct.
+    workspace: a function that provides the memory for partial results, with the signature of this module's
+    ``workspace``.
+    layout: an object that identifies the call's layout (see ``check.Layouts``), or None. Calls with the same layout
+    share a prepared C struct.
     """
     every = -(-call.max_seq_len // partition_size)
     partitions = launched_partitions(call.max_seq_len, partition_size, call.sliding_window)
@@ -122,10 +130,12 @@ def launch(
 
 
 def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
-    """Split a call into smaller calls, so that the partial results of each fit in ``workspace_bytes`` bytes.
+    """Split a call into smaller calls whose partial results fit in ``workspace_bytes`` bytes each.
 
-    Each smaller call has consecutive sequences of the call. A smaller call has at least one sequence, even if that
-    sequence alone needs more than ``workspace_bytes``.
+    Each smaller call has at least one sequence, and its sequences are consecutive in the original call. A smaller call
+    with a single sequence may exceed ``workspace_bytes``.
+
+    partitions: the number of partitions that the kernel computes for each sequence.
     """
     seqs, heads, head_size = call.query.shape
     each = 4 * heads * partitions * (head_size + 2) if partitions > 1 else 1
@@ -148,8 +158,8 @@ def tiles(call: Call, partitions: int, workspace_bytes: int) -> Iterator[Call]:
 def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
     """Make the C struct of a call's arguments, and set its sizes and strides. ``set_addresses`` sets the other fields.
 
-    layout: an object that identifies the call's layout. If a struct was made for this layout before, the result is a
-    copy of that struct.
+    layout: an object that identifies the call's layout, or None. If an earlier call had the same layout, the function
+    returns a copy of that call's struct.
     """
     shape = None if layout is None else (layout, call.scratch is None)  # a scratch that is too small is None here
     if shape is not None and (made := _shapes.get(shape)) is not None:
@@ -175,9 +185,11 @@ def shape_arguments(call: Call, layout: Hashable | None = None) -> Args:
 
 
 def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tensor | None) -> None:
-    """Set the fields of ``args`` that differ between calls of the same layout: addresses, max_seq_len and scales.
+    """Set the fields of ``args`` that can differ between calls of the same layout, such as addresses, lengths and
+    scales.
 
-    partials: float32 memory for the softmax state (o, m and z; see ``state``) of every sequence, head and partition, or
+    partitions: the number of partitions that the kernel computes for each sequence.
+    partials: float32 memory for the softmax state (output, maximum and sum) of every sequence, head and partition, or
     None if there is only one partition.
     """
     args.max_seq_len, args.partitions, args.scale = call.max_seq_len, partitions, call.scale
@@ -207,14 +219,14 @@ def set_addresses(args: Args, call: Call, partitions: int, partials: torch.Tenso
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:
-    """The address of a tensor's first element, or None if ``tensor`` is None."""
+    """Return the address of a tensor's first element, or None if ``tensor`` is None."""
     return None if tensor is None else tensor.data_ptr()
 
 
 class device_of:
     """A context manager that makes a tensor's device the current device, and yields the handle of the current stream.
 
-    For a tensor on the CPU, the context manager does nothing and yields None.
+    For a CPU tensor, the context manager changes nothing and yields None.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:

@@ -1,6 +1,6 @@
 """The decode operator: vLLM's ``paged_attention_v2``, registered with torch.library.
 
-For each call, the operator chooses a kernel from the dispatch table.
+The operator chooses a kernel from the package's dispatch table for each call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEMA = f"""{NAME}(
 
 
 class Arguments(NamedTuple):
-    """The arguments of the operator as torch passes them, in the order of ``SCHEMA``."""
+    """The arguments of the decode operator in the order of ``SCHEMA``, as torch's dispatcher passes them."""
 
     out: torch.Tensor
     exp_sums: torch.Tensor
@@ -65,7 +65,10 @@ class Arguments(NamedTuple):
     partition_size: int
 
     def call(self) -> Call:
-        """Convert the arguments to a ``Call``, the form that kernels receive. The arguments are not checked."""
+        """Convert the arguments to a ``Call``, the form that kernels receive.
+
+        The method does not check the arguments.
+        """
         sparse = None
         if self.blocksparse_vert_stride > 1:
             sparse = BlockSparse(
@@ -99,10 +102,11 @@ class Arguments(NamedTuple):
 
 
 class Operator:
-    """Registers the decode operator of one generated package, and runs its calls.
+    """Registers the decode operator of one generated package with torch, and runs the operator's calls.
 
-    kernels: the kernels of the package. tuned: results of tuning (see ``dispatch_row.Tuned``). files: maps each spec's
-    name to the path of the spec file, for messages.
+    kernels: the kernels of the package.
+    tuned: the results of tuning (see ``dispatch_row.Tuned``), which the operator uses to choose a kernel.
+    files: the paths of the spec files, by the names of the specs, for error messages.
     """
 
     def __init__(
@@ -117,7 +121,10 @@ class Operator:
         self._library, self.op = register(kernels.package, NAME, SCHEMA, self.run)
 
     def run(self, *args: Any) -> None:
-        """Run the operator without recording gradients. torch's dispatcher calls this method."""
+        """Check the arguments, choose a kernel, and launch the kernel, all without recording gradients.
+
+        torch's dispatcher calls this method.
+        """
         if not torch.is_grad_enabled():
             self._run(*args)
             return
@@ -148,19 +155,22 @@ class Operator:
     def ordered_tensors(
         self, modification: str | None, given: Mapping[str, torch.Tensor] | None
     ) -> tuple[torch.Tensor, ...]:
-        """The parameter tensors of an attention modification, in the order in which the spec declares them.
+        """Return the parameter tensors of an attention modification, in the order of the modification's definition.
 
-        given: a mapping from the names of the tensors to the tensors. Raises ValueError if a tensor is missing or
-        unknown.
+        modification: the name of an expression in a spec that changes scores or hides keys, or None.
+        given: the tensors by their names.
+
+        Raises ValueError if a tensor is missing or if the modification has no tensor of a given name.
         """
         return ordered_tensors(self.table, modification, given)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool, layout: Hashable | None = None) -> Callable[[Call], None]:
-        """A function that runs the kernel of a dispatch table row on a call.
+        """Return a function that runs the kernel of a dispatch table row on a call.
 
-        layout: the object with which ``check`` identifies the call's layout. Launches of a CUDA kernel with the same
-        layout share a prepared argument struct. Raises LibraryError if a CUDA kernel is wanted and no library is
-        loaded.
+        layout: an object that identifies the call's layout (see ``check.Layouts``), or None. Launches of a CUDA kernel
+        with the same layout share a prepared C struct of arguments.
+
+        Raises LibraryError if ``backend`` is "cuda" and no library for the device is loaded.
         """
         if backend == "cuda":
             return functools.partial(self.kernels.library(on_gpu).launch, row, layout=layout)
@@ -169,15 +179,19 @@ class Operator:
 
 @functools.cache
 def device_name(device: torch.device) -> str:
-    """The name of a device in tuning files: the GPU's name as torch gives it, or ``cpu``. The result is cached."""
+    """Return the name of a device in tuning results: torch's name of the GPU, or the device type, such as ``cpu``."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def launch(kernel: Callable[[Call], None], call: Call, partition_size: int) -> None:
-    """Run a kernel on a checked call. If the call has no sequences or ``max_seq_len`` is 0, write the result without
-    the kernel.
+    """Run a kernel on a checked call, or write the results without a kernel if the call has no tokens.
 
-    The kernel gets the caller's scratch only if the scratch tensors have enough partitions for ``max_seq_len`` tokens.
+    A call has no tokens if the call has no sequences or if ``max_seq_len`` is 0. For a call without tokens, the
+    function fills ``out`` with zeros. For a call without tokens, the function fills ``lse`` with each head's sink, or
+    with -inf if the call has no sinks.
+
+    The kernel receives the caller's scratch tensors only if the tensors can hold all partitions of ``max_seq_len``
+    tokens.
 
     partition_size: the number of tokens in a partition.
     """

@@ -1,4 +1,6 @@
-"""Reads the environment variables that change what a generated package does. docs/install.md lists them."""
+"""Reads the environment variables that change the behaviour of a generated package. docs/install.md lists the
+variables.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,17 @@ OFF = ("", "0", "false", "no", "off")
 
 
 def is_on(name: str) -> bool:
-    """Whether the environment variable ``name`` is set to anything but 0, false, no or off, in any case."""
+    """Return whether an environment variable is switched on: set to a value other than "", 0, false, no or off.
+
+    The comparison ignores the case of letters and surrounding whitespace. name: the name of the variable.
+    """
     return os.environ.get(name, "").strip().lower() not in OFF
 
 
 def choice(name: str, allowed: Sequence[str]) -> str:
-    """Return the value of the environment variable ``name``, or an empty string if it is not set.
+    """Return the value of the environment variable ``name``, or an empty string if the variable is not set.
 
-    Raises ValueError for a value that is not in ``allowed``.
+    Raises ValueError if the variable has a value that is not in ``allowed``.
     """
     value = os.environ.get(name, "")
     if value and value not in allowed:

@@ -1,13 +1,17 @@
-"""Decides whether the host reads the sequence lengths (``seq_lens``) of a call, and caches the values that it read.
+"""Decides whether the host reads the sequence lengths (``seq_lens``) of a call, and caches the lengths of GPU tensors.
 
-Lengths on the CPU are read at each call, which costs nothing. Lengths on a GPU are read only if
+Before the host runs a PyTorch kernel, the host reads ``seq_lens`` if the tensor is on the CPU. CUDA kernels read
+``seq_lens`` themselves.
 
-* no CUDA graph is being captured,
-* the policy is ``auto`` (a spec's ``dispatch: {host_lengths: auto}``, or PAV2_HOST_LENGTHS),
-* the read may save more time than it takes, because without lengths, each sequence takes as long as the longest
-  sequence of the call,
-* and torch keeps a version counter for the tensor. The version shows whether cached values are still valid. All layers
-  of a decode step pass the same tensor, so the lengths are read once in a step.
+The host never reads ``seq_lens`` from a GPU while a CUDA graph is being captured. In a spec, the YAML file that
+describes a model's kernels, ``host_lengths: never`` forbids reads from a GPU. The environment variable
+PAV2_HOST_LENGTHS overrides ``host_lengths`` of the spec. The host skips a read from a GPU that would cost more time
+than the lengths can save. Without the lengths, a PyTorch kernel processes every sequence as if it had the maximum
+length.
+
+The host never reads an inference tensor from a GPU, because torch counts no versions of inference tensors. An unchanged
+version number of a tensor shows that the cached lengths are still valid. All layers of a decode step pass the same
+tensor, so the host reads the lengths only once per step.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from .workers.shares import Shares
 
 
 class _Reading(NamedTuple):
-    """The lengths that were read from a tensor, and the tensor's version at the time of the read."""
+    """The lengths that the host read from a tensor, and the tensor's version number at the time of the read."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
@@ -38,12 +42,13 @@ _last: dict[tuple[torch.device, str], _Reading] = {}
 
 
 def may_read(device: torch.device, policy: str) -> bool:
-    """Whether the host may read sequence lengths that are stored on ``device``.
+    """Return whether the host may read sequence lengths that are stored on ``device``. The result is always True for
+    the CPU.
 
-    The result is always True for the CPU.
+    policy: ``auto`` allows reads from a GPU, and ``never`` forbids reads from a GPU. The environment variable
+    PAV2_HOST_LENGTHS overrides this argument.
 
-    policy: for a GPU, ``auto`` or ``never``. The environment variable PAV2_HOST_LENGTHS overrides this argument. Raises
-    ValueError if the variable has any other value.
+    Raises ValueError if ``device`` is not the CPU and PAV2_HOST_LENGTHS is set to anything but ``auto`` or ``never``.
     """
     if device.type == "cpu":
         return True
@@ -52,16 +57,15 @@ def may_read(device: torch.device, policy: str) -> bool:
 
 
 def is_captured(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured on the current stream of ``device``."""
+    """Return whether a CUDA graph is being captured on the current stream of ``device``."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens") -> tuple[int, ...] | None:
-    """The values of ``seq_lens``, or None if the host does not read them.
+    """Return the values of ``seq_lens``, or None if the host does not read the tensor.
 
-    worthwhile: whether knowing the lengths can save more time than a read of device memory costs.
-    name: the name of the argument ``seq_lens`` in the operator's call. The last values are cached for each name and
-    device.
+    worthwhile: whether the lengths can save more time than a read of GPU memory costs.
+    name: the name of the argument in the operator's call. The cache holds the latest values for each name and device.
     """
     if seq_lens.device.type == "cpu":
         return tuple(seq_lens.tolist())
@@ -76,11 +80,13 @@ def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens
 
 
 def cut(call: Call, budget: Budget, shares: Shares, partition: int, page: int) -> Tiling:
-    """Return the tiling of a call, computed from the sequence lengths if the host reads them, else from
-    ``max_seq_len``.
+    """Return the tiling of a call, that is, its division into pieces of work whose intermediate results fit in memory.
 
-    The module ``tiling`` explains tilings. budget: the bounds of the workspace, the memory for intermediate results.
-    shares: its bounds if worker threads share the call, which they do only on a CPU.
+    The tiling depends on the sequence lengths if the host reads the lengths, else on ``max_seq_len``. The docstring of
+    attention/tiling.py describes tilings.
+
+    budget: the memory limits for a call that one thread computes.
+    shares: the memory limits for a call that worker threads share. Only calls on a CPU use worker threads.
     partition, page: the number of tokens in a partition and in a page.
     """
     longest, kv_heads, seqs = longest_length(call, page), call.key_cache.shape[1], call.query.shape[0]
@@ -96,7 +102,10 @@ def cut(call: Call, budget: Budget, shares: Shares, partition: int, page: int) -
 def fitted(
     call: Call, budget: Budget, shares: Shares, lengths: Sequence[int], partition: int, page: int, *, known: bool
 ) -> Tiling:
-    """Return the tiling of a call with sequences of these lengths. ``cut`` and ``Budget.fit`` explain the arguments."""
+    """Return the tiling of a call whose sequences have the lengths ``lengths``, in tokens.
+
+    The docstrings of ``cut`` and ``Budget.fit`` describe the arguments.
+    """
     kv_heads = call.key_cache.shape[1]
     if call.query.device.type != "cpu":
         return budget.fit(lengths, kv_heads, partition, page, known=known)

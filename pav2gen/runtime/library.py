@@ -1,6 +1,7 @@
-"""Compiles the CUDA kernels of a package into a shared library, loads it with ctypes, and launches its kernels.
+"""Compiles the CUDA kernels of a package into a shared library, loads the library with ctypes, and launches its
+kernels.
 
-As a script, this module compiles the package that contains it, and needs no torch:
+As a script, this module compiles the package that contains the script. The script does not need torch:
 
     python runtime/library.py --toolchain corex
 """
@@ -39,16 +40,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class LibraryError(RuntimeError):
-    """A library of kernels can't be built, loaded or used. The message says what would work."""
+    """A library of kernels can't be built, loaded or used. The message says how to solve the problem."""
 
 
 class Library:
-    """A loaded library of kernels, with methods that launch them.
+    """A loaded library of kernels, with methods that launch the kernels.
 
-    kernels: the package's CUDA sources. A library that was compiled from other sources is refused. If ``kernels`` is
-    None, any sources are accepted. Before any code of the library runs, its build record is read, and its bytes are
-    compared with the checksum that was stored when it was compiled. The constructor raises LibraryError if the library
-    is refused or can't be loaded.
+    kernels: the package's CUDA sources. The constructor refuses a library that was compiled from sources different from
+    ``kernels``. If ``kernels`` is None, the constructor accepts a library that was compiled from any sources.
+
+    Before any code of the library runs, the constructor reads the build record in the library file. The constructor
+    also compares the file with the checksum that was stored when the library was compiled. The constructor raises
+    LibraryError if it refuses the library or can't load the library.
     """
 
     def __init__(self, path: Path, kernels: Kernels | None = None) -> None:
@@ -64,7 +67,8 @@ class Library:
             raise LibraryError(f"{self.path} can't be loaded: {error}") from None
 
     def launch(self, row: Row, call: Call, **options: Any) -> None:
-        """Run the kernel of a dispatch table row on a checked call. ``options`` are passed on to ``launch.launch``.
+        """Run the kernel of a dispatch table row on a checked call. ``options`` are further arguments of
+        ``launch.launch``.
 
         Raises LibraryError if the library does not have the kernel, and RuntimeError if the launch fails.
         """
@@ -73,7 +77,7 @@ class Library:
         launch(self.function(row), call, row.partition_size, row.workspace_mib * MIB, self.explain, **options)
 
     def function(self, row: Row) -> Any:
-        """The C function that launches the kernel of a dispatch table row.
+        """Return the C function that launches the kernel of a dispatch table row.
 
         Raises LibraryError if the library does not have this function.
         """
@@ -97,9 +101,9 @@ class Library:
 
 
 def identify(path: Path, kernels: Kernels | None = None) -> Record:
-    """Read the build record of the library at ``path``, without running any code of the library.
+    """Read the build record in the library file at ``path``, without running any code of the library.
 
-    Raises LibraryError if the file is not a library of pav2 kernels, is damaged, or was not compiled from ``kernels``.
+    Raises LibraryError if the file is damaged, is not a library of pav2 kernels, or was not compiled from ``kernels``.
     """
     try:
         record = read_record(path)
@@ -116,16 +120,23 @@ def identify(path: Path, kernels: Kernels | None = None) -> Record:
 
 
 def kernels_of(rows: Iterable[Row], root: Path = ROOT) -> Kernels:
-    """Map the name of each row's entry function to its CUDA source file. Rows without CUDA source are left out."""
+    """Return the CUDA source file of each kernel in ``rows``, by the name of the kernel's entry function.
+
+    The result omits kernels without a CUDA source.
+
+    rows: rows of the dispatch table. root: the folder of the package.
+    """
     return {row.symbol: root / row.cuda for row in rows if row.cuda}
 
 
 def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
-    """Return the GPU toolchain called ``name``. If ``name`` is None, return CoreX if it is installed, else nvcc.
+    """Return the GPU toolchain called ``name``. If ``name`` is None, return CoreX if CoreX is installed, else nvcc.
 
-    arch: the GPU architecture. The default is ivcore10 (BI-V100) for CoreX, and the current device's architecture for
-    nvcc. Raises CompilerMissingError if the toolchain's compiler is missing. Raises LibraryError if there is no
-    toolchain ``name``, or if the default architecture is needed and there is no CUDA device.
+    arch: the GPU architecture. The default is ivcore10 (the BI-V100 GPU) for CoreX, and the current device's
+    architecture for nvcc.
+
+    Raises CompilerMissingError if the toolchain's compiler is missing. Raises LibraryError if ``name`` is unknown.
+    Raises LibraryError if nvcc's default architecture is needed and the machine has no CUDA device.
     """
     if name in (None, "corex"):
         try:
@@ -139,7 +150,10 @@ def find_toolchain(name: str | None, arch: str | None) -> Toolchain:
 
 
 def device_arch() -> str:
-    """The architecture of the current CUDA device, such as sm_75. Raises LibraryError if there is no device."""
+    """Return the architecture of the current CUDA device, such as sm_75.
+
+    Raises LibraryError if the machine has no CUDA device, or if torch is not installed.
+    """
     try:
         import torch
 
@@ -161,21 +175,21 @@ def build(
     again: bool = True,
     quick: bool = False,
 ) -> Path:
-    """Compile ``kernels`` into a library, unless the disk cache has that library already. Return the library's path.
+    """Compile ``kernels`` into a library, unless the disk cache already has the library. Return the library's path.
 
-    Raises LibraryError if the build fails; its message contains those of the compiler. ``warp_size``, ``checked`` and
-    ``quick`` have an effect only if the toolchain is ``host``.
+    Raises LibraryError if an argument is wrong or the build fails. If a compiler fails, the error message contains the
+    compiler's messages.
 
-    toolchain: ``corex``, ``nvcc``, or ``host`` for the CPU. If ``toolchain`` is None, the build uses CoreX if CoreX is
-    installed, else nvcc.
+    toolchain: ``corex``, ``nvcc``, or ``host`` for a library that runs on the CPU. If ``toolchain`` is None, the
+    function uses CoreX if CoreX is installed, else nvcc.
     arch: the GPU architecture (see ``find_toolchain``).
-    jobs: the number of compilers that run in parallel.
-    warp_size: the number of threads in a simulated warp, 32 or 64.
-    checked: whether the compiled kernels check each of their memory accesses.
-    quick: whether to compile with fewer optimisations, for tests. Compiling then takes about half the time, but the
-    kernels run more slowly.
+    jobs: the number of compiler processes that run in parallel.
+    warp_size: for the host toolchain, the number of threads in a simulated warp, 32 or 64.
+    checked: for the host toolchain, whether the compiled kernels check each of their memory accesses.
+    quick: for the host toolchain, whether to compile with fewer optimisations, which takes about half the time but
+    makes the kernels slower.
     verbose: whether to report progress on stderr.
-    again: whether to repeat a build that failed before, although nothing has changed since.
+    again: whether to repeat a build that failed earlier with the same sources, flags and compiler.
     """
     jobs, progress = jobs or os.cpu_count() or 1, on_stderr if verbose else quiet
     kernels = dict(sorted(kernels.items()))  # all callers get the same library
@@ -201,16 +215,19 @@ def build(
 
 
 def build_for_tests(kernels: Kernels, warp_size: int, checked: bool) -> Path:
-    """Compile the CPU library that the package's tests use, and return its path. Raises LibraryError if the build
-    fails.
+    """Compile the CPU library that the package's tests use, and return its path.
+
+    Raises LibraryError if the build fails.
     """
     return build(kernels, "host", warp_size=warp_size, checked=checked, quick=True)
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Compile the CUDA kernels of the package at ``root``, and print the path of the resulting library.
+    """Compile the CUDA kernels of the package in the folder ``root``, and print the path of the compiled library.
 
-    arguments: the command line. Returns the exit status: 0, or 2 after an error message on stderr.
+    Returns the exit status: 0, or 2 after an error message on stderr.
+
+    arguments: the command line, without the program's name.
     """
     parser = argparse.ArgumentParser(description="Compile the CUDA kernels of this package into one library.")
     parser.add_argument("--toolchain", choices=TOOLCHAINS, help="default: corex if it is found, else nvcc")
@@ -238,9 +255,10 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
 
 def package_rows(root: Path) -> Sequence[Row]:
-    """The rows of the dispatch table in the package at ``root``. torch is not needed: only dispatch.py is imported.
+    """Return the rows of the dispatch table of the package in the folder ``root``.
 
-    Raises LibraryError if dispatch.py is missing or can't be imported.
+    The function imports only the package's dispatch.py, which does not need torch. Raises LibraryError if dispatch.py
+    is missing or can't be imported.
     """
     name = f"pav2_rows_of_{abs(hash(str(root)))}"
     package = types.ModuleType(name)

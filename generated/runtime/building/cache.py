@@ -1,4 +1,4 @@
-"""The cache of compiled libraries: its folder, a lock for each library, and the records of failed builds."""
+"""The disk cache of compiled libraries: the cache folder, a lock for each library, and the records of failed builds."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _failed: dict[Path, str] = {}
 
 
 class FailedBeforeError(Exception):
-    """The build of a library failed before, and nothing that it depends on has changed.
+    """An earlier build of the library failed, and nothing that the build depends on has changed.
 
-    The exception's message is that of the compiler.
+    The exception's message contains the compiler's messages.
     """
 
 
@@ -37,10 +37,11 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def locked(library: Path) -> Iterator[None]:
-    """A context manager that locks the path ``library``: one process builds the library while the others wait.
+    """A context manager that holds a lock for the path ``library``, so that only one process at a time builds the
+    library.
 
-    The lock is an empty file beside the library, which is removed at the end. A symbolic link in its place is not
-    followed.
+    The lock is an empty file in the library's folder. The context manager deletes the lock file at the end. If the lock
+    file's path is a symbolic link, the context manager raises OSError.
     """
     path = library.with_suffix(".lock")
     while True:
@@ -59,7 +60,7 @@ def locked(library: Path) -> Iterator[None]:
 
 
 def _is_still(path: Path, handle: int) -> bool:
-    """Whether ``path`` is still the name of the file that was opened as ``handle``."""
+    """Return whether the file that was opened as ``handle`` still exists under the name ``path``."""
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(handle))
     except FileNotFoundError:
@@ -67,10 +68,10 @@ def _is_still(path: Path, handle: int) -> bool:
 
 
 class Failures:
-    """The record that the build of one library failed, in a file beside the library.
+    """The record that a library's build failed, in a file in the library's folder.
 
-    The name of the library contains a hash of everything that the build depends on, so a build with changed sources or
-    flags has no record yet.
+    The library's file name contains a hash of everything that the build depends on. Changed sources or flags therefore
+    lead to another file name, for which no failure is recorded yet.
     """
 
     def __init__(self, library: Path) -> None:
@@ -79,14 +80,16 @@ class Failures:
         self._asked = time.time()
 
     def raise_known(self) -> None:
-        """Raise FailedBeforeError if the build failed before, in this process or in another."""
+        """Raise FailedBeforeError if an earlier build of the library failed, in this process or in another process."""
         said = _failed.get(self.library) or self._noted()
         if said:
             raise FailedBeforeError(said)
 
     def raise_new(self) -> None:
-        """Raise FailedBeforeError if another process built the library and failed while this process waited for the
-        lock.
+        """Raise FailedBeforeError if a build of the library failed in another process after this object was created.
+
+        A process calls this method after it has waited for the library's lock. Another process may have built the
+        library during the wait.
         """
         with contextlib.suppress(OSError):
             if self.path.stat().st_mtime >= self._asked:
@@ -100,7 +103,7 @@ class Failures:
                 write_note(self.path, {"error": str(error)})
 
     def forget(self) -> None:
-        """Delete the record of a failed build. Called as soon as the library exists."""
+        """Delete the record of a failed build. The build calls this method as soon as the library exists."""
         _failed.pop(self.library, None)
         self.path.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
-"""The record inside a compiled library: the compiler, the GPU architecture, and a digest of each kernel's sources.
+"""Reads and checks the record in a compiled library: the compiler, the GPU architecture, and digests of the sources.
 
-The record is JSON text in a section of the ELF file. The record is read from the bytes of the file, so that a library
-can be checked before any of its code runs.
+The record is JSON text in a section of the library's ELF file. This module reads the record from the file's bytes. A
+library can therefore be checked before any of its code runs.
 """
 
 from __future__ import annotations
@@ -40,19 +40,21 @@ _HEAD = re.compile(r"\A(?:[ \t]*(?://[^\n]*)?\n)*")
 
 
 class RecordError(ValueError):
-    """A file is not a library of pav2 kernels, or its record cannot be read. The message does not state the path."""
+    """A file is not a library of pav2 kernels, or its record cannot be read. The error message does not contain the
+    path.
+    """
 
 
 class Record(NamedTuple):
-    """The description of a library, as the library itself stores it.
+    """The description of a compiled library, which is stored in the library file.
 
     toolchain: corex, nvcc or host.
-    arch: the GPU architecture, such as ivcore10 or sm_75; for the host toolchain, the type of CPU.
+    arch: the GPU architecture, such as ivcore10 or sm_75, or the CPU type for the host toolchain.
     warp_size: the warp size that the kernels were compiled for.
-    checked: whether the library checks and counts memory accesses, which only the host toolchain can do.
-    compiler: the version text of the compiler.
+    checked: whether the kernels check and count their memory accesses, which only the host toolchain supports.
+    compiler: the output of the compiler's version option.
     kernels: a digest of each kernel's sources, by the name of the kernel's entry function (its symbol).
-    machine: the type of CPU that the host code is for, from the ELF header.
+    machine: the CPU type of the library's host code, from the ELF header.
     """
 
     toolchain: str
@@ -73,30 +75,33 @@ class Record(NamedTuple):
         return f"{self.toolchain}{kind}, {self.arch}, warp size {self.warp_size}, {len(self.kernels)} kernels"
 
     def text(self) -> str:
-        """The record as JSON text."""
+        """Return the record as JSON text."""
         fields = {name: value for name, value in self._asdict().items() if name != "machine"}
         return json.dumps({"format": FORMAT, **fields})
 
     def differing(self, sources: Mapping[str, str]) -> list[str]:
-        """Return the symbols, sorted, of the kernels that were compiled from other sources than ``sources``.
+        """Return the sorted symbols of the library's kernels whose sources differ from the package's sources.
 
-        ``sources`` maps the symbols of kernels to the digests from ``source_digest``. Symbols that are not both in the
-        record and in ``sources`` are left out.
+        A symbol is the name of a kernel's entry function. The result contains only symbols that both the record and
+        ``sources`` contain.
+
+        sources: the digest (see ``source_digest``) of each kernel's sources in the package, by the kernel's symbol.
         """
         return sorted(symbol for symbol in self.kernels.keys() & sources if self.kernels[symbol] != sources[symbol])
 
     def lacking(self, sources: Mapping[str, str]) -> list[str]:
-        """Return the symbols of the kernels that are in ``sources`` (as in ``differing``) but not in the library,
-        sorted.
+        """Return the sorted symbols of the kernels that ``sources`` contains and the library lacks.
+
+        sources: the digest (see ``source_digest``) of each kernel's sources, by the kernel's symbol.
         """
         return sorted(sources.keys() - self.kernels.keys())
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """Read the record of the library at ``path``, without running any of its code.
+    """Read the record in the library file at ``path``, without running any code of the library.
 
-    Raises RecordError if ``path`` is not a regular file, not a complete ELF library, or has no record. Raises OSError
-    if the file cannot be opened. A FIFO or a device is refused without reading from it.
+    Raises RecordError if the file is not a regular file, not a complete ELF library, or has no record. Raises OSError
+    if the file cannot be opened. The function never reads from a FIFO or a device, but raises RecordError.
     """
     handle = open_regular(path)
     with os.fdopen(handle, "rb") as file:
@@ -117,7 +122,8 @@ def read_record(path: str | os.PathLike[str]) -> Record:
 def open_regular(path: str | os.PathLike[str]) -> int:
     """Open a regular file for reading, and return the file descriptor.
 
-    Raises RecordError if ``path`` is anything else, such as a FIFO, and never waits for data.
+    Raises RecordError if ``path`` is not a regular file, for example if ``path`` is a FIFO. The function never waits
+    for data.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -127,11 +133,14 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def source_digest(path: str, read: Callable[[str], bytes]) -> str:
-    """Return a digest of a kernel's source and of all headers that it includes by a relative path.
+    """Return a digest of a kernel's source file and of all headers that the source includes by a relative path.
 
-    ``read`` returns the bytes of a file, for ``path`` and for the paths of headers. Paths use forward slashes. The
-    comments at the top of a file are left out of the digest, because they do not affect the code. Headers that ``read``
-    cannot find (FileNotFoundError or KeyError) belong to the compiler and are left out too.
+    The digest ignores the comments at the top of a file, because these comments do not affect the code. The digest also
+    ignores headers for which ``read`` raises FileNotFoundError or KeyError, because these headers belong to the
+    compiler.
+
+    path: the path of the source file, with forward slashes.
+    read: a function that returns the bytes of the file at a path.
     """
     texts = {name: _HEAD.sub("", text, count=1) for name, text in closure(path, read).items()}
     headers = sorted((os.path.relpath(name, os.path.dirname(path)), text) for name, text in texts.items())
@@ -139,9 +148,9 @@ def source_digest(path: str, read: Callable[[str], bytes]) -> str:
 
 
 def closure(path: str, read: Callable[[str], bytes]) -> dict[str, str]:
-    """Return the texts of a source and of all headers that it includes by a relative path, in a dict by path.
+    """Return the text of a source file and of every header that the source includes by a relative path.
 
-    ``read`` is as in ``source_digest``.
+    The result maps each file's path to the file's text. ``source_digest`` describes the parameters.
     """
     texts: dict[str, str] = {}
     queue = [path]
@@ -161,8 +170,11 @@ def closure(path: str, read: Callable[[str], bytes]) -> dict[str, str]:
 
 
 def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
-    """Return the digest of each kernel's sources on the disk, by the kernel's symbol. Raises OSError if a source cannot
-    be read.
+    """Return a digest of each kernel's sources on the disk, by the name of the kernel's entry function.
+
+    kernels: the source file of each kernel, by the name of the kernel's entry function.
+
+    Raises OSError if a source file cannot be read.
     """
     known: dict[str, bytes] = {}
 
@@ -175,11 +187,13 @@ def source_digests(kernels: Mapping[str, Path]) -> dict[str, str]:
 
 
 def mismatch(record: Record, sources: Mapping[str, str]) -> str:
-    """Return why the library with ``record`` does not fit a package, or an empty string if it fits.
+    """Return why a library does not fit a package, or an empty string if the library fits.
 
-    sources: the digest of each kernel's sources in the package, by the kernel's symbol.
+    A fitting library has at least one of the package's kernels, and was compiled from the package's sources of these
+    kernels. A fitting library may lack other kernels of the package, and may contain kernels that the package lacks.
 
-    A library that fits may lack kernels of the package, and may have kernels that the package lacks.
+    record: the record in the library.
+    sources: the digest of each kernel's sources in the package, by the name of the kernel's entry function.
     """
     if not record.kernels.keys() & sources:
         return "it has none of the kernels of this package"
@@ -191,9 +205,11 @@ def mismatch(record: Record, sources: Mapping[str, str]) -> str:
 
 
 def _find_section(read: Callable[[int, int], bytes]) -> tuple[str, bytes]:
-    """Find the record's section in an ELF file. Returns the type of CPU and the content of the section.
+    """Find the section with the record in an ELF file. Return the CPU type and the content of the section.
 
-    ``read(offset, count)`` returns bytes of the file. Raises RecordError if the file has no such section.
+    read: a function ``read(offset, count)`` that returns ``count`` bytes of the file, from ``offset`` on.
+
+    Raises RecordError if the file has no such section.
     """
     ident, machine, table, entry_bytes, entries, names_at = _HEADER.unpack(read(0, _HEADER.size))
     if ident[4:6] != b"\x02\x01":
@@ -212,8 +228,11 @@ def _find_section(read: Callable[[int, int], bytes]) -> tuple[str, bytes]:
 
 
 def _parse(content: bytes, machine: str) -> Record:
-    """Parse the content of the record's section. Raises RecordError if the format is unknown or the content is
-    damaged.
+    """Parse the content of an ELF section as a record.
+
+    machine: the CPU type from the ELF header.
+
+    Raises RecordError if the record's format is unknown or the content is damaged.
     """
     try:
         fields: Any = json.loads(content.rstrip(b"\0").decode())

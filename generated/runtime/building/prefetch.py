@@ -1,4 +1,4 @@
-"""Starts a process that compiles the libraries that a test session needs, while the first tests already run."""
+"""Starts a process that compiles the libraries for a test session while the first tests already run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ _running: list[subprocess.Popen[bytes]] = []
 
 
 def start(root: Path, libraries: Mapping[tuple[int, bool], Sequence[str]]) -> None:
-    """Start a process that compiles the libraries of the package at ``root``.
+    """Start a process that compiles the libraries that the tests of the package in the folder ``root`` need.
 
-    libraries: the symbols of the kernels of each library, by (warp size, whether the build is checked), in the order in
-    which the tests need them. With several pytest workers, only the first worker starts the process. A test that needs
-    a library waits for the process, and then finds the library in the cache.
+    If pytest runs several workers, only the first worker starts the process. A test waits until the process has
+    compiled the library that the test needs, and then loads the library from the cache.
+
+    libraries: for each library, the names of its kernels' entry functions. The keys are pairs (warp size, whether the
+    build is checked). The libraries are in the order in which the tests need them.
     """
     first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
     if libraries and first and not _running:
@@ -45,7 +47,10 @@ def start(root: Path, libraries: Mapping[tuple[int, bool], Sequence[str]]) -> No
 
 
 def stop() -> None:
-    """End the process that ``start`` started, and the compilers that it runs. Called at the end of the test session."""
+    """End the process that ``start`` started, and the compilers that the process runs.
+
+    The test session calls this function at its end.
+    """
     while _running:
         process = _running.pop()
         if process.poll() is None:

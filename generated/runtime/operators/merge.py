@@ -1,9 +1,9 @@
 """The operator ``merge_states``, which merges attention results that were computed over separate ranges of keys.
 
-Attention over key range i has two results: the output o_i, and lse_i, the natural logarithm of the sum of exp(score)
-over these keys. The results over all ranges together are lse = log(sum of exp(lse_i)) and out = sum of exp(lse_i - lse)
-* o_i. If a query attends to no key of range i, then o_i = 0 and lse_i = -inf, and the range does not change the merged
-result.
+Attention over key range i has two results: the output o_i and the log-sum-exp lse_i. The log-sum-exp lse_i is the
+natural logarithm of the sum of exp(score) over the keys in range i. The merged results are lse = log(sum over i of
+exp(lse_i)) and out = sum over i of exp(lse_i - lse) * o_i. If a query attends to no key in range i, then o_i = 0 and
+lse_i = -inf. A range without attended keys does not change the merged result.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ SCHEMA = f"{NAME}(Tensor(a!) out, Tensor(b!) lse, Tensor outs, Tensor lses) -> (
 def merge_states(out: torch.Tensor, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:
     """Merge the attention results over several key ranges, and write the merged result to ``out`` and ``lse``.
 
-    A state is the pair (output, lse) of one key range. A row is one query token. outs: [states, rows, query heads, head
-    size]. lses: [states, rows, query heads] float32. out: [rows, query heads, head size] in the dtype of outs. lse:
-    [rows, query heads] float32. out and lse may be views of the same state in outs and lses. At most one state may
-    include a sink, a learned logit that takes part in the softmax. Raises ValueError for wrong shapes, dtypes or
-    devices.
+    In the shapes, states is the number of key ranges, and rows is the number of query tokens.
+
+    outs: [states, rows, query heads, head size], the attention output over each key range.
+    lses: [states, rows, query heads] float32, the log-sum-exp over each key range.
+    out: [rows, query heads, head size] in the dtype of ``outs``.
+    lse: [rows, query heads] float32.
+
+    ``out`` and ``lse`` may be views of one key range's results in ``outs`` and ``lses``. The results of at most one key
+    range may include an attention sink, that is, a learned logit that takes part in the softmax. Raises ValueError for
+    wrong shapes, dtypes or devices.
     """
     _check(out, lse, outs, lses)
     if outs.shape[0] == 0:

@@ -1,6 +1,6 @@
 """Puts the parameter tensors of a modification, which callers pass by name, into the order in which kernels take them.
 
-A modification is an expression in the spec that changes the attention scores or hides keys.
+A modification is an expression in a spec that changes attention scores or hides keys.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ def ordered_tensors(
     given: Mapping[str, torch.Tensor] | None,
     operator: str = check.DECODE,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the parameter tensors of a modification, in the order in which its definition in ``table`` lists them.
+    """Return the parameter tensors of a modification, in the order in which the modification's definition lists them.
 
-    given: a mapping from the names of the tensors to the tensors. operator: the name with which error messages begin.
-    Raises ValueError if a tensor is missing, has a name that the definition does not declare, or is not a tensor.
+    table: the dispatch table, which contains the definitions of modifications.
+    modification: the modification's name, or None.
+    given: the tensors by their names.
+    operator: the operator's name for error messages.
+
+    Raises ValueError if a tensor is missing, is not a tensor, or has a name that the definition does not contain.
     Raises NoKernelError if tensors are given and no kernel has the modification.
     """
     if given is None and not modification:

@@ -1,7 +1,8 @@
-"""Computes the tiles of a call and merges their softmax states: in the calling thread, or in worker threads.
+"""Computes the tiles of a call and merges their softmax states, in the calling thread or in worker threads.
 
-Worker threads compute tiles at the same time, each in a workspace of its own. But states are merged in the order of the
-tiles, so the result does not depend on which worker computes which tile.
+A tile is a group of partitions whose scores are in memory at the same time. Worker threads compute tiles in parallel,
+and each worker has its own workspace for intermediate results. The softmax states are merged in the order of the tiles.
+The result therefore does not depend on which worker computes which tile.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ Attend = Callable[[RowTile, Tile, Workspace], State | None]
 
 
 def run_tiles(call: Call, rows: Rows, tiling: Tiling, num_bytes: int, attend: Attend) -> None:
-    """Compute all tiles of ``tiling``, and write the output of all sequences.
+    """Compute all tiles of ``tiling``, and write the attention output of all sequences.
 
-    num_bytes: the size of the workspace of one thread.
+    num_bytes: the size of the workspace of each thread.
+    attend: a function that computes one tile.
     """
     if tiling.workers > 1:
         _run_on_workers(call, rows, tiling, num_bytes, attend)

@@ -1,5 +1,6 @@
-"""Compiles CUDA sources in parallel and links them into one library. A library is cached under a hash of its sources,
-flags and compiler.
+"""Compiles CUDA sources in parallel and links them into one library.
+
+The cached library's file name contains a hash of the sources, the compiler flags and the compiler.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ Kernels = Mapping[str, Path]
 
 
 class Plan(NamedTuple):
-    """The steps that build a library.
+    """The commands that build a library.
 
-    compile: the commands that make object files. link: makes the command that links them. out: the path of the library.
+    compile: the commands that make object files.
+    link: a function that returns the command that links the object files.
+    out: the path of the library.
     """
 
     compile: Sequence[simt.Command]
@@ -49,7 +52,10 @@ def quiet(done: int, total: int, made: Path) -> None:
 
 
 def on_stderr(done: int, total: int, made: Path) -> None:
-    """Report progress on one line of stderr, which is overwritten after each command (a ``Progress`` function)."""
+    """Report the progress of a build on one line of stderr, which each later report overwrites.
+
+    done: the number of finished commands. total: the number of all commands. made: the file that the last command made.
+    """
     end = "\n" if done == total else "\r"
     print(f"[{done:>3}/{total}] {made.name[:70]:<70}", end=end, file=sys.stderr, flush=True)
 
@@ -57,13 +63,15 @@ def on_stderr(done: int, total: int, made: Path) -> None:
 def build_gpu(
     kernels: Kernels, toolchain: Toolchain, jobs: int, progress: Progress = quiet, again: bool = True
 ) -> Path:
-    """Build a library with ``kernels`` for a GPU, unless the cache has it already. Returns the library's path.
+    """Build a GPU library that contains ``kernels``, unless the cache already has the library. Return the library's
+    path.
 
-    jobs: the number of compilers that run at the same time.
-    progress: reports on each finished command.
-    again: whether to repeat a build that failed before.
-    Raises simt.CompileError, with the compiler's output, if a command fails. Raises FailedBeforeError if the build
-    failed before and ``again`` is false.
+    jobs: the number of compiler processes that run in parallel.
+    progress: a function that is called after each command.
+    again: whether to repeat a build that failed earlier.
+
+    Raises simt.CompileError, with the compiler's output, if a command fails. Raises FailedBeforeError if an earlier
+    build failed and ``again`` is false.
     """
     folder = toolchain_folder(toolchain.name)
     record = Record(
@@ -81,10 +89,9 @@ def build_gpu(
 class HostBuild(NamedTuple):
     """The options for compiling a library that runs on the CPU.
 
-    warp_size: the warp size of the simulated GPU.
+    warp_size: the number of threads in a warp of the simulated GPU.
     checked: whether the kernels check and count all their memory accesses.
-    quick: whether to compile with fewer optimisations, for tests. Compiling then takes about half the time, but the
-    kernels run more slowly.
+    quick: whether to compile with fewer optimisations, which takes about half the time but makes the kernels slower.
     """
 
     warp_size: int = 64
@@ -93,9 +100,9 @@ class HostBuild(NamedTuple):
 
 
 def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress = quiet, again: bool = True) -> Path:
-    """Build a library for the CPU with ``kernels`` and the code that simulates a GPU for them. Returns its path.
+    """Build a CPU library that contains ``kernels`` and the code that simulates a GPU. Return the library's path.
 
-    kind: the options. ``build_gpu`` describes the other parameters and the errors.
+    kind: the options of the build. The other parameters and the errors are the same as those of ``build_gpu``.
     """
     folder = toolchain_folder("host")
     version = simt.find_compiler(kind.checked).version
@@ -109,11 +116,14 @@ def build_host(kernels: Kernels, kind: HostBuild, jobs: int, progress: Progress 
 
 
 def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
-    """Write source files into ``folder`` that each ``#include`` up to ``BATCH`` of ``sources``, and yield their paths.
+    """Combine CUDA sources into fewer source files, so that the compiler reads their common headers less often.
 
-    The compiler then reads only once the headers that these sources share. A batch may contain kernels of several
-    specs, because many specs have fewer kernels than a batch. All sources of a batch include headers from the same
-    folders.
+    Each written file contains an ``#include`` line for each of up to ``BATCH`` CUDA sources. The CUDA sources of a
+    written file include headers from the same folders. A written file may contain kernels of several specs. The
+    function yields the paths of the written files.
+
+    folder: the folder for the written files.
+    sources: the paths of the CUDA sources.
     """
 
     def folders(source: Path) -> list[str]:
@@ -129,18 +139,19 @@ def batches(folder: Path, sources: Iterable[Path]) -> Iterator[Path]:
 
 
 def toolchain_folder(name: str) -> Path:
-    """Return the cache folder for the libraries of the toolchain ``name``: corex, nvcc or host. Creates the folder.
+    """Return the cache folder for the libraries of the toolchain ``name``: corex, nvcc or host. Create the folder if
+    necessary.
 
-    Raises simt.CacheError if other users can write to the folder, or if it cannot be created.
+    Raises simt.CacheError if other users can write to the folder, or if the folder cannot be created.
     """
     return simt.own_folder(simt.own_folder(cache_folder()) / name)
 
 
 def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
-    """Build the library of ``plan``, unless the cache has an undamaged one. Returns the library's path.
+    """Build the library of ``plan``, unless the cache has an undamaged copy. Return the library's path.
 
-    If several processes need the library, one process builds it and the others wait. A failed build is recorded. Raises
-    simt.CompileError and FailedBeforeError, as ``build_gpu`` does.
+    If several processes need the library, one process builds the library while the others wait. The function records a
+    failed build on the disk. Raises simt.CompileError and FailedBeforeError, as ``build_gpu`` does.
     """
     failures = Failures(plan.out)
     if not again:
@@ -160,8 +171,11 @@ def make(plan: Plan, jobs: int, progress: Progress, again: bool) -> Path:
 
 
 def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: Progress) -> None:
-    """Run ``commands`` in parallel, and then the link command of ``plan``. The first command that fails stops the
-    build. jobs: how many of ``commands`` run at the same time.
+    """Run ``commands`` in parallel, and then run the link command of ``plan``. The first failing command stops the
+    build.
+
+    jobs: the number of ``commands`` that run at the same time.
+    progress: a function that is called after each command.
     """
     total = len(commands) + 1
     with concurrent.futures.ThreadPoolExecutor(max(1, jobs)) as pool:
@@ -179,10 +193,11 @@ def run_all(commands: Sequence[simt.Command], plan: Plan, jobs: int, progress: P
 
 
 def write_index(folder: Path, record: Record) -> Path:
-    """Write a C source into ``folder`` with the record of the library and the function ``pav2_kernels``. Returns its
+    """Write a C source that contains the record of the library and the function ``pav2_kernels``. Return the source's
     path.
 
-    ``pav2_kernels()`` returns the names of the entry functions of all kernels in the library, one per line.
+    The C function ``pav2_kernels()`` returns the names of the entry functions of all kernels in the library, one per
+    line.
     """
     lines = "".join(f'\n        "{name}\\n"' for name in record.kernels)
     text = f"""// The kernels of this library, and the record of what it was compiled from.
@@ -199,7 +214,9 @@ __attribute__((used, section("{SECTION}"))) extern const char pav2_record[] =
 
 
 def write_source(folder: Path, stem: str, text: str) -> Path:
-    """Write ``text`` to a source file in ``folder``, named ``stem`` and a hash of the text. Returns its path."""
+    """Write ``text`` to a source file in ``folder``. Return the file's path, which contains ``stem`` and a hash of the
+    text.
+    """
     path = folder / f"{stem}-{sha(text)}.cu"
     temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     temporary.write_bytes(os.fsencode(text))
@@ -214,10 +231,12 @@ def quoted(text: str) -> str:
 
 
 def object_name(source: Path, toolchain: Toolchain, compiler: str) -> str:
-    """Return the hash in the name of an object file. The name is a hash of the path and text of ``source``, the compile
-    flags of ``toolchain``, and ``compiler``. Headers are not part of it: ``make`` checks whether headers have changed.
+    """Return the hash that the name of an object file contains.
 
-    compiler: the identity and the version of the compiler, as text.
+    The hash depends on the path and text of ``source``, the compile flags of ``toolchain``, and ``compiler``. The hash
+    does not depend on headers, because ``make`` checks whether headers have changed.
+
+    compiler: the compiler's identity and version as text.
     """
     return sha(
         os.path.abspath(source), source.read_text("utf-8", "surrogateescape"), compiler, *toolchain.compile_flags
@@ -225,5 +244,5 @@ def object_name(source: Path, toolchain: Toolchain, compiler: str) -> str:
 
 
 def sha(*texts: str) -> str:
-    """A short hash of ``texts``, for file names."""
+    """Return a short hash of ``texts`` for file names."""
     return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:20]

@@ -1,8 +1,11 @@
-"""Finds the GPU compilers, CoreX clang++ and nvcc, and makes their command lines.
+"""Finds the GPU compilers and makes their command lines.
 
-The command lines of CoreX are known to work on a BI-V100: CoreX 3.2.3 accepts clang++ with --cuda-gpu-arch=ivcore10.
-CoreX also has an "nvcc", which is only a script that prints a version. The CUDA sources include no torch headers and
-export C functions, so a library works with every version of torch.
+The compilers are NVIDIA's nvcc, and the clang++ of CoreX, the software for Iluvatar GPUs. The CoreX command lines work
+for the BI-V100 GPU: clang++ of CoreX 3.2.3 accepts --cuda-gpu-arch=ivcore10. CoreX also has a program named nvcc, but
+this program is a script that only prints a version.
+
+A compiled library works with every version of torch, because the CUDA sources include no torch headers and export only
+C functions.
 """
 
 from __future__ import annotations
@@ -26,14 +29,16 @@ TOOLCHAINS = ("corex", "nvcc", "host")
 class CompilerMissingError(Exception):
     """The compiler of a toolchain is missing.
 
-    The message lists the places that were searched, and says how to fix this.
+    The message lists the searched places, and says how to solve the problem.
     """
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A GPU compiler with the flags for one GPU architecture. ``warp_size`` is the warp size of GPUs with the
-    architecture ``arch``.
+    """A GPU compiler with its flags for one GPU architecture.
+
+    version: the output of the compiler's option --version.
+    arch: the GPU architecture, such as sm_75. warp_size: the warp size of GPUs with this architecture.
     """
 
     name: str
@@ -49,14 +54,17 @@ class Toolchain:
         return Command((self.compiler, *self.compile_flags, "-c", str(source), "-o", str(out)), out)
 
     def link(self, objects: Sequence[Path], out: Path) -> Command:
-        """Return the command that links ``objects`` to the library ``out``."""
+        """Return the command that links the object files ``objects`` to the library ``out``."""
         return Command((self.compiler, "-shared", *map(str, objects), *self.link_flags, "-o", str(out)), out)
 
 
 def corex(arch: str = "ivcore10") -> Toolchain:
-    """Return the toolchain of CoreX's clang++, which is searched in COREX_HOME, else in the standard folders.
+    """Return the toolchain with the clang++ of CoreX.
 
-    Raises CompilerMissingError if there is no clang++.
+    The function looks for clang++ in the folder that the environment variable COREX_HOME names. If COREX_HOME is not
+    set, the function looks in the folders of ``COREX_PLACES``. Raises CompilerMissingError if clang++ is not found.
+
+    arch: the GPU architecture. ivcore10 is the architecture of the BI-V100 GPU.
     """
     places = (os.environ["COREX_HOME"],) if os.environ.get("COREX_HOME") else COREX_PLACES
     home = next((place for place in places if Path(place, "bin", "clang++").exists()), None)
@@ -70,7 +78,10 @@ def corex(arch: str = "ivcore10") -> Toolchain:
 
 
 def nvcc(arch: str) -> Toolchain:
-    """Return the toolchain of NVIDIA's nvcc. Raises CompilerMissingError if ``cuda_program`` finds no nvcc."""
+    """Return the toolchain with NVIDIA's nvcc. Raises CompilerMissingError if ``cuda_program`` does not find nvcc.
+
+    arch: the GPU architecture, such as sm_75.
+    """
     compiler = cuda_program("nvcc")
     if compiler is None:
         raise CompilerMissingError(
@@ -81,17 +92,19 @@ def nvcc(arch: str) -> Toolchain:
 
 
 def cuda_home() -> str:
-    """Return the folder of the CUDA toolkit: the value of CUDA_HOME, else ``/usr/local/cuda``. The folder may be
-    missing.
+    """Return the folder of the CUDA toolkit, which may not exist.
+
+    The folder is the value of CUDA_HOME, or ``/usr/local/cuda`` if CUDA_HOME is not set.
     """
     return os.environ.get("CUDA_HOME") or "/usr/local/cuda"
 
 
 def cuda_program(name: str) -> str | None:
-    """Return the path of a program of the CUDA toolkit, such as nvcc or cuobjdump, or None if it is not found.
+    """Return the path of a program of the CUDA toolkit, such as nvcc or cuobjdump, or None if the program is not found.
 
-    The program is searched on PATH, in the toolkit's folder, in NVIDIA's pip packages, and in the folder of nvcc. An
-    nvcc on PATH may be a script in another folder, so nvcc itself is asked for its folder.
+    The function searches PATH, the toolkit's folder, NVIDIA's pip packages, and the folder of nvcc, in this order. The
+    nvcc on PATH may be a script in another folder than the real nvcc. The function therefore runs nvcc to learn the
+    folder of the real nvcc.
     """
     for folder in (None, str(Path(cuda_home(), "bin")), *map(str, pip_folders())):
         if found := shutil.which(name, path=folder):
@@ -101,20 +114,25 @@ def cuda_program(name: str) -> str | None:
 
 
 def pip_folders() -> list[Path]:
-    """Return the folders with programs of NVIDIA's pip packages, such as ``nvidia/cu13/bin``, that this Python has."""
+    """Return the program folders of NVIDIA's installed pip packages, such as ``nvidia/cu13/bin``."""
     return [folder for place in sys.path for folder in sorted(Path(place, "nvidia").glob("*/bin"))]
 
 
 def version(compiler: str) -> str:
-    """Return the output of ``compiler --version`` as one line. The record in each library contains this text."""
+    """Return the output of ``compiler --version`` as one line.
+
+    The record in each compiled library contains the returned text.
+    """
     asked = [compiler, "--version"]
     done = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", env=for_compilers())
     return " ".join(done.stdout.split())
 
 
 def cuda_major(version: str) -> str:
-    """Return the major version of CUDA in ``version``, the output of ``nvcc --version``, or an empty string if it has
-    none.
+    """Return CUDA's major version from the output of ``nvcc --version``, or an empty string if the output states no
+    version.
+
+    version: the output of ``nvcc --version``.
     """
     found = re.search(r"release (\d+)\.", version)
     return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""Code that all operators of a generated package share: loading kernels, and registering operators with torch.
+"""Code that the operators of a generated package share: loading kernels, and registering operators with torch.
 
-The operator ``merge_states`` is here too.
+This folder also contains the operator ``merge_states``.
 """

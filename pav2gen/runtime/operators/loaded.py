@@ -1,4 +1,6 @@
-"""Loads the kernels of one generated package for its operators: PyTorch modules and CUDA libraries."""
+"""Loads the kernels of one generated package: Python modules for PyTorch kernels, and shared libraries for CUDA
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ from ..library import Library, LibraryError, build, kernels_of
 
 
 class Kernels:
-    """Loads the PyTorch kernels of a generated package when they are first used, and its CUDA kernels by ``load``.
+    """Loads a generated package's PyTorch kernels when a call first uses them, and its CUDA kernels when ``load`` is
+    called.
 
-    package: the import name of the generated package. rows: the rows of the dispatch tables of all operators.
+    package: the import name of the generated package.
+    rows: the rows of the dispatch tables of all operators.
     """
 
     def __init__(self, package: str, rows: Iterable[Row]) -> None:
@@ -33,15 +37,19 @@ class Kernels:
         self._told: set[str] = set()  # reasons why no library could be loaded, each logged once
 
     def module(self, row: Row) -> ModuleType:
-        """Return the Python module of a dispatch row's PyTorch kernel. The first call for a row imports it."""
+        """Return the Python module with the PyTorch kernel of a dispatch table row. The first call for a row imports
+        the module.
+        """
         if row.torch not in self._modules:
             self._modules[row.torch] = importlib.import_module(f"{self.package}.{row.torch}")
         return self._modules[row.torch]
 
     def library(self, on_gpu: bool) -> Library:
-        """Return the loaded library of CUDA kernels for a GPU if ``on_gpu``, else the one for the CPU.
+        """Return the loaded library of CUDA kernels for the GPU if ``on_gpu`` is true, else the loaded library for the
+        CPU.
 
-        Raises LibraryError if this library is not loaded. Kernels are compiled only by ``load``, never during a call.
+        Raises LibraryError if no library for the device is loaded. Only ``load`` compiles kernels; a call of an
+        operator never compiles.
         """
         if on_gpu not in self.libraries:
             what = "load()" if on_gpu else 'load("host")'
@@ -49,14 +57,17 @@ class Kernels:
         return self.libraries[on_gpu]
 
     def backend(self, asked: str, rows: Iterable[Row], on_gpu: bool, operator: str = check.DECODE) -> str:
-        """Return the backend to use for a call, "torch" or "cuda". Raises ValueError for an unknown backend.
+        """Return the backend to use for a call, "torch" or "cuda".
 
-        If ``asked``, the caller's choice, is not empty, the result is ``asked``. Otherwise the environment variable
-        PAV2_BACKEND decides, if it is set. Otherwise the result is "cuda" if the call is on a GPU, a library for the
-        GPU is loaded, and one of ``rows`` has a CUDA kernel. In all other cases the result is "torch".
+        The result is ``asked``, the caller's choice, unless ``asked`` is empty. If ``asked`` is empty, the result is
+        the value of the environment variable PAV2_BACKEND. If PAV2_BACKEND is empty too, the method chooses "cuda" for
+        a call on a GPU if a GPU library is loaded and a row in ``rows`` has a CUDA kernel. Otherwise, the method
+        chooses "torch".
 
-        rows: the dispatch rows that can serve the call. operator: the operator's name, with which the error message
-        begins.
+        rows: the dispatch table rows whose kernels can compute the call.
+        operator: the operator's name for the error message.
+
+        Raises ValueError for an unknown backend.
         """
         name = asked or os.environ.get("PAV2_BACKEND", "")
         if not name:
@@ -74,24 +85,26 @@ class Kernels:
         warp_size: int = 64,
         checked: bool = False,
     ) -> str | None:
-        """Load the library of CUDA kernels and return its path. Compile the library first if it is not in the cache.
+        """Load the library of CUDA kernels and return its path. If the cache has no such library, compile the library
+        first.
 
-        toolchain: "corex", "nvcc" or "host" (the CPU).
+        toolchain: "corex", "nvcc" or "host". A "host" library runs on the CPU.
         library: the path of a compiled library to load instead of compiling one.
         arch: the GPU architecture (see ``library.find_toolchain``).
-        warp_size: the warp size of a "host" library, 32 or 64.
-        checked: whether a "host" library is a checked build. Kernels in a checked build may access only the memory that
-        is registered with a ``runtime.simt`` session.
+        warp_size: the number of threads in a simulated warp of a "host" library, 32 or 64.
+        checked: whether to compile a "host" library whose kernels check their memory accesses. Such kernels may access
+        only memory that is registered with a ``runtime.simt`` session.
 
         Raises LibraryError if the library cannot be built or loaded, was built for a different device, or was compiled
         from other sources.
 
-        If toolchain and library are both None, this method raises no error and does the following. If a library for the
-        GPU is loaded already, its path is returned. Otherwise three sources are tried in this order: the path in the
-        environment variable PAV2_LIBRARY, the first prebuilt/*.so in the package, and compilation for this machine's
-        GPU. Nothing is compiled if there is no GPU or no CUDA kernel; the result is then None. If loading fails, the
-        reason is logged once, the result is None, and the PyTorch kernels are used. A build that failed before is not
-        repeated.
+        If toolchain and library are both None, the method chooses a library itself and raises no LibraryError. The
+        first choice is a GPU library that is already loaded. The second choice is the library at the path in the
+        environment variable PAV2_LIBRARY. The third choice is the first library in the package's folder prebuilt. The
+        last choice is to compile the kernels for this machine's GPU, unless an earlier compilation failed. If the last
+        choice remains but the machine has no GPU or the package has no CUDA kernels, the method returns None. If the
+        chosen library cannot be compiled or loaded, the method logs the reason once and returns None. After a result of
+        None, the operators use PyTorch kernels.
         """
         by_default = toolchain is None and library is None
         if by_default and True in self.libraries:
@@ -118,8 +131,9 @@ class Kernels:
 def check_device(library: Library, asked: str | None) -> None:
     """Raise LibraryError if a library was built by another toolchain than ``asked``, or cannot run on the current GPU.
 
-    asked: the name of the wanted toolchain, "the GPU" for any GPU toolchain, or None for any toolchain. Logs a warning
-    if the CUDA release of the library differs from that of torch.
+    The function logs a warning if the library and torch were built with different major versions of CUDA.
+
+    asked: the name of the wanted toolchain, "the GPU" for any GPU toolchain, or None for any toolchain.
     """
     record = library.record
     if asked not in (None, record.toolchain) and not (asked == "the GPU" and record.on_gpu):
@@ -140,8 +154,10 @@ def check_device(library: Library, asked: str | None) -> None:
 
 
 def compiled_library(root: Path) -> str | None:
-    """Return the path of a library: that in PAV2_LIBRARY, else the first prebuilt/*.so in the package folder ``root``,
-    else None.
+    """Return the path of a compiled library, or None if no library is found.
+
+    The path is the value of the environment variable PAV2_LIBRARY. If PAV2_LIBRARY is not set, the path is the first of
+    prebuilt/*.so in the package folder ``root``.
     """
     prebuilt = sorted(str(path) for path in (root / "prebuilt").glob("*.so"))
     return os.environ.get("PAV2_LIBRARY") or next(iter(prebuilt), None)

@@ -1,5 +1,6 @@
-"""Registers operators with torch.library, so that each operator is one node in the graphs of torch.compile and
-torch.export.
+"""Registers operators with torch.library.
+
+A registered operator is a single node in the graphs of torch.compile and torch.export.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from .. import check
 def register(
     package: str, name: str, schema: str, run: Callable[..., None]
 ) -> tuple[torch.library.Library, Callable[..., None]]:
-    """Register ``run`` as the operator ``name``, in a new namespace that is named after the generated ``package``.
+    """Register ``run`` as the operator ``name``, in a new torch namespace that is named after the generated
+    ``package``.
 
-    Two generated packages in one process thus get separate operators. schema: the operator's signature in torch's
-    syntax. Returns the torch library and the operator. The caller must keep the library alive, or torch removes the
-    operator.
+    Two generated packages in one process thus have separate operators.
+
+    schema: the operator's signature in torch's syntax.
+
+    Returns the torch library and the operator. The caller must keep a reference to the torch library, because torch
+    removes the operator when the library is deleted.
     """
     stem = "pav2_" + re.sub(r"\W", "_", package)
     for suffix in itertools.count():
@@ -39,9 +44,11 @@ def register(
 def with_tensors_checked(operator: Callable[..., None], name: str) -> Callable[..., None]:
     """Wrap a registered operator in a function that raises a short ValueError for an argument of the wrong type.
 
-    torch's own message for a wrong type prints the whole schema. Tensors are checked before the call. Numbers and
-    strings are checked only after torch has rejected a call, so that correct calls stay fast. name: the operator's name
-    in messages.
+    torch's own message for a wrong type prints the whole schema. The function checks tensors before the call. The
+    function checks numbers and strings only after torch has rejected a call, because a check before every call would
+    take time.
+
+    name: the operator's name in messages.
     """
     schema = operator._schema.arguments  # type: ignore[attr-defined]
     tensors = tuple((i, each.name) for i, each in enumerate(schema) if str(each.type) == "Tensor")
@@ -66,7 +73,7 @@ def with_tensors_checked(operator: Callable[..., None], name: str) -> Callable[.
 def _check_scalar(argument: str, value: object, kind: str, operator: str) -> None:
     """Raise ValueError if torch cannot convert the value of ``argument`` to the schema type ``kind``.
 
-    kind: ``int``, ``float`` or ``str``, or one of these in ``Optional[...]``. For any other type, nothing is checked.
+    kind: ``int``, ``float`` or ``str``, or one of these names in ``Optional[...]``. The function checks no other types.
     """
     if value is None and kind.startswith("Optional["):
         return
@@ -77,11 +84,12 @@ def _check_scalar(argument: str, value: object, kind: str, operator: str) -> Non
 
 
 def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[float, torch.Tensor | None]:
-    """Split a scale into the two arguments that the operator's schema has for it, a number and a tensor.
+    """Split a scale of the KV cache into the two arguments of the operator's schema: a number and a tensor.
 
-    Returns (scale, None) for a number, and (1.0, scale) for a tensor. name: the name of the scale in messages.
-    operator: the operator's name in messages. Raises ValueError if the scale is neither a tensor nor a positive, finite
-    number. The values of a tensor are not read.
+    Returns (scale, None) for a number, and (1.0, scale) for a tensor. Raises ValueError if the scale is neither a
+    tensor nor a positive number that is finite in float32. The function does not read the values of a tensor.
+
+    name: the name of the scale in messages. operator: the operator's name in messages.
     """
     if isinstance(scale, torch.Tensor):
         return 1.0, scale
@@ -95,9 +103,12 @@ def split_scale(name: str, scale: float | torch.Tensor, operator: str) -> tuple[
 
 
 def _without_data(operator: str) -> Callable[..., None]:
-    """Make the function that torch runs for calls of ``operator`` with meta tensors, which have no data.
+    """Return the function that torch runs when an operator receives meta tensors, which have shapes but no data.
 
-    The function computes nothing. The function raises ValueError if any tensor argument is not a meta tensor.
+    The returned function computes nothing. The returned function raises ValueError if a tensor argument is not a meta
+    tensor.
+
+    operator: the operator's name in messages.
     """
 
     def run(*args: object) -> None:

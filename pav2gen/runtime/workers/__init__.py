@@ -1,1 +1,1 @@
-"""Worker threads that compute the tiles of a long call of a PyTorch kernel on a CPU."""
+"""Worker threads that compute long calls of PyTorch kernels on a CPU."""

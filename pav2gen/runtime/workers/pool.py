@@ -1,10 +1,11 @@
 """Worker threads that share the work of one call of any function.
 
-A long call on a CPU consists of hundreds of short PyTorch operations. If each operation is split among OpenMP threads,
-all threads wait for each other at the end of each operation. On a busy machine, such waits take most of the time. The
-worker threads of this module work on separate tasks, and each worker computes its operations alone.
+A long call on a CPU consists of hundreds of short PyTorch operations. If OpenMP splits each operation among its
+threads, all threads wait for each other at the end of each operation. On a busy machine, the waits of OpenMP threads
+take most of the time. The worker threads of this module compute separate tasks, and each worker runs its PyTorch
+operations on a single thread.
 
-All callers of a process share the workers. A process forked from this one starts workers of its own.
+All threads of a process that run kernels share the same workers. A forked process starts its own workers.
 
 Each thread has its own grad mode and inference mode in torch. Workers use the caller's modes. A caller that uses a
 torch dispatch mode or the profiler gets no workers, because both observe only the operations of the caller's own
@@ -44,12 +45,14 @@ class Offer(NamedTuple):
 
 
 def available() -> Offer:
-    """The workers that may share a call of this thread. Their number is that of its torch threads, or 1 for no workers.
+    """Return the workers that may share a call of the current thread.
 
-    The environment variable PAV2_WORKERS says which calls they may share: ``auto`` long ones, and medium ones on a
-    crowded machine; ``always`` long and medium ones. The number is 1 in a worker, if torch does not use OpenMP, if a
-    torch dispatch mode or the profiler observes this thread, or if the variable is ``never``. Raises ValueError if the
-    variable has another value.
+    The environment variable PAV2_WORKERS says which calls workers may share: ``auto`` means long calls, and shorter
+    ones on a crowded machine; ``always`` means long calls and calls of medium length; ``never`` means no calls.
+
+    The number of workers is the number of torch threads of the current thread. It is 1 in a worker, if torch does not
+    use OpenMP, if a torch dispatch mode or the profiler observes the current thread, and for ``never``. Raises
+    ValueError if PAV2_WORKERS has another value.
     """
     policy = choice("PAV2_WORKERS", POLICIES) or "auto"
     if policy == "never" or not torch.backends.openmp.is_available() or _observed():
@@ -83,14 +86,16 @@ def _observed() -> bool:
 
 
 def run(count: int, tasks: Sequence[T], compute: Callable[[T], R], combine: Callable[[T, R], None], ahead: int) -> None:
-    """Call ``compute`` for each task, in ``count`` workers, and ``combine`` for each task and its result.
+    """Call ``compute`` for each task, in ``count`` workers, and call ``combine`` for each task and its result.
 
-    ahead: how many tasks per worker may be started before the result of the oldest one is combined.
+    One worker at a time calls ``combine``, in the order of the tasks. The outcome therefore does not depend on which
+    worker computes which task.
 
-    ``combine`` is called in the order of the tasks, by one worker at a time. So the outcome does not depend on which
-    worker computes which task. When this function returns or raises, no worker uses the arguments any more. If a call
-    of ``compute`` or ``combine`` fails, no further tasks are started, and the first exception is raised. If the
-    interpreter does not allow threads any more, because it is about to exit, the calling thread does all the work.
+    If a call of ``compute`` or ``combine`` raises an exception, no further tasks start, and ``run`` raises the first
+    exception. When ``run`` returns or raises, no worker uses the arguments any more. If the interpreter is about to
+    exit and allows no new threads, the calling thread computes all tasks.
+
+    ahead: the maximum number of tasks per worker that have started, but whose results are not combined yet.
     """
     job = _Job(tasks, compute, combine, ahead * count)
     futures: list[Future[None]] = []
@@ -126,7 +131,7 @@ class _Job(Generic[T, R]):
         self._combining = self._stopped = False
 
     def work(self) -> None:
-        """Compute tasks until none is left or one has failed. Each worker calls this method once."""
+        """Compute tasks until no task is left or a task has failed. Each worker calls this method once."""
         inference, grad = self._modes
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
@@ -138,13 +143,16 @@ class _Job(Generic[T, R]):
             self.stop()
 
     def stop(self) -> None:
-        """Start no further tasks."""
+        """Prevent further tasks from starting."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def _take(self) -> int | None:
-        """The number of the next task, or None if there is no next task. Waits while too many results wait."""
+        """Return the number of the next task, or None if no task is left or the job was stopped.
+
+        If too many results are not combined yet, the method first waits until another worker has combined a result.
+        """
         with self._changed:
             while not self._stopped and self._combined + self._ahead <= self._taken < len(self._tasks):
                 self._changed.wait()
@@ -167,7 +175,9 @@ class _Job(Generic[T, R]):
             self._combine(*following)
 
     def _following(self) -> tuple[T, R] | None:
-        """The task that is to be combined next, with its result; None if it is not computed yet."""
+        """Return the next task to combine with its result, or None if the result is not computed yet or the job was
+        stopped.
+        """
         with self._changed:
             number = self._combined
             if self._stopped or number not in self._results:
@@ -184,9 +194,10 @@ _size = 0
 
 
 def _submit(work: Callable[[], None], count: int, futures: list[Future[None]]) -> None:
-    """Let ``count`` workers call ``work``, and append their futures to ``futures``. Starts workers if there are fewer.
+    """Call ``work`` in ``count`` workers, and append the futures of these calls to ``futures``.
 
-    Raises RuntimeError if the interpreter does not allow it any more.
+    The function starts new workers if fewer than ``count`` exist. Raises RuntimeError if the interpreter is about to
+    exit and allows no new threads or tasks.
     """
     global _executor, _size
     with _lock:  # so that no other thread replaces the executor before all calls are submitted
@@ -200,10 +211,11 @@ def _submit(work: Callable[[], None], count: int, futures: list[Future[None]]) -
 
 
 def _start(count: int) -> ThreadPoolExecutor:
-    """Start ``count`` threads that compute every torch operation alone.
+    """Start ``count`` threads, each of which runs every torch operation on a single thread.
 
-    ``torch.set_num_threads`` sets the number for the calling thread, and for all threads that start to use torch later.
-    A further thread restores the latter, so that neither the caller nor another thread of the process changes.
+    ``torch.set_num_threads`` changes the number for the calling thread, and also the default for threads that use torch
+    later. An additional thread therefore starts the workers and then restores the default. The settings of the caller
+    and of other threads stay unchanged.
     """
     failed: list[BaseException] = []
     executor = ThreadPoolExecutor(count, thread_name_prefix="pav2-worker")
@@ -237,7 +249,10 @@ def _become_worker(met: threading.Barrier) -> None:
 
 
 def _forget() -> None:
-    """Forget the workers. A forked process has none, and the lock may be held by a thread that it does not have."""
+    """Forget the workers in a forked process, and replace the lock of this module.
+
+    Threads do not survive a fork, and a thread of the parent process may have held the lock during the fork.
+    """
     global _lock, _executor, _size
     _lock, _executor, _size = threading.Lock(), None, 0
 

@@ -1,4 +1,4 @@
-"""Decides whether worker threads share a call of a PyTorch kernel on a CPU, and how much memory each may use."""
+"""Decides whether worker threads share a call of a PyTorch kernel on a CPU, and how much memory each worker may use."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ AHEAD = 3
 
 
 class Shares(NamedTuple):
-    """The bounds of the workspace of a call that worker threads share.
+    """The memory limits of a call that worker threads share.
 
-    worker: the bounds of each worker.
-    workspace: the bound of all workers together, in bytes.
+    worker: the limits for each worker.
+    workspace: the limit for all workers together, in bytes.
     """
 
     worker: Budget
