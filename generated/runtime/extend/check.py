@@ -19,9 +19,10 @@ _fail = partial(checks.fail, operator=NAME)
 
 
 def check(call: ExtendCall, kv_cache_dtype: str) -> Key:
-    """Check all arguments of an extend call and return the call's kernel key: the values that select a kernel.
+    """Check all arguments of an extend call, and return the key by which the dispatch table finds the kernel for the
+    call.
 
-    The values in tensors are not checked. Raises ValueError for the first argument that is wrong.
+    The function does not check the elements of tensors. Raises ValueError for the first argument that is wrong.
     """
     name = checks.kv_dtype(kv_cache_dtype, NAME)
     for field in NEEDED:
@@ -55,11 +56,12 @@ def check(call: ExtendCall, kv_cache_dtype: str) -> Key:
 
 
 def check_sequences(call: ExtendCall) -> None:
-    """Raise ValueError unless the arguments that describe the sequences have the following forms.
+    """Raise ValueError unless the arguments that describe the sequences of a call have the following forms.
 
-    For a call with ``seqs`` sequences, block_tables must be int32 [seqs, max blocks] with contiguous rows, for any
-    number ``max blocks``. seq_lens must be contiguous int32 [seqs], and query_start_loc contiguous int32 [seqs + 1].
-    max_query_len and max_seq_len must not be negative.
+    block_tables: int32 [sequences, any number of blocks], with contiguous rows.
+    seq_lens: contiguous int32 [sequences].
+    query_start_loc: contiguous int32 [sequences + 1].
+    max_query_len, max_seq_len: not negative.
     """
     tables, starts, lengths = call.block_tables, call.query_start_loc, call.seq_lens
     if lengths.dim() != 1 or lengths.dtype != torch.int32 or not lengths.is_contiguous():
@@ -78,9 +80,9 @@ def check_sequences(call: ExtendCall) -> None:
 
 
 def check_starts(starts: torch.Tensor) -> None:
-    """Raise ValueError if the values of query_start_loc decrease. Do nothing if the tensor is not on the CPU.
+    """Raise ValueError if the values of ``query_start_loc`` decrease. Do nothing if this tensor is not on the CPU.
 
-    starts: the tensor query_start_loc of a call.
+    starts: the argument ``query_start_loc`` of a call.
     """
     if starts.device.type != "cpu":
         return
@@ -92,11 +94,10 @@ def check_starts(starts: torch.Tensor) -> None:
 
 
 def layout_of(call: ExtendCall, kv_cache_dtype: str) -> Hashable | None:
-    """The layout of a call: a tuple of all properties that ``check`` checks, such as shapes, strides and devices.
+    """Return the layout of a call, that is, a tuple of all properties that ``check`` tests, such as shapes and strides.
 
-    If a call passes ``check``, every call with an equal layout passes too, so that ``check`` need not run for each
-    call. The result is None if an argument that must be a tensor is not a tensor. ``check`` then
-    raises ValueError.
+    If a call passes ``check``, every call with an equal layout passes ``check`` too. The result is None if an argument
+    that must be a tensor is not a tensor. For such a call, ``check`` raises ValueError.
     """
     optional = (call.alibi_slopes, call.sinks, call.lse, *call.tensors, call.k_scale, call.v_scale)
     try:

@@ -1,6 +1,6 @@
-"""Test harnesses that run CUDA extend kernels on a GPU, or on the CPU with ``runtime.simt``.
+"""Test harnesses that run CUDA extend kernels on a GPU, or on the CPU with the CUDA emulator in ``runtime.simt``.
 
-On the CPU, a kernel can also run in a checked build, in which each of its memory accesses is checked and counted.
+On the CPU, a test can run a checked build of a kernel, which checks and counts each memory access.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from .launch import launch
 
 
 class CudaExtend(ExtendHarness):
-    """A test harness that runs one CUDA extend kernel, and compares its results with the float64 reference.
+    """A test harness that runs one CUDA extend kernel, and compares the results with the float64 reference.
 
-    machine: "gpu" for a GPU, "warp64" for the CPU with simulated warps of 64 lanes, "warp32" with 32 lanes.
-    rows: the dispatch table rows of all kernels that are compiled into one library, the tested kernel included.
+    machine: "gpu" for a GPU, "warp64" for the CPU with emulated warps of 64 lanes, "warp32" for the CPU with emulated
+    warps of 32 lanes.
+    rows: the dispatch-table rows of all kernels to compile into one library, the tested kernel included.
     """
 
     backend = "cuda"
@@ -42,7 +43,7 @@ class CudaExtend(ExtendHarness):
     def launch(self, call: ExtendCall) -> None:
         """Run the kernel on a call with checked arguments.
 
-        On the CPU, the threads of each warp run in random order, and so do the thread blocks of the grid.
+        On the CPU, the emulator runs the threads of each warp, and the thread blocks of the grid, in random order.
         """
         if self.library.program is None:
             self.launch_on_gpu(call)
@@ -59,16 +60,16 @@ class CudaExtend(ExtendHarness):
             call.lse.copy_(moved.lse)
 
     def decoder(self, row: Row) -> Harness:
-        """The test harness of the decode kernel in ``row``.
+        """Return a test harness for the decode kernel that the dispatch-table row ``row`` describes.
 
-        If the row has a PyTorch kernel and a CUDA kernel, the harness runs the PyTorch kernel, which needs no compiler.
+        The harness runs the PyTorch kernel of ``row`` if there is one, because a PyTorch kernel needs no compiler.
         """
         return super().decoder(row) if row.torch else CudaKernel(self.package, row, self.machine, [*self.rows, row])
 
     def check_table(self, case: ExtendCase) -> None:
-        """Check that the package's operator returns bitwise the same results as a direct run of this kernel.
+        """Check that the package's operator returns bitwise the same results as a direct run of this kernel on the CPU.
 
-        The order is checked only on the CPU. If this harness runs the kernel on a GPU, the method does nothing.
+        The method does nothing if this harness runs the kernel on a GPU.
         """
         if self.machine == "gpu":
             return  # the test's tensors are on the CPU
@@ -79,9 +80,9 @@ class CudaExtend(ExtendHarness):
 class CheckedExtend(CudaExtend):
     """A test harness that runs a CUDA extend kernel on the CPU, in a build that checks and counts its memory accesses.
 
-    ``launch`` stores the counters in ``report``, and raises FindingsError if an access was wrong. The checks assume
-    that only ``__syncthreads`` orders the memory accesses of different threads, because ``__syncwarp`` does not do so
-    on the BI-V100.
+    ``launch`` stores the counters of memory accesses in ``report``, and raises FindingsError if an access was wrong.
+    The checks assume that only ``__syncthreads`` orders the memory accesses of different threads, because
+    ``__syncwarp`` does not order them on the BI-V100 GPU.
     """
 
     checked = True
@@ -90,7 +91,7 @@ class CheckedExtend(CudaExtend):
     def launch(self, call: ExtendCall) -> None:
         """Run the kernel on a call with checked arguments. Raises FindingsError if a memory access was wrong.
 
-        An access is wrong if, for example, it lies outside of the call's tensors, or if it is part of a race.
+        A memory access is wrong if, for example, it is outside of the call's tensors or part of a race between threads.
         """
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
@@ -113,16 +114,18 @@ class CheckedExtend(CudaExtend):
     def check_counters(
         self, case: ExtendCase, *, page_bytes: int, shared_bytes: int, blocks_per_group: int, reads: int = 1
     ) -> None:
-        """Check that the kernel's memory traffic and its shared memory are exactly those that the generator planned.
+        """Check that the kernel loads as many bytes, and uses as much shared memory, as the test expects.
 
-        The traffic consists of the loads from the caches and block tables, and the bank conflicts in shared memory.
+        The check counts the bytes that the kernel loads from the caches and from the block tables. The kernel's
+        accesses to shared memory must have no bank conflicts.
 
-        page_bytes: the size of one page of one KV head, keys and values together, in bytes.
-        shared_bytes: the shared memory that one thread block uses, in bytes.
-        blocks_per_group: the number of thread blocks that share the query heads of one KV head. Each thread block loads
-        the keys and values of the whole KV head.
-        reads: the number of query tiles for which each byte of the cache is read. ``reads`` exceeds 1 only if a
-        sequence has more query tokens than one query tile holds.
+        page_bytes: the number of bytes in one page of one KV head, for keys and values together.
+        shared_bytes: the number of bytes of shared memory that one thread block uses.
+        blocks_per_group: the number of thread blocks among which the kernel divides the query heads of one KV head. All
+        thread blocks that share a KV head load the same keys and values.
+        reads: the number of query tiles for which the kernel reads each byte of the caches. A query tile is the set of
+        query tokens that one thread block processes. ``reads`` is over 1 only if a sequence has more query tokens than
+        one query tile holds.
         """
         call = cases.make(case)
         self.run(call)
@@ -143,13 +146,15 @@ class CheckedExtend(CudaExtend):
         assert (kernel.static_shared, kernel.dynamic_shared) == (shared_bytes, 0), "shared memory"
 
     def check_empty_work(self, case: ExtendCase, max_seq_len: int) -> None:
-        """Check that a larger max_seq_len does not make the kernel access more memory.
+        """Check that a larger ``max_seq_len`` does not make the kernel access more memory.
 
-        The kernel runs on the case twice. The first run has the smallest max_seq_len that fits all sequences and gives
-        at least two partitions, so that there are partial results to merge. The second run has the ``max_seq_len`` that
-        is given here. All loads and stores must be the same in both runs, except that each warp loads one sequence
-        length and two entries of query_start_loc to find its query tile. Every sequence of the case must have the same
-        number of query tiles.
+        The method runs the kernel twice on the case: first with the smallest possible ``max_seq_len``, then with the
+        argument ``max_seq_len``. The smallest possible ``max_seq_len`` is the least number that fits all sequences and
+        gives two partitions. Both runs must make the same numbers of loads and stores, apart from loads of ``seq_lens``
+        and ``query_start_loc``. In the second run, each warp must load ``seq_lens`` once and ``query_start_loc`` twice.
+
+        case: the test case, in which all sequences must have the same number of query tiles. A query tile is the set of
+        query tokens that one thread block processes.
         """
         least = max(*case.seq_lens, self.row.partition_size + 1)  # both calls have a reduction
         tight, roomy = (self._traffic(replace(case, max_seq_len=room)) for room in (least, max_seq_len))
@@ -168,9 +173,10 @@ class CheckedExtend(CudaExtend):
 
 
 def pages_of_tiles(call: ExtendCall, tile_tokens: int) -> int:
-    """The number of pages that the query tiles of a call load for one KV head.
+    """Return the number of pages that the query tiles of a call load for one KV head.
 
-    A page counts once for each query tile in which a token attends to one of the page's keys.
+    A query tile is a set of consecutive query tokens of one sequence that a thread block processes together. A page
+    counts once for each query tile in which a token attends to one of the page's keys.
 
     tile_tokens: the number of query tokens in a query tile.
     """
@@ -185,6 +191,6 @@ def pages_of_tiles(call: ExtendCall, tile_tokens: int) -> int:
 
 
 def buffers(call: ExtendCall) -> list[tuple[str, torch.Tensor, bool]]:
-    """All tensors of a call, each as a tuple (name, tensor, whether the kernel writes to the tensor)."""
+    """Return a tuple (name, tensor, whether the kernel writes to the tensor) for each tensor of a call."""
     named = {**call._asdict(), **{f"tensors[{place}]": tensor for place, tensor in enumerate(call.tensors)}}
     return [(name, value, name in ("out", "lse")) for name, value in named.items() if isinstance(value, torch.Tensor)]

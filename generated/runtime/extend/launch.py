@@ -1,8 +1,7 @@
-"""Launches a CUDA extend kernel through its C interface.
+"""Launches a CUDA extend kernel through the C interface of the compiled library.
 
-This module fills the C struct of the arguments, divides the query tokens into query tiles, allocates the workspace, and
-raises an exception if a launch fails. A query tile is a set of consecutive query tokens of one sequence that a thread
-block processes together.
+The module fills the C struct of arguments, divides the query tokens into query tiles, and allocates the workspace. A
+query tile is a set of consecutive query tokens of one sequence that a thread block processes together.
 """
 
 from __future__ import annotations
@@ -52,13 +51,14 @@ def launch(
 ) -> None:
     """Run a CUDA kernel on a call with checked arguments, on the current stream of the call's device.
 
-    If the partial results of all query tiles need more memory than ``row.workspace_mib``, there are several launches,
-    each for some of the query tiles. Raises RuntimeError if a launch fails, or if the call has too many partitions for
-    a CUDA grid.
+    To keep the partial results of a launch within ``row.workspace_mib``, the function may launch the kernel several
+    times, each time for some of the query tiles. Raises RuntimeError if a launch fails, or if the call has too many
+    partitions for a CUDA grid.
 
-    function: the kernel's entry function in the library, which returns an error code, or 0. row: the kernel's row in
-    the dispatch table. explain: returns a sentence that explains an error code. workspace: allocates memory for the
-    partial results, as ``runtime.launch.workspace`` does.
+    function: the kernel's entry function in the library, which returns 0 or an error code.
+    row: the kernel's row in the dispatch table.
+    explain: a function that takes an error code, and returns a sentence for the message of the error.
+    workspace: a function that allocates memory for the partial results, as ``runtime.launch.workspace`` does.
     """
     args, partitions = arguments(call), partitions_of(call, row)
     if partitions > MOST_BLOCKS:
@@ -86,14 +86,17 @@ def launch(
 
 
 def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
-    """Choose how the query tiles of a call are numbered. Return the numbers of tiles in the call and in each sequence.
+    """Choose how to number the query tiles of a call. Return the number of tiles in the call and the number per
+    sequence.
 
-    The tiles can be numbered in two ways. This function chooses the way that needs fewer tiles:
+    There are two numberings, and the function chooses the numbering with fewer tiles:
 
-    * Every sequence gets the same number of tiles: enough for ``max_query_len`` tokens. Sequences with fewer query
+    * Every sequence gets the same number of tiles, enough for ``max_query_len`` tokens. Sequences with fewer query
       tokens leave some of their tiles unused.
-    * The number of a sequence's first tile depends on where its query tokens begin (see ``packed_tile`` in
-      pav2_extend.cuh). Sequences with fewer query tokens get fewer tiles. The second returned number is then 0.
+
+    * Sequences with fewer query tokens get fewer tiles. The number of a sequence's first tile follows from the index of
+      its first query token (see ``packed_tile`` in pav2_extend.cuh). With this numbering, the second returned number is
+      0.
 
     The choice uses only ``max_query_len`` and the shapes of tensors, which the host knows.
 
@@ -105,14 +108,16 @@ def tiles_of(call: ExtendCall, tile_tokens: int) -> tuple[int, int]:
 
 
 def partitions_of(call: ExtendCall, row: Row) -> int:
-    """The largest number of partitions that the query tokens of one query tile together can attend to."""
+    """Return the largest number of partitions with keys to which the query tokens of one query tile can attend."""
     window = call.sliding_window
     reach = None if window is None else window + min(row.tile_tokens, call.max_query_len) - 1
     return partitions_reached(call.max_seq_len, row.partition_size, reach)
 
 
 def arguments(call: ExtendCall) -> ExtendArgs:
-    """Make the C struct of a call's arguments. ``launch`` sets the fields for tiles, partitions and workspace later."""
+    """Make the C struct for the arguments of a call. ``launch`` sets the fields for tiles, partitions and workspace
+    later.
+    """
     args = ExtendArgs(version=VERSION, size=ctypes.sizeof(ExtendArgs), scale=call.scale)
     args.num_tokens, args.num_heads = call.query.shape[:2]
     args.num_seqs, args.max_pages = call.block_tables.shape

@@ -1,4 +1,4 @@
-"""The operator ``paged_attention_extend``, registered with torch.library.
+"""Registers the operator ``paged_attention_extend`` with torch.library.
 
 For each call, the operator checks the arguments, chooses a kernel from the dispatch table, and runs the kernel.
 """
@@ -83,8 +83,9 @@ class Arguments(NamedTuple):
 class ExtendOperator:
     """Registers the extend operator of one generated package, and runs its calls.
 
-    kernels: the kernels of the package. files: a dict from each spec's name to the path of the spec file. Error
-    messages contain these paths.
+    kernels: the kernels of the package.
+    files: the path of each spec (a YAML file from which pav2gen generated kernels of the package), by the spec's name,
+    for error messages.
     """
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
@@ -96,16 +97,20 @@ class ExtendOperator:
     def ordered_tensors(
         self, modification: str | None, given: Mapping[str, torch.Tensor] | None
     ) -> tuple[torch.Tensor, ...]:
-        """The parameter tensors of an attention modification, in the order in which the spec declares them.
+        """Return the parameter tensors of an attention modification, in the order in which its definition lists the
+        tensors.
 
-        modification: the modification's name, or None. given: a dict from each tensor's name to the tensor, or None.
-        Raises ValueError if a tensor is missing, or if ``given`` has a name that the spec does not declare.
+        A modification is an expression that changes attention scores or hides keys. Raises ValueError if a tensor is
+        missing, or if ``given`` has a name that the definition does not list.
+
+        modification: the modification's name, or None. given: a mapping from the name of each tensor to the tensor, or
+        None.
         """
         return ordered_tensors(self.table, modification, given, check.NAME)
 
     @torch.no_grad()
     def run(self, *args: Any) -> None:
-        """Check the arguments of a call, choose a kernel, and run it. torch's dispatcher calls this method.
+        """Check the arguments of a call, choose a kernel, and run the kernel. PyTorch's dispatcher calls this method.
 
         args: the arguments in the order of the operator's schema.
         """
@@ -124,9 +129,9 @@ class ExtendOperator:
         launch(self.kernel(row, backend, on_gpu), call)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool) -> Callable[[ExtendCall], None]:
-        """Return a function that runs the kernel of a dispatch table row on a call with checked arguments.
+        """Return a function that runs the kernel of a dispatch-table row on a call with checked arguments.
 
-        Raises LibraryError if ``backend`` is "cuda" and no library of CUDA kernels has been loaded.
+        Raises LibraryError if ``backend`` is "cuda" and no library of CUDA kernels is loaded.
 
         on_gpu: whether the tensors of the call are on a GPU.
         """
@@ -139,10 +144,10 @@ class ExtendOperator:
 
 
 def preferring_cuda(rows: Iterable[Row], max_query_len: int) -> list[Row]:
-    """Return those dispatch table rows from ``rows`` whose CUDA kernel a call on a GPU should use.
+    """Return the dispatch-table rows from ``rows`` for which a call on a GPU should use the CUDA kernel.
 
-    These are the rows whose CUDA kernel is faster than their PyTorch kernel if no sequence has more than
-    ``max_query_len`` new tokens, and the rows that have no PyTorch kernel.
+    The result has the rows whose CUDA kernel is faster than their PyTorch kernel for calls with this ``max_query_len``.
+    The result also has the rows without a PyTorch kernel.
     """
     return [row for row in rows if max_query_len <= row.cuda_query_len or not row.torch]
 
@@ -150,7 +155,8 @@ def preferring_cuda(rows: Iterable[Row], max_query_len: int) -> list[Row]:
 def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
     """Run ``kernel`` on a call with checked arguments, unless the call has no query row to compute.
 
-    If no sequence has a key to attend to (max_seq_len is 0), the outputs are written without the kernel.
+    If ``call.max_seq_len`` is 0, the function writes the outputs without the kernel, because no sequence has a key to
+    attend to.
     """
     if not (call.seq_lens.shape[0] and call.max_query_len and call.query.shape[0]):
         return
@@ -161,10 +167,10 @@ def launch(kernel: Callable[[ExtendCall], None], call: ExtendCall) -> None:
 
 
 def attend_nothing(call: ExtendCall) -> None:
-    """Write the result of a call in which no sequence has a key to attend to (max_seq_len is 0).
+    """Write the outputs of a call whose ``max_seq_len`` is 0, so that no sequence has a key to attend to.
 
-    Only the rows that the call computes are written. There, ``out`` is set to 0, and ``lse`` is set to the sink of each
-    head, or to -inf if the call has no sinks.
+    For the query rows that the call computes, ``out`` becomes 0, and ``lse`` becomes the attention sink of each head,
+    or -inf without sinks. The function does not write to other query rows.
     """
     owned = owned_rows(call)  # [tokens]
     call.out.masked_fill_(owned.view(-1, 1, 1), 0.0)
@@ -174,9 +180,9 @@ def attend_nothing(call: ExtendCall) -> None:
 
 
 def owned_rows(call: ExtendCall) -> torch.Tensor:
-    """Find the query rows that the call computes: the first ``max_query_len`` rows of each sequence.
+    """Find the query rows that the call computes, that is, the first ``max_query_len`` query rows of each sequence.
 
-    The result is a bool tensor [tokens] on the call's device, True for these rows.
+    Returns a bool tensor [query rows] on the call's device, which is True for the computed query rows.
     """
     tokens = call.query.shape[0]
     begin = call.query_start_loc[:-1].clamp(0, tokens)

@@ -1,7 +1,6 @@
 """The float64 reference of the extend operator, built on the float64 reference of the decode operator.
 
-Plain Python, which shares no code with the kernels, determines which rows of the query belong to which sequence. A row
-is one query token.
+The reference shares no code with the kernels. A query row is the query of one token for all heads.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ from .call import ExtendCall
 
 
 class Reference(NamedTuple):
-    """The results of an extend call in float64. In rows that the call does not compute, out is 0 and lse is -inf."""
+    """The results of an extend call in float64. For query rows that the call does not compute, ``out`` is 0 and ``lse``
+    is -inf.
+    """
 
     out: torch.Tensor  # [tokens, heads, head size] float64
     lse: torch.Tensor  # [tokens, heads] float64
@@ -27,9 +28,9 @@ class Reference(NamedTuple):
 
 
 def owned_ranges(call: ExtendCall) -> list[range]:
-    """For each sequence, the range of query rows that it owns.
+    """Return the range of query rows that each sequence owns.
 
-    The values of query_start_loc are clamped as ``ExtendCall`` describes.
+    The function clamps the values of ``query_start_loc`` as the docstring of ``ExtendCall`` describes.
     """
     tokens, bounds = call.query.shape[0], call.query_start_loc.tolist()
     ranges = []
@@ -40,15 +41,17 @@ def owned_ranges(call: ExtendCall) -> list[range]:
 
 
 def row_ranges(call: ExtendCall) -> list[range]:
-    """For each sequence, the range of query rows that the call computes: its first ``max_query_len`` rows."""
+    """Return, for each sequence, the range of query rows that the call computes: the first ``max_query_len`` query
+    rows.
+    """
     return [rows[: call.max_query_len] for rows in owned_ranges(call)]
 
 
 def reference(call: ExtendCall, kv_cache_dtype: str, modification: Modification | None = None) -> Reference:
     """Compute the results of an extend call in float64. The tensors of the call must be on the CPU.
 
-    kv_cache_dtype: the operator's argument, such as "auto". modification: the definition of the modification that
-    ``call.modification`` names.
+    kv_cache_dtype: the operator's argument of this name, such as "auto". modification: the definition of the attention
+    modification that ``call.modification`` names, or None.
     """
     tokens, heads, head_size = call.query.shape
     result = Reference(
@@ -71,7 +74,9 @@ def attend(
     kv_cache_dtype: str,
     modification: Modification | None,
 ) -> None:
-    """Compute out and lse of the query rows ``rows``, which belong to sequence ``s``, and write them to ``result``."""
+    """Compute ``out`` and ``lse`` for the query rows ``rows``, which belong to sequence ``s``, and write them to
+    ``result``.
+    """
     decode = as_decode(call)
     capacity = min(call.max_seq_len, call.block_tables.shape[1] * call.key_cache.shape[3])
     length = max(0, min(int(call.seq_lens[s]), capacity))
@@ -90,7 +95,8 @@ def attend(
 def as_decode(call: ExtendCall) -> Call:
     """Convert an extend call to a decode call, for functions of the decode reference such as ``gather`` and ``score``.
 
-    The decode call takes each row of the query as the query of one sequence. It has the same tensors.
+    The decode call has the same tensors. ``score`` then takes the index of a query row in place of the index of a
+    sequence.
     """
     shared = {name: value for name, value in call._asdict().items() if name in Call._fields}
     return Call(scratch=None, sparse=None, **shared)

@@ -1,11 +1,16 @@
-"""Computes, on the call's device, which rows each query tile has, and to which tokens and pages these rows attend.
+"""Computes the index tensors of the PyTorch extend kernels on the device of the call.
 
-A row is one query token. The module ``tiles`` defines query tiles, groups and the width of a group. A query tile with
-fewer rows than the width of its group repeats its last row. All copies of that row get the same result, so the order in
-which the copies are written does not matter. If the host does not know the lengths of the sequences, the query tiles at
-the end of a group may have no rows. A query tile without rows repeats the rows of the last query tile of the same row
-tile (see ``attention.tiling``) that has rows. If no query tile of a row tile has rows, elements of ``out`` and ``lse``
-are overwritten with the values that they already have.
+The tensors hold the query rows of each query tile, and the keys and pages to which these query rows attend. A query
+tile is a set of consecutive query rows of one sequence. A group is a set of query tiles that are padded to the same
+width, that is, to the same number of query rows.
+
+To fill the width of its group, a query tile repeats its last query row. All copies of a query row get the same result,
+so a kernel can write the copies to the output in any order.
+
+An empty query tile is a query tile without query rows. A group can end with empty query tiles if the host does not know
+the sequence lengths. A row tile is the set of query tiles that a kernel processes together. An empty query tile repeats
+the query rows of the last non-empty query tile in the same row tile. If all query tiles of a row tile are empty, the
+kernel overwrites elements of ``out`` and ``lse`` with their old values.
 """
 
 from __future__ import annotations
@@ -22,23 +27,22 @@ from .tiles import ExtendBudget, Group, Shape
 
 
 class Taken(NamedTuple):
-    """The query tiles that one row tile processes (see ``attention.tiling``), as tensors on the call's device.
+    """The query tiles that a kernel processes together, as tensors on the call's device.
 
-    Below, ``width`` is the number of rows of each query tile, repeated rows included.
+    In the shapes below, ``width`` is the number of query rows of each query tile, repeated query rows included.
 
-    sequences: [query tiles] int64, the sequence of each query tile.
-    rows: [query tiles, width] int64, the index of each row in the query.
-    places: [query tiles * width] int64, for each row the index of the result that is written to this row. The index
-    counts the results of all query tiles together. All copies of a row have the same index. ``places`` is None if the
-    host knows that no row is repeated.
-    some: [1] bool, whether at least one of these query tiles has a row. ``some`` is None if the host knows that each
-    query tile has rows.
-    queries: [query tiles, width] int32, the position of each row in its sequence.
+    sequences: [query tiles] int64, the index of the sequence of each query tile.
+    rows: [query tiles, width] int64, the index of each query row in the first dimension of ``call.query``.
+    places: [query tiles * width] int64, the index of the result to write to each element of ``rows``, or None if the
+    host knows that no query row is repeated. All copies of a query row have the same index in ``places``.
+    some: [1] bool, whether at least one of these query tiles has a query row, or None if the host knows that all query
+    tiles have query rows.
+    queries: [query tiles, width] int32, the position of each query row in its sequence.
     seq_lens: [query tiles] int32, the length of each query tile's sequence in tokens, new tokens included.
-    ends: [query tiles, 1] int32, the number of tokens of the sequence up to and including the last row of the query
-    tile, or 0 if the query tile has no rows.
-    starts: [query tiles, 1] int32, the first position in the sliding window of the query tile's first row. ``starts``
-    is None if the kernel has no sliding window.
+    ends: [query tiles, 1] int32, the number of tokens of the sequence up to and including the last query row of the
+    query tile, or 0 if the query tile has no query rows.
+    starts: [query tiles, 1] int32, the first position in the sliding window of the query tile's first query row, or
+    None for a kernel without a sliding window.
     """
 
     sequences: torch.Tensor
@@ -51,11 +55,10 @@ class Taken(NamedTuple):
     starts: torch.Tensor | None
 
     def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        """Write the results of all rows of these query tiles to ``target``.
+        """Write the results for all query rows of these query tiles to ``target``.
 
-        target: the call's ``out`` or ``lse``. Its first dimension has an element for each row of the call's query.
-        values: the results, in the dtype of ``target``. The first dimension has query tiles * width elements. The other
-        dimensions are those of ``target``.
+        target: ``out`` or ``lse`` of the call, [query rows of the call, ...].
+        values: the results, [query tiles * width, ...] in the dtype of ``target``.
         """
         rows = self.rows.flatten()
         if self.places is not None:
@@ -67,20 +70,21 @@ class Taken(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The positions of the keys in a tile (see ``attention.tiling``), and the cache blocks that the tile reads.
+    """The positions of the keys in ``tile``, and the cache blocks that a kernel reads for ``tile``.
 
-    An item is one partition of one query tile. The items of a query tile are consecutive. Below, ``tokens`` is the
-    number of tokens that the partitions of ``tile`` can hold together, for one query tile.
+    A tile is some partitions of each of several query tiles (see ``attention.tiling``). An item is one partition of one
+    query tile. The items of a query tile are consecutive. In the shapes below, ``tokens`` is the number of tokens that
+    the partitions of the tile can hold for one query tile. ``width`` is the number of query rows of each query tile.
 
-    queries, seq_lens: as in ``Taken``, but only for the query tiles in ``tile``.
-    positions: [1 or query tiles, tokens] int32, the position of each key in its sequence. The first dimension is 1 if
-    the positions are the same for all query tiles.
-    hidden: [query tiles, partitions, 1, width, 1, tokens / partitions] bool, True where a row does not attend to a
-    key. width is the number of rows of each query tile. ``hidden`` is None if every row attends to every key.
-    unread: [query tiles, tokens] bool, True for a key to which no row of the query tile attends. ``unread`` is None if
+    queries, seq_lens: the tensors of the same names in ``Taken``, but only for the query tiles in ``tile``.
+    positions: [1 or query tiles, tokens] int32, the position of each key in its sequence. The first dimension of
+    ``positions`` is 1 if all query tiles have the same positions.
+    hidden: [query tiles, partitions, 1, width, 1, tokens / partitions] bool, True where a query row does not attend to
+    a key, or None if every query row attends to every key.
+    unread: [query tiles, tokens] bool, True for a key to which no query row of the query tile attends, or None if
     ``hidden`` is None.
     pages: [items, pages of an item] int32, the number of the cache block that holds each page, or 0 for a page to which
-    no row of the query tile attends.
+    no query row of the query tile attends.
     """
 
     tile: Tile
@@ -93,10 +97,11 @@ class Part(NamedTuple):
 
 
 def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Group, ...]:
-    """Split the rows of a call into groups of query tiles.
+    """Split the query rows of a call into groups of query tiles.
 
-    The split uses the values of ``query_start_loc`` and ``seq_lens`` if the host may read them, and if the padding that
-    upper bounds of these values cause could take longer than the read. Otherwise the split uses the upper bounds.
+    If the host may read the values of ``query_start_loc`` and ``seq_lens``, the split depends on these values. The
+    function reads values from a GPU only if the split without them could cause so much padding that the read is faster.
+    If the function does not read the values, the split depends on upper bounds that the host knows.
 
     budget: the bounds of the workspace on the call's device.
     """
@@ -117,12 +122,13 @@ def groups_of(call: ExtendCall, budget: ExtendBudget, shape: Shape) -> tuple[Gro
 class QueryRows:
     """The query tiles of a group, as tensors on the call's device.
 
-    sequences: [query tiles] int64, the sequence of each query tile.
-    firsts: [query tiles] int64, the index in ``call.query`` of the first row of each query tile.
-    counts: [query tiles] int64, the number of rows of each query tile, without repeated rows.
-    positions: [query tiles] int64, the position in its sequence of the first row of each query tile, or -1 if the query
-    tile has no rows.
-    total: [1] int64, the number of query tiles that have rows. ``total`` is None if the host knows that all have rows.
+    sequences: [query tiles] int64, the index of the sequence of each query tile.
+    firsts: [query tiles] int64, the index in ``call.query`` of the first query row of each query tile.
+    counts: [query tiles] int64, the number of query rows of each query tile, without repeated query rows.
+    positions: [query tiles] int64, the position of each query tile's first query row in its sequence, or -1 if the
+    query tile has no query rows.
+    total: [1] int64, the number of query tiles that have query rows, or None if the host knows that all query tiles
+    have query rows.
     """
 
     def __init__(self, call: ExtendCall, group: Group, shape: Shape) -> None:
@@ -154,9 +160,9 @@ class QueryRows:
         self.positions = contexts.add_(before).masked_fill_(self.counts == 0, -1)
 
     def take(self, taken: slice) -> Taken:
-        """Compute the rows of some query tiles of the group.
+        """Compute the tensors that describe some query tiles of the group.
 
-        taken: the numbers of these query tiles in the group, as a slice.
+        taken: the indices of these query tiles in the group, as a slice.
         """
         width, window = self.group.width, self.shape.window
         each = torch.arange(width, device=self.firsts.device)
@@ -189,8 +195,9 @@ class QueryRows:
     def part(self, held: Taken, tile: Tile) -> Part:
         """Compute the key positions and cache blocks of ``tile``, for a kernel without a sliding window.
 
-        Partition 0 begins at position 0 of the sequence. held: the query tiles of the row tile to which ``tile``
-        belongs.
+        Partition 0 of each query tile begins at position 0 of the sequence.
+
+        held: the query tiles of the row tile that contains ``tile``.
         """
         table, page = self.call.block_tables, self.shape.page
         start = tile.parts.start * self.shape.keys
@@ -209,8 +216,9 @@ class QueryRows:
     def window_part(self, held: Taken, tile: Tile) -> Part:
         """Compute the key positions and cache blocks of ``tile``, for a kernel with a sliding window.
 
-        For each query tile, partition 0 is the partition in which the window of its first row begins. held: the query
-        tiles of the row tile to which ``tile`` belongs.
+        For each query tile, partition 0 is the partition in which the sliding window of its first query row begins.
+
+        held: the query tiles of the row tile that contains ``tile``.
         """
         assert held.starts is not None and self.shape.window is not None
         table, page, keys = self.call.block_tables, self.shape.page, self.shape.keys
@@ -233,12 +241,16 @@ class QueryRows:
         """Reshape key positions so that they broadcast with ``Part.hidden``.
 
         positions: [n, tokens], where n is the number of query tiles, or 1 if all query tiles have the same positions.
-        The result is [n, partitions, 1, 1, 1, tokens of a partition].
+
+        Returns a tensor [n, partitions, 1, 1, 1, tokens of a partition].
         """
         return positions.view(positions.shape[0], tile.num_parts, 1, 1, 1, tile.pages * self.shape.page)
 
     def _by_row(self, held: Taken, tile: Tile) -> torch.Tensor:
-        """The positions of the rows, reshaped to [query tiles, 1, 1, width, 1, 1] to broadcast with ``Part.hidden``."""
+        """Reshape the positions of the query rows so that they broadcast with ``Part.hidden``.
+
+        Returns a tensor [query tiles, 1, 1, width, 1, 1].
+        """
         return held.queries[: tile.rows].view(-1, 1, 1, self.group.width, 1, 1)
 
     def _part(
@@ -256,15 +268,17 @@ class QueryRows:
 
 
 def write_rows(call: ExtendCall, held: Taken, state: State, found: torch.Tensor) -> None:
-    """Write the rows of the query tiles ``held`` to ``out``: o / z, or zeros for a row that attends to no token.
+    """Write the attention results of the query tiles ``held`` to ``out``, and to ``lse`` if the call has an ``lse``
+    tensor.
 
-    The module ``attention.state`` defines m, z and o. If the call has an ``lse`` tensor, it gets the rows too.
-    Below, ``width`` is the number of rows of each query tile, repeated rows included, and ``group`` is the number of
-    query heads per KV head.
+    The result in ``out`` is o / z, or zeros for a query row that attends to no key. The module ``attention.state``
+    defines m, z and o, the parts of a softmax state. In the shapes below, ``width`` is the number of query rows of each
+    query tile, repeated query rows included. ``group`` is the number of query heads per KV head.
 
-    state: the softmax states of these rows, over all keys. m and z are float32 [query tiles, kv heads, width, group]. o
-    is float32 [query tiles, kv heads, width, group, head size]. In this function, m is the maximum score times LOG2_E.
-    All three tensors are overwritten.
+    state: the softmax states of these query rows over all keys, overwritten.
+    state.m: the maximum score times LOG2_E, [query tiles, kv heads, width, group] float32.
+    state.z: [query tiles, kv heads, width, group] float32.
+    state.o: [query tiles, kv heads, width, group, head size] float32.
     found: a buffer for o / z, [query tiles, width, kv heads, group, head size] in the dtype of ``out``.
     """
     sinks = None if call.sinks is None else call.sinks.view(state.m.shape[1], 1, -1)

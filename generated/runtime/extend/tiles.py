@@ -1,19 +1,19 @@
 """Splits the query rows of an extend call into query tiles, so that the workspace of a PyTorch kernel stays bounded.
 
-A row is one query token. A *query tile* is a set of consecutive rows of one sequence. A kernel reads the keys and
-values to which a query tile attends once, for all its rows and heads. ``attention.tiling`` treats each query tile like
-a sequence of a decode call: it splits the tokens up to the query tile's last row into partitions, and forms tiles, each
-a rectangle of query tiles and partitions.
+A query row is the query of one token for all heads. A query tile is a set of consecutive query rows of one sequence. A
+kernel reads the keys and values only once for all query rows and heads of a query tile. A partition is a fixed number
+of consecutive keys of a sequence. A kernel processes one tile at a time, that is, some partitions of each of several
+query tiles. The module ``attention.tiling`` makes the tiles.
 
-A *group* is a set of query tiles that are padded to the same width (number of rows). The split into query tiles depends
-only on values that the host knows:
+A group is a set of query tiles that are padded to the same width, that is, to the same number of query rows. The split
+into groups depends on whether the host knows the lengths of the sequences:
 
-* The host knows the values of ``query_start_loc`` and ``seq_lens``. Query tiles of similar width form a group, which
-  has the width of its widest query tile. Padding is used only where it costs less time than one more group. A query
-  tile is treated like a sequence that ends at its last row.
-* The host knows only upper bounds of the values of ``query_start_loc`` and ``seq_lens``. All query tiles form one
-  group, and each query tile is treated like a sequence of the maximum length. The host knows only an upper bound of the
-  number of query tiles.
+* If the host knows the values of ``query_start_loc`` and ``seq_lens``, each group has query tiles of similar width. The
+  width of a group is the width of its widest query tile. The split accepts padding only where the padding takes less
+  time than one more group.
+
+* If the host knows only upper bounds of the lengths, all query tiles form one group, and a kernel processes each query
+  tile as if its sequence had the maximum length.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GRAINS_OF_A_THREAD = 32768
 
 
 class Shape(NamedTuple):
-    """The sizes of a kernel and a call on which the split into query tiles depends.
+    """The sizes that determine how the query rows of a call are split into query tiles.
 
     kv_heads: the number of KV heads.
     keys: the number of tokens in a partition.
@@ -55,9 +55,11 @@ class Shape(NamedTuple):
 class QueryTile(NamedTuple):
     """A set of consecutive query rows of one sequence.
 
-    sequence: the number of the sequence in the call. first: the index of the first row in the call's query. rows: the
-    number of rows. position: the first row's position in the sequence. The position is negative only if the sequence
-    has more query rows than tokens according to ``seq_lens``.
+    sequence: the index of the sequence in the call.
+    first: the index of the first query row in ``query``.
+    rows: the number of query rows.
+    position: the position of the first query row in its sequence. ``position`` can be negative if the sequence has more
+    query rows than ``seq_lens`` allows.
     """
 
     sequence: int
@@ -66,31 +68,38 @@ class QueryTile(NamedTuple):
     position: int
 
     def begin(self, shape: Shape) -> int:
-        """The first position of the partition in which the first row's sliding window begins, or 0 without a window."""
+        """Return the first position of the partition in which the first query row's sliding window begins.
+
+        Without a sliding window, the result is 0.
+        """
         if shape.window is None:
             return 0
         return max(0, self.position + 1 - shape.window) // shape.keys * shape.keys
 
     def tokens(self, shape: Shape) -> int:
-        """The number of tokens of the sequence from position ``begin(shape)`` to that of the last row, inclusive."""
+        """Return the number of tokens of the sequence from position ``begin(shape)`` to the last query row.
+
+        The number includes the token of the last query row.
+        """
         return max(0, self.position + self.rows - self.begin(shape))
 
     def attended_by_all(self, shape: Shape) -> int:
-        """The number of tokens at the start of the sequence that need no mask, because all rows attend to them.
+        """Return the number of tokens at the start of the sequence that need no mask, because all query rows attend to
+        them.
 
-        With a sliding window, the result is always 0, because the mask then covers all tokens.
+        With a sliding window, the result is 0, because a kernel then uses a mask for all tokens.
         """
         return max(0, self.position + 1) if shape.window is None else 0
 
 
 class Group(NamedTuple):
-    """Query tiles that are processed together, padded to the same width.
+    """A group of query tiles that a kernel processes together, padded to the same number of query rows.
 
-    width: the number of rows of each query tile. A query tile with fewer rows repeats its last row.
-    tiles: the query tiles in the order in which ``tiling`` numbers them. ``tiles`` is None if the host does not know
-    the query tiles. The call's device then computes the query tiles.
+    width: the number of query rows of each query tile, repeated query rows included.
+    tiles: the query tiles in the order in which ``tiling`` numbers them, or None if the kernel must compute the query
+    tiles on the call's device.
     number: the number of query tiles, or an upper bound of this number if ``tiles`` is None.
-    tiling: all tiles of the group. Each query tile takes the place of a sequence in ``attention.tiling``.
+    tiling: the tiles of the group, as ``attention.tiling`` makes them from one sequence per query tile.
     """
 
     width: int
@@ -100,24 +109,31 @@ class Group(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Whether every query tile is known to have exactly ``width`` rows."""
+        """Whether the host knows that every query tile of the group has exactly ``width`` query rows."""
         return self.tiles is not None and all(tile.rows == self.width for tile in self.tiles)
 
 
 class ExtendBudget(NamedTuple):
-    """The bounds of the workspace on one type of device, and the memory that a tile needs.
+    """The bounds of the workspace on one type of device, and the memory that a kernel needs for each part of a tile.
 
-    All fields are in bytes, except ``width`` and ``row_padding``.
+    A tile is some partitions of each of several query tiles, and a chunk is a part of these partitions. All fields
+    except ``width`` and ``row_padding`` are in bytes.
 
-    width: the largest number of rows in a query tile.
-    chunk, segment, padding, chunk_page, page: as in ``tiling.Budget``.
-    wide: a second bound, besides ``segment``, for the buffers that hold the scores of one tile. This second bound
-    applies if the query tiles have more than NARROW rows.
-    segment_page, segment_item, row: as in ``tiling.Budget``, for a query tile with a single row.
-    row_page: memory for a page in a tile's buffers, in addition to ``page``: for each row of the query tile, for all
-    heads together.
-    row_padding: the amount of padding with repeated rows that takes as long to process as one more tile. The unit is
-    one row × one page × one KV head.
+    width: the largest number of query rows in a query tile.
+    chunk: the bound for the buffers that hold the keys, or the values, of one chunk.
+    segment: the bound for the buffers that hold the attention scores of one tile.
+    wide: a second bound for the buffers that hold the attention scores of one tile, for query tiles with more than
+    NARROW query rows.
+    padding: the amount of padding in keys and values that takes as long to process as one more tile.
+    row_padding: the amount of padding with repeated query rows that takes as long to process as one more tile, as a
+    product of query rows, pages and KV heads.
+    chunk_page: memory for a page in the buffers of a chunk, for each KV head.
+    page: memory for a page in the buffers of a tile, for all query rows and heads together.
+    row_page: further memory for a page in the buffers of a tile, for each query row and for all heads together.
+    segment_page: further memory for a page in the buffers of a tile, for each query row and each KV head.
+    segment_item: memory for one partition of one query tile in the buffers of a tile, for each query row and each KV
+    head, not including the memory for pages.
+    row: memory for the softmax state of a query row, for each KV head.
     """
 
     width: int
@@ -134,9 +150,10 @@ class ExtendBudget(NamedTuple):
     row: int
 
     def of(self, width: int) -> Budget:
-        """Convert these bounds to a budget of ``attention.tiling`` for query tiles of ``width`` rows.
+        """Convert these bounds to a ``Budget`` of ``attention.tiling``, for query tiles of ``width`` query rows.
 
-        A page of padding takes more time in wider query tiles, so the budget of wider query tiles accepts less padding.
+        A page of padding takes more time in a wider query tile, so the budget for wider query tiles allows less
+        padding.
         """
         return Budget(
             chunk=self.chunk,
@@ -150,11 +167,11 @@ class ExtendBudget(NamedTuple):
         )
 
     def widest(self, shape: Shape, max_query_len: int) -> int:
-        """The largest number of rows that a query tile may have.
+        """Return the largest number of query rows that a query tile may have.
 
-        With this number, the buffers for one partition of the query tile stay within the bounds ``segment`` and
-        ``wide`` in bytes. The result is at least 1. The width is at most the field ``width``, and at most
-        ``max_query_len``.
+        The buffers for one partition of such a query tile stay within the bounds ``segment`` and ``wide``. The result
+        is at least 1, even if one query row exceeds these bounds. The result is at most ``max_query_len`` and at most
+        the field ``width``.
         """
         pages, heads = shape.keys // shape.page, shape.kv_heads
         each = pages * self.row_page + heads * (pages * self.segment_page + self.segment_item + self.row)
@@ -163,12 +180,13 @@ class ExtendBudget(NamedTuple):
     def fit(
         self, starts: Sequence[int], seq_lens: Sequence[int], shape: Shape, max_query_len: int
     ) -> tuple[Group, ...]:
-        """Split the rows of a call into groups of query tiles, if the host knows ``query_start_loc`` and ``seq_lens``.
+        """Split the query rows of a call into groups of query tiles, if the host knows ``query_start_loc`` and
+        ``seq_lens``.
 
-        Only the first ``max_query_len`` rows of each sequence are included.
+        The groups contain only the first ``max_query_len`` query rows of each sequence.
 
-        starts: the values of query_start_loc: the first row of each sequence, then the end of the last sequence. A
-        sequence owns no rows if the next value is not larger.
+        starts: the values of ``query_start_loc``. Sequence ``s`` owns no query rows if starts[s + 1] is not larger than
+        starts[s].
         seq_lens: the length of each sequence in tokens, new tokens included. The lengths must not be negative.
         """
         return _fit(self, tuple(starts), tuple(seq_lens), shape, max_query_len)
@@ -176,8 +194,8 @@ class ExtendBudget(NamedTuple):
     def bound(self, tokens: int, num_seqs: int, longest: int, shape: Shape, max_query_len: int) -> Group:
         """Make one group of all query tiles of a call, if the host does not know ``query_start_loc`` and ``seq_lens``.
 
-        tokens: the number of rows of the query. longest: an upper bound of the sequence lengths, in tokens.
-        max_query_len: an upper bound of the rows that are computed for each sequence.
+        tokens: the number of query rows. longest: an upper bound of the sequence lengths, in tokens. max_query_len: an
+        upper bound of the number of query rows to compute for each sequence.
         """
         width = self.widest(shape, max_query_len)
         count = min((tokens + num_seqs * (width - 1)) // width, num_seqs * _ceil(max_query_len, width))
@@ -189,11 +207,13 @@ class ExtendBudget(NamedTuple):
 
 
 def copies_of(tile: Tile) -> int:
-    """The number of items of a tile that get their own copy of the query and their own output of a multiplication.
+    """Return the number of items that need their own copy of the query, where an item is one partition of one query
+    tile.
 
-    The items of a chunk are multiplied in one batch (``torch.bmm``), which needs a query and an output for each item.
-    If the tile has one query tile, all its chunks use the same copies. The result is 0 if no copies are needed, because
-    each query tile has a single item, or because a single query tile is processed one item at a time.
+    A chunk is a set of consecutive items of ``tile``. A kernel multiplies all items of a chunk in one ``torch.bmm``,
+    which needs a query and an output for each item. If ``tile`` has only one query tile, all chunks use the same
+    copies. The result is 0 if each query tile has only one item. The result is also 0 if ``tile`` has one query tile
+    and each chunk has one item.
     """
     if tile.num_parts == 1 or tile.rows == tile.chunk == 1:
         return 0
@@ -201,10 +221,10 @@ def copies_of(tile: Tile) -> int:
 
 
 def by_chunk(items: torch.Tensor, tile: Tile, heads: int) -> Sequence[torch.Tensor]:
-    """Split the tensor ``items`` into one part for each chunk of ``tile``.
+    """Split the tensor ``items`` into one part for each chunk, that is, for each set of consecutive items of ``tile``.
 
-    items: [tile.items * heads, ...], where each chunk has elements of its own. Or [tile.chunk * heads, ...]: memory for
-    one chunk, which all chunks reuse in turn. A shorter last chunk then uses the first part of this memory.
+    items: a tensor [tile.items * heads, ...] with elements for every chunk, or a tensor [tile.chunk * heads, ...] that
+    all chunks use in turn. If all chunks use the same tensor, a shorter last chunk gets only its first elements.
     heads: the number of KV heads.
     """
     size, total = tile.chunk * heads, tile.items * heads
@@ -215,11 +235,13 @@ def by_chunk(items: torch.Tensor, tile: Tile, heads: int) -> Sequence[torch.Tens
 
 
 def gathers_items(tile: Tile, page_grains: int) -> bool:
-    """Whether a kernel on a CPU should copy the values (V) from the cache item by item, in the order of the tokens.
+    """Return whether a kernel on a CPU should copy the values (V) of each item from the cache in the order of the
+    tokens.
 
-    If the result is False, the kernel copies the pages of a whole chunk, and puts their elements in order in a second
-    pass. The second way is faster if an item is too small for two threads, because torch gives each thread at least
-    GRAINS_OF_A_THREAD grains. A grain is 8 or 16 bytes that are copied as one element.
+    An item is one partition of one query tile. If the result is False, the kernel copies the pages of several items at
+    once, and puts the elements in the order of the tokens with a second copy. A copy item by item is slow if an item
+    has too few grains for two CPU threads. A grain is 8 or 16 bytes that PyTorch copies as one element. PyTorch gives
+    each thread at least GRAINS_OF_A_THREAD grains.
 
     page_grains: the number of grains in the values of a page, for all KV heads together.
     """
@@ -243,9 +265,10 @@ def _fit(
 
 
 def _query_tiles(sequence: int, start: int, count: int, position: int, width: int) -> Iterator[QueryTile]:
-    """Split ``count`` rows of a sequence evenly into query tiles of at most ``width`` rows.
+    """Split ``count`` query rows of a sequence evenly into query tiles of at most ``width`` query rows.
 
-    start: the index of the first of these rows in the call's query. position: this row's position in the sequence.
+    start: the index in ``query`` of the first of these query rows. position: the position of the first of these query
+    rows in its sequence.
     """
     if count:
         step = _ceil(count, _ceil(count, width))
@@ -254,9 +277,11 @@ def _query_tiles(sequence: int, start: int, count: int, position: int, width: in
 
 
 def _of_similar_width(tiles: Sequence[QueryTile], shape: Shape, spare: int) -> Iterator[list[QueryTile]]:
-    """Split query tiles into groups of similar width. The first group has the widest query tiles.
+    """Split query tiles into groups in which the query tiles have similar numbers of query rows.
 
-    spare: the largest padding that a group may have. The unit is one row × one page.
+    The function yields the groups in order of width, widest first.
+
+    spare: the largest padding that a group may have, as a product of query rows and pages.
     """
     group: list[QueryTile] = []
     wasted = 0
@@ -271,7 +296,7 @@ def _of_similar_width(tiles: Sequence[QueryTile], shape: Shape, spare: int) -> I
 
 
 def _group(budget: ExtendBudget, tiles: Sequence[QueryTile], shape: Shape) -> Group:
-    """Make a group of ``tiles``. In the group, the query tiles with the most tokens come first."""
+    """Make a group of the query tiles ``tiles``, sorted by number of tokens, largest first."""
     ordered = sorted(tiles, key=lambda tile: -tile.tokens(shape))
     width = max(tile.rows for tile in tiles)
     tiling = budget.of(width).fit(

@@ -1,4 +1,5 @@
-"""The cache writer operator ``reshape_and_cache``: checks of arguments, encodings, and helper code for its tests.
+"""Runs the operator ``reshape_and_cache``, which writes new keys and values into the KV cache.
 
-The kernels that do the writing are generated from templates, and are not in this package.
+The folder contains checks of arguments, encodings of compressed caches, and helper code for tests. The kernels are not
+in the folder, because pav2gen generates them from templates.
 """

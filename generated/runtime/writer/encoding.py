@@ -1,9 +1,9 @@
 """Encodes float32 numbers for a compressed cache, with operations that every version of PyTorch and every GPU has.
 
-fp8 (OCP E4M3 and E5M2) rounds to the nearest number of the format, with ties to even. A number that is too large
-becomes the largest finite number. NaN stays NaN. int8 rounds in the same way, clamps to -127..127, and stores NaN as 0,
-because int8 has no NaN. The GPU needs no fp8 arithmetic: adding a large power of two to a float32, and subtracting it
-again, rounds away the last bits.
+The fp8 encodings (OCP E4M3 and E5M2) round to the nearest number of the format, with ties to even. The fp8 encodings
+replace a number that is too large by the largest finite number, and keep NaN. The int8 encoding rounds to the nearest
+integer, with ties to even, and clamps to -127..127. The int8 encoding stores NaN as 0, because int8 has no NaN. The GPU
+needs no fp8 arithmetic: adding a large power of two to a float32, and subtracting it again, rounds away the last bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIGN, MAGNITUDE, E4M3_NAN = -0x8000, 0x7FFF, 0x7F << 7
 
 
 class Fp8Space(NamedTuple):
-    """The buffers that the encoding of fp8 values needs: contiguous tensors with the shape of the values.
+    """The buffers for the encoding of fp8 values. Each buffer is a contiguous tensor with the shape of the values.
 
     powers: float32.
     halves, spare: int16.
@@ -53,7 +53,7 @@ def encode_int8(values: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor)
 
 
 def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
-    """Fill ``codes`` (uint8) with the E5M2 codes of values / scales.
+    """Fill ``codes`` (uint8) with the E5M2 encoding of values / scales.
 
     values: float32, contiguous, overwritten.
     scales: float32, in a shape that broadcasts to ``values``.
@@ -65,10 +65,11 @@ def encode_e5m2(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 
 
 def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, codes: torch.Tensor) -> None:
-    """Fill ``codes`` (uint8) with the E4M3 codes of values / scales. The parameters are those of ``encode_e5m2``.
+    """Divide ``values`` by the scales of the cache, and fill ``codes`` (uint8) with the E4M3 encoding of the quotients.
 
-    ``scales`` are the cache's scales times ``E4M3_DIVISOR``. The products with ``E4M3_DIVISOR`` are exact, because
-    ``E4M3_DIVISOR`` is a power of two.
+    values: float32, contiguous, overwritten.
+    scales: the cache's scales times ``E4M3_DIVISOR``, float32, in a shape that broadcasts to ``values``.
+    space: the buffers that this function overwrites.
     """
     largest = E4M3_LARGEST / E4M3_DIVISOR
     values.div_(scales).clamp_(-largest, largest)  # NaN stays
@@ -80,10 +81,10 @@ def encode_e4m3(values: torch.Tensor, scales: torch.Tensor, space: Fp8Space, cod
 
 
 def rounded_halves(values: torch.Tensor, fraction_bits: int, smallest: float, space: Fp8Space) -> torch.Tensor:
-    """Round ``values`` (float32) to numbers with ``fraction_bits`` fraction bits, ties to even.
+    """Round ``values`` (float32) to numbers with ``fraction_bits`` fraction bits, with ties to even.
 
     Returns ``space.halves``, an int16 tensor with the bits of the rounded numbers as float16. Numbers with magnitudes
-    below ``smallest`` are subnormal: they are rounded as if they had the exponent of ``smallest``.
+    below ``smallest`` are subnormal. The function rounds subnormal numbers as if they had the exponent of ``smallest``.
     """
     space.halves.view(torch.float16).copy_(values)
     signs = torch.bitwise_and(space.halves, SIGN, out=space.spare)

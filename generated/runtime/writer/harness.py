@@ -1,4 +1,7 @@
-"""Runs cache writers for the generated tests: makes inputs, runs a writer, and compares each byte of the caches."""
+"""Test harnesses for cache writers. A harness makes inputs, runs a writer, and compares each byte of the caches.
+
+The generated tests call the methods of these harnesses.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ SCALES = (0.3, 0.7)
 
 
 class WriterHarness:
-    """Runs one cache writer on test cases, and checks the results. A subclass for each backend launches the writer.
+    """Runs one cache writer on test cases, and checks the results. The subclass for each backend launches the writer.
 
     package: the generated package.
     row: the writer's row in the dispatch table of the package.
@@ -44,22 +47,22 @@ class WriterHarness:
         raise NotImplementedError
 
     def case(self, slots: Sequence[int], **options: Any) -> WriteCase:
-        """Make a test case for this writer. ``options`` are fields of ``cases.WriteCase``.
+        """Make a test case for this writer. By default, a compressed cache has the scales ``SCALES``.
 
-        By default, a compressed cache has the scales ``SCALES``.
+        slots: the elements of ``slot_mapping``. options: values for other fields of ``cases.WriteCase``.
         """
         if self.key.kv_cache_dtype != "auto":
             options = {"scales": SCALES, **options}
         return WriteCase(self.key, tuple(slots), **options)
 
     def case_of_int32(self, slots: Sequence[int], **options: Any) -> WriteCase:
-        """Make a test case with an int32 slot_mapping, as vLLM's fork for the BI-V100 passes it."""
+        """Make a test case with an int32 slot_mapping, as vLLM's fork for the BI-V100 GPU passes it."""
         return self.case(slots, slot_dtype=torch.int32, **options)
 
     def run(self, write: Write) -> Write:
-        """Run the writer directly, not through the dispatch table, on copies of the caches.
+        """Run the writer without a look-up in the dispatch table, on copies of the caches.
 
-        Returns ``write`` with the copies, to which the writer has written.
+        Returns ``write`` with the copies of the caches after the run.
         """
         write = own_caches(write)
         found = check.check(write, self.key.kv_cache_dtype)
@@ -70,7 +73,7 @@ class WriterHarness:
     def check(self, case: WriteCase) -> Write:
         """Run the writer on a case, and compare every byte of both caches with the expected content.
 
-        Returns the call with the caches that were written.
+        Returns the call with the caches after the run.
         """
         write = make(case)
         done, truth = self.run(write), expected(write, self.key.kv_cache_dtype)
@@ -80,7 +83,10 @@ class WriterHarness:
         return done
 
     def without_nan(self, cache: torch.Tensor) -> torch.Tensor:
-        """Return all bytes of a cache, including gaps, as uint8. In an fp8 cache, every NaN becomes the same byte."""
+        """Return all bytes of a cache as uint8, including the gaps between its blocks.
+
+        In an fp8 cache, the function replaces every encoding of NaN by the same byte.
+        """
         whole = torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage())
         values = [oracle.fp8_value(code, self.key.kv_cache_dtype) for code in range(256)] if self.is_fp8 else []
         nan = torch.tensor([code for code, value in enumerate(values) if value != value], dtype=torch.uint8)
@@ -92,9 +98,9 @@ class WriterHarness:
         return self.key.kv_cache_dtype.startswith("fp8")
 
     def check_table(self, case: WriteCase) -> None:
-        """Check that the generated operator, called as vLLM does, writes the same bytes as a direct run of this writer.
+        """Check that the package's operator writes the same bytes as a direct run of this writer.
 
-        The operator is called once with scales as floats, and once with scales as tensors.
+        The method calls the operator as vLLM does: once with the scales as floats, and once with the scales as tensors.
         """
         write = make(case)
         direct = self.run(write)
@@ -109,8 +115,9 @@ class WriterHarness:
             assert same_bytes(done.key_cache, direct.key_cache) and same_bytes(done.value_cache, direct.value_cache)
 
     def check_round_trip(self, lengths: Sequence[int]) -> None:
-        """Write whole sequences to caches. Check that the caches then hold exactly the expected numbers, and that a
-        decode kernel of the package computes the right attention from them.
+        """Check that the caches hold exactly the expected numbers after the writer has written whole sequences.
+
+        Also check that a decode kernel of the package computes the right attention from these caches.
 
         lengths: sequence lengths in tokens.
         """
@@ -136,13 +143,13 @@ class WriterHarness:
         kernel.compare(call)
 
     def is_read_by(self, row: Row) -> bool:
-        """Whether the kernel of ``row`` is a PyTorch decode kernel that can read the caches of this writer."""
+        """Whether the dispatch-table row ``row`` has a PyTorch kernel that can read the caches of this writer."""
         same = all(getattr(row.key, axis) == value for axis, value in self.key._asdict().items())
         return same and bool(row.torch)
 
 
 class TorchWriter(WriterHarness):
-    """Runs a PyTorch cache writer on test cases, and checks its results."""
+    """Runs a PyTorch cache writer on test cases, and checks the results."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
@@ -153,14 +160,16 @@ class TorchWriter(WriterHarness):
         self.module.reshape_and_cache(write)
 
     def in_chunks_of(self, tokens: int, monkeypatch: Any, kv_heads: int = 2) -> None:
-        """Limit the writer's workspace on the CPU until the end of the test, so that a chunk has ``tokens`` tokens."""
+        """Limit the writer's workspace on the CPU until the test ends, so that the writer processes ``tokens`` tokens
+        at a time.
+        """
         room = (tokens + 1) * (self.module.TOKEN_BYTES + kv_heads * self.module.HEAD_BYTES)
         monkeypatch.setattr(self.module, "CPU_BYTES", room)
 
     def count_calls(self, case: WriteCase) -> int:
-        """Return the number of ATen calls that the writer makes for a case, not counting views.
+        """Return the number of ATen calls that the writer makes for a case, without the calls that return views.
 
-        The test fails if the writer copies values from the device to the host.
+        Raises AssertionError if the writer copies values from the device to the host.
         """
         write = make(case)
         counts = probe.count_calls(lambda: self.module.reshape_and_cache(write))
@@ -169,8 +178,9 @@ class TorchWriter(WriterHarness):
         return sum(counts.values())
 
     def check_workspace(self, case: WriteCase) -> None:
-        """Check that a call on the CPU never allocates more than ``CPU_BYTES`` bytes at once, the limit in the writer's
-        module.
+        """Check that the writer never holds more than ``CPU_BYTES`` bytes of temporary memory during a call on the CPU.
+
+        The constant ``CPU_BYTES`` is in the writer's module.
         """
         write = make(case)
         held = probe.peak_bytes(lambda: self.module.reshape_and_cache(write))
@@ -178,7 +188,7 @@ class TorchWriter(WriterHarness):
 
 
 class CudaWriter(WriterHarness):
-    """Runs a CUDA cache writer on a GPU, or on the CPU with a simulated warp size, and checks its results."""
+    """Runs a CUDA cache writer on a GPU, or on the CPU with an emulated warp size, and checks the results."""
 
     backend = "cuda"
     checked = False
@@ -191,7 +201,7 @@ class CudaWriter(WriterHarness):
     def launch(self, write: Write) -> None:
         """Run the writer on a call with checked arguments.
 
-        On the CPU, the threads of a warp and the thread blocks run in a random order.
+        On the CPU, the emulator runs the threads of each warp, and the thread blocks of the grid, in random order.
         """
         if self.library.program is None:
             self.launch_on_gpu(write)
@@ -200,7 +210,9 @@ class CudaWriter(WriterHarness):
             launch(self.library.function(self.row), write, self.library.explain)
 
     def launch_on_gpu(self, write: Write) -> None:
-        """Copy the call to the GPU and run the writer there. Copy the caches back after the launch, including gaps."""
+        """Copy the call to the GPU, and run the writer there. Then copy the caches back, including the gaps between
+        blocks.
+        """
         moved = Write(*(value.cuda() if isinstance(value, torch.Tensor) else value for value in write))  # type: ignore[arg-type]
         caches = {}
         for name in ("key_cache", "value_cache"):
@@ -212,10 +224,9 @@ class CudaWriter(WriterHarness):
             getattr(write, name).untyped_storage().copy_(cache.untyped_storage())
 
     def check_table(self, case: WriteCase) -> None:
-        """Load the CPU library with this writer into the package, and check the generated operator as ``WriterHarness``
-        does.
+        """Check that the package's operator writes the same bytes as a direct run of this CUDA writer on the CPU.
 
-        On a GPU, this method checks nothing.
+        The method does nothing if this harness runs the writer on a GPU.
         """
         if self.machine == "gpu":
             return  # the operator takes tensors of the GPU
@@ -224,19 +235,18 @@ class CudaWriter(WriterHarness):
 
 
 class CheckedWriter(CudaWriter):
-    """Runs a CUDA cache writer from a checked build, which checks and counts all memory accesses, on the CPU.
+    """Runs a CUDA cache writer on the CPU, in a build that checks and counts all memory accesses.
 
-    A launch raises FindingsError if the build has detected wrong accesses. After a launch, ``report`` has the counters
-    of memory accesses.
+    ``launch`` stores the counters of memory accesses in ``report``, and raises FindingsError if an access was wrong.
     """
 
     checked = True
     report: Report
 
     def launch(self, write: Write) -> None:
-        """Run the writer with all its buffers registered, so that each memory access is checked.
+        """Run the writer on a call with checked arguments. Raises FindingsError if a memory access was wrong.
 
-        Raises FindingsError for a wrong access.
+        Before the run, the method tells the emulator the address and size of each tensor of the call.
         """
         assert self.library.program is not None
         with self.library.program.session(warp_order="syncthreads") as session:
@@ -254,9 +264,10 @@ class CheckedWriter(CudaWriter):
     def check_counters(self, pages: int, row_bytes: int, shared_bytes: int) -> None:
         """Write a prompt of ``pages`` whole pages, and check the memory accesses and the size of shared memory.
 
-        The writer must read each byte of key and value once, and write whole 32-byte sectors of the cache.
-        row_bytes: the number of bytes that the key of one token and KV head takes in the cache.
-        shared_bytes: the bytes of shared memory of each thread block.
+        The writer must read each byte of ``key`` and ``value`` once, and write whole 32-byte sectors of the cache.
+
+        row_bytes: the number of bytes that the key (or the value) of one token and KV head takes in the cache.
+        shared_bytes: the number of bytes of shared memory of each thread block.
         """
         case = self.case(range(pages * self.key.block_size), blocks=pages)
         write = self.run(make(case))

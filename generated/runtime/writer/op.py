@@ -1,5 +1,6 @@
-"""The torch operator ``reshape_and_cache``, as in vLLM. The operator chooses a cache writer from the dispatch table for
-each call.
+"""Registers the operator ``reshape_and_cache`` with torch.library, with the same meaning as in vLLM.
+
+For each call, the operator chooses a cache writer from the dispatch table.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SCHEMA = f"""{check.NAME}(
 
 
 class Arguments(NamedTuple):
-    """The arguments of the operator as torch passes them, in the order of its schema."""
+    """The arguments of the registered operator, in the order of its schema."""
 
     key: torch.Tensor
     value: torch.Tensor
@@ -39,7 +40,7 @@ class Arguments(NamedTuple):
     backend: str
 
     def write(self) -> Write:
-        """Convert the arguments to a ``Write``, the form that kernels receive. The arguments are not checked."""
+        """Convert the arguments to a ``Write``, the form that kernels receive, without checking them."""
         return Write(
             key=self.key,
             value=self.value,
@@ -55,7 +56,8 @@ class Writer:
     """Registers the operator ``reshape_and_cache`` of one generated package, and runs its calls.
 
     kernels: the object that loads the package's kernels.
-    files: maps the name of each spec to the path of its file, for messages.
+    files: the path of each spec (a YAML file from which pav2gen generated kernels of the package), by the spec's name,
+    for error messages.
     """
 
     def __init__(self, kernels: Kernels, files: Mapping[str, str] | None = None) -> None:
@@ -65,7 +67,9 @@ class Writer:
 
     @torch.no_grad()
     def run(self, *args: object) -> None:
-        """Check the arguments of a call, choose a kernel, and launch it. torch's dispatcher calls this method."""
+        """Check the arguments of a call, choose a kernel, and launch the kernel. PyTorch's dispatcher calls this
+        method.
+        """
         arguments = Arguments(*args)  # type: ignore[arg-type]
         write = arguments.write()
         key = check.check(write, arguments.kv_cache_dtype)
@@ -76,9 +80,9 @@ class Writer:
             kernel(write)
 
     def kernel(self, row: Row, backend: str, on_gpu: bool) -> Callable[[Write], None]:
-        """Return a function that runs the kernel of the dispatch row ``row`` on a ``Write``.
+        """Return a function that runs the kernel of the dispatch-table row ``row`` on a ``Write``.
 
-        Raises LibraryError if a CUDA kernel is wanted and no library is loaded.
+        Raises LibraryError if ``backend`` is "cuda" and no library of CUDA kernels is loaded.
         """
         if backend == "torch":
             return self.kernels.module(row).reshape_and_cache  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The arguments of one extend call, as kernels receive them after the operator has checked them."""
+"""Defines ``ExtendCall``, the checked arguments of one call of the operator ``paged_attention_extend``."""
 
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ import torch
 
 
 class ExtendCall(NamedTuple):
-    """The arguments of an extend call. The docstring of ``paged_attention_extend`` gives the shapes.
+    """The checked arguments of one call of ``paged_attention_extend``, as a kernel receives them.
 
-    A row is one query token: one element of the first dimension of ``query``. Kernels clamp the offsets and lengths
-    that they read from tensors, so that wrong values cannot make them access memory out of bounds. The following
-    holds if the values of query_start_loc do not decrease:
+    The docstring of ``paged_attention_extend`` gives the shapes of the tensors. A query row is one element of the first
+    dimension of ``query``, that is, the query of one token for all heads. Kernels clamp the offsets and lengths that
+    they read from tensors, so that wrong values cause no memory access outside of the tensors. Kernels follow these
+    rules if the values of ``query_start_loc`` do not decrease:
 
-    * Sequence s owns the rows from begin to end (exclusive). begin is query_start_loc[s], clamped to [0, tokens], where
-      tokens is the number of rows of ``query``. end is query_start_loc[s + 1], clamped to [begin, tokens]. q_len is
-      end - begin.
-    * Only the first max_query_len rows of a sequence are computed. ``out`` and ``lse`` are not written for other rows,
-      nor for rows that no sequence owns.
-    * The length of sequence s is seq_lens[s], clamped to [0, max_seq_len]. max_seq_len is at most the number of tokens
-      that the pages of one block table row can hold.
-    * Row i of a sequence is at position length - q_len + i, even if max_query_len is less than q_len. A row at a
-      negative position attends to no key.
+    * Sequence ``s`` owns the query rows from ``begin`` to ``end``, ``end`` excluded. ``begin`` is query_start_loc[s],
+      clamped to [0, tokens], where tokens is the number of query rows. ``end`` is query_start_loc[s + 1], clamped to
+      [begin, tokens].
 
-    If query_start_loc is on the CPU and its values decrease, the operator raises ValueError. On a GPU, the operator
-    does not read the values of query_start_loc. If values on a GPU decrease, a sequence's rows of ``out`` and ``lse``
-    may keep their content, or get the result of another sequence. Rows that no sequence owns are not written.
+    * A kernel computes only the first ``max_query_len`` query rows of each sequence. A kernel leaves the elements of
+      ``out`` and ``lse`` for all other query rows unchanged.
 
-    A kernel is called only if the numbers of rows and sequences, max_query_len and max_seq_len are all at least 1.
-    max_query_len is at most the number of rows of ``query``.
+    * The length of sequence ``s`` is seq_lens[s], clamped to [0, max_seq_len]. ``max_seq_len`` is at most the number of
+      tokens that fit into the pages of one row of ``block_tables``.
 
-    tensors: the parameter tensors of the attention modification, in the order in which the spec declares them.
-    read_lengths: whether the host may read the values of ``query_start_loc`` and ``seq_lens``. If False, the host code
-    of a kernel uses only the shapes of these two tensors, ``max_query_len`` and ``max_seq_len``.
+    * The query row ``begin + i`` of sequence ``s`` is at position ``length - (end - begin) + i``, where length is the
+      length of the sequence. The position does not depend on ``max_query_len``. A query row at a negative position
+      attends to no key.
+
+    If ``query_start_loc`` is on the CPU and its values decrease, the operator raises ValueError. If ``query_start_loc``
+    is on a GPU, the operator does not check whether its values decrease. If the values of ``query_start_loc`` decrease
+    on a GPU, a kernel may write wrong results, or none, for query rows that sequences own. A kernel never writes
+    results for query rows that no sequence owns.
+
+    The operator runs a kernel only if the numbers of query rows and sequences, ``max_query_len`` and ``max_seq_len``
+    are all at least 1. ``max_query_len`` is at most the number of query rows.
+
+    tensors: the tensors that the attention modification reads, in the order in which the model's YAML file declares
+    them. An attention modification is an expression in that file that changes attention scores or hides keys.
+    read_lengths: whether the host code of a kernel may read the values of ``query_start_loc`` and ``seq_lens``.
     """
 
     out: torch.Tensor

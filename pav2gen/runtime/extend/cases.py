@@ -1,8 +1,6 @@
-"""Makes the inputs of tests of extend kernels. An ``ExtendCase`` describes a call. ``make`` creates the call.
+"""Makes the inputs for tests of extend kernels. An ``ExtendCase`` describes a call, and ``make`` creates the call.
 
-The query has one row for each new token of each sequence, and it may have rows that belong to no sequence. To "poison"
-is to write NaN to all places that a kernel must not read. The tensors are made on the CPU, from a random seed, in
-vLLM's layouts.
+``make`` fills the tensors with random numbers on the CPU, from a fixed seed, in vLLM's layouts.
 """
 
 from __future__ import annotations
@@ -27,21 +25,22 @@ ONE_PARTITION = 1 << 30
 
 @dataclass(frozen=True)
 class ExtendCase(Case):
-    """Describes the inputs of a test of an extend kernel. ``Case`` explains the fields that are not listed here.
+    """Describes the inputs of a test of an extend kernel. The class ``Case`` explains the fields that are not listed
+    here.
 
     seq_lens: the length of each sequence in tokens, new tokens included.
     partition_size: not used.
     query_lens: the number of new tokens of each sequence.
-    max_query_len: the argument ``max_query_len`` of the call. None means the largest of ``query_lens``.
-    leading_rows, trailing_rows: the numbers of query rows before the first sequence and after the last sequence. No
-    sequence owns these rows, and their queries are NaN.
+    max_query_len: the argument ``max_query_len`` of the call, or None for the largest of ``query_lens``.
+    leading_rows, trailing_rows: the numbers of query rows before the first sequence and after the last sequence, which
+    no sequence owns and which ``make`` fills with NaN.
     shared_pages: the number of pages at the start of sequence 0 that the other sequences use in place of their own
-    pages. A sequence shares a page only if its tokens, and those of sequence 0, fill the page.
-    starts: the values of query_start_loc, for tests of invalid values. ``query_lens`` must then be the numbers of rows
-    that the sequences own after the values are clamped (see ``ExtendCall``). If ``starts`` is empty, the values follow
-    from ``query_lens`` and ``leading_rows``.
-    tokens: the number of query rows. ``tokens`` must be given if ``starts`` is given. Without ``starts``, it is not
-    used.
+    pages. Sequence 0 shares a page with another sequence only if the tokens of both sequences fill the page.
+    starts: the values of ``query_start_loc`` for tests with invalid values, or an empty tuple to compute valid values
+    from ``query_lens`` and ``leading_rows``. If ``starts`` is not empty, ``query_lens`` must be the numbers of query
+    rows that the sequences own after a kernel has clamped the values of ``starts``.
+    tokens: the number of query rows in the call. The field ``tokens`` is required if ``starts`` is given, and not used
+    otherwise.
     """
 
     query_lens: Sequence[int] = ()
@@ -58,7 +57,9 @@ class ExtendCase(Case):
         return max(self.query_lens, default=0) if self.max_query_len is None else self.max_query_len
 
     def attended(self, s: int) -> range:
-        """The key positions of sequence ``s`` to which at least one of the computed query rows attends."""
+        """Return the positions of the keys in sequence ``s`` to which the computed query rows of the sequence may
+        attend.
+        """
         rows = min(self.query_lens[s], self.most_queries)
         stop = max(0, min(self.seq_lens[s], self.longest))
         if rows <= 0:
@@ -71,7 +72,8 @@ class ExtendCase(Case):
 def make(case: ExtendCase) -> ExtendCall:
     """Create the call that a case describes, on the CPU.
 
-    Queries, keys and values are drawn from a standard normal distribution. out and lse are filled with ``SENTINEL``.
+    Queries, keys and values are random numbers from a standard normal distribution. All elements of ``out`` and ``lse``
+    have the value of the constant ``SENTINEL``.
     """
     call = cases.make(case)  # a decode call with the same block tables, caches and features
     generator = torch.Generator().manual_seed(case.seed + 1_000_003)
@@ -110,8 +112,9 @@ def share_pages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Change the block tables so that all sequences begin with the same pages, as sequences with a common prefix do.
 
-    The fields ``shared_pages`` and ``poison`` of the case say which pages are shared, and whether NaN is written to the
-    blocks that no sequence uses any more. The tensors are changed in place. Returns ``key_cache`` and ``value_cache``.
+    ``case.shared_pages`` is the number of pages to share. If ``case.poison`` is true, this function writes NaN to the
+    cache blocks that no sequence uses any more. The function changes the tensors in place, and returns ``key_cache``
+    and ``value_cache``.
     """
     if not case.shared_pages or case.shared_blocks:
         return key_cache, value_cache
@@ -132,7 +135,9 @@ def copy_outputs(call: ExtendCall) -> ExtendCall:
 
 
 def to(call: ExtendCall, device: torch.device) -> ExtendCall:
-    """Return a copy of a call in which all tensors are on ``device``. The copied tensors have the same strides."""
+    """Copy all tensors of a call to ``device``, and return the call with the copies. The copies keep the strides of the
+    original tensors.
+    """
 
     def move(value: object) -> object:
         if isinstance(value, tuple):
@@ -146,10 +151,11 @@ def to(call: ExtendCall, device: torch.device) -> ExtendCall:
 
 
 def spread(call: ExtendCall) -> ExtendCall:
-    """Return a call with a query, caches and block tables whose strides exceed 2^31 elements.
+    """Return a call with the same values, in which the query, the caches and the block tables have strides over 2^31
+    elements.
 
-    The tensors of ``call`` must be on the CPU. The new tensors hold the same values. Raises OSError if the system does
-    not let a process reserve more address space than there is memory.
+    The tensors of ``call`` must be on the CPU. Raises OSError if the system does not let a process reserve more address
+    space than there is memory.
     """
     return call._replace(
         query=far_apart(call.query, axes=1),
@@ -160,9 +166,10 @@ def spread(call: ExtendCall) -> ExtendCall:
 
 
 def of_decode(case: ExtendCase, partition_size: int) -> Case:
-    """Convert an extend case to a case for a decode kernel, with the same sequences, block tables and caches.
+    """Convert a case for an extend kernel to a case for a decode kernel, with the same sequences, block tables and
+    caches.
 
-    case: each of its sequences must have exactly one new token.
+    case: the case for the extend kernel, with exactly one new token in each sequence.
     partition_size: the number of tokens in a partition of the decode kernel.
     """
     fields = {name: getattr(case, name) for name in Case.__dataclass_fields__}

@@ -1,4 +1,5 @@
-"""Test harnesses for extend kernels: they make inputs, run the kernel, and compare with a float64 reference.
+"""Test harnesses for extend kernels. A harness makes inputs, runs a kernel, and compares the results with a float64
+reference.
 
 The generated tests call the methods of these harnesses.
 """
@@ -27,9 +28,9 @@ from .oracle import Reference, reference
 
 
 class ExtendHarness:
-    """A test harness that runs one extend kernel, and compares its results with the float64 reference.
+    """A test harness that runs one extend kernel, and compares the results with the float64 reference.
 
-    Each backend has a subclass, whose method ``launch`` runs the kernel.
+    The subclass for each backend has a method ``launch`` that runs the kernel.
 
     package: the generated package. row: the kernel's row in the package's dispatch table.
     """
@@ -44,17 +45,18 @@ class ExtendHarness:
     def launch(self, call: ExtendCall) -> None:
         """Run the kernel on a call with checked arguments.
 
-        The call has at least one query row and one sequence, and its ``max_query_len`` and ``max_seq_len`` are at least
-        1.
+        The call must have at least one query row and one sequence, and ``max_query_len`` and ``max_seq_len`` of at
+        least 1.
         """
         raise NotImplementedError
 
     def case(self, query_lens: Sequence[int], contexts: Sequence[int], **options: Any) -> ExtendCase:
-        """A test case for this kernel.
+        """Make a test case for this kernel.
+
+        For a kernel that reads a compressed cache, k_scale defaults to 0.3 and v_scale to 0.7.
 
         query_lens: the number of new tokens of each sequence. contexts: the number of cached tokens before the new
-        tokens of each sequence. options: values for other fields of ``cases.ExtendCase``. If the kernel's cache is
-        compressed, the default of k_scale is 0.3, and that of v_scale is 0.7.
+        tokens of each sequence. options: values for other fields of ``cases.ExtendCase``.
         """
         if self.key.kv_cache_dtype != "auto":
             options = {"k_scale": 0.3, "v_scale": 0.7, **options}
@@ -66,7 +68,7 @@ class ExtendHarness:
     def run(self, call: ExtendCall) -> ExtendCall:
         """Run this kernel without a look-up in the dispatch table. Return a copy of the call with the results.
 
-        The results are in new tensors ``out`` and ``lse``. The tensors of ``call`` are not changed.
+        The kernel writes the results to new tensors ``out`` and ``lse``, so that the tensors of ``call`` do not change.
         """
         call = copy_outputs(call)
         found = check.check(call, self.key.kv_cache_dtype)
@@ -79,24 +81,26 @@ class ExtendHarness:
         return reference(call, self.key.kv_cache_dtype, self.row.modification)
 
     def check(self, case: ExtendCase, captured: bool = False) -> None:
-        """Run the kernel on a case, and compare out and lse with the float64 reference.
+        """Run the kernel on a case, and compare ``out`` and ``lse`` with the float64 reference.
 
-        The tolerance grows with ``case.score_size``, because larger scores have larger float32 errors, and these change
-        the softmax weights.
+        The tolerance grows with ``case.score_size``, the factor by which the case multiplies the attention scores.
+        Larger scores have larger float32 errors, and these errors change the softmax weights.
 
-        captured: whether to forbid the kernel's host code to read ``query_start_loc`` and ``seq_lens``, as is the case
+        captured: if True, the kernel's host code must not read the values of ``query_start_loc`` and ``seq_lens``, as
         during the capture of a CUDA graph.
         """
         call = make(case)._replace(read_lengths=not captured)
         self.compare(call, 4 * case.score_size if case.score_size > 1 else 0.0, truth_of(case))
 
     def compare(self, call: ExtendCall, largest: float = 0.0, truth: Reference | None = None) -> ExtendCall:
-        """Run the kernel on a call, and compare out and lse with the float64 reference. Return the call with results.
+        """Run the kernel on a call, and compare ``out`` and ``lse`` with the float64 reference. Return the call with
+        the results.
 
-        In rows that the call does not compute, out and lse must keep every bit.
+        For query rows that the call does not compute, ``out`` and ``lse`` must keep every bit.
 
-        largest: the magnitude of the largest score, or 0 for scores of ordinary size. The tolerance grows with it.
-        truth: the reference's results for this call. If None, they are computed.
+        largest: the magnitude of the largest attention score, or 0 for scores of ordinary size. The tolerance grows
+        with ``largest``.
+        truth: the results of the reference for this call, or None to compute these results.
         """
         truth = truth or self.truth(call)
         done = self.run(call)
@@ -111,12 +115,13 @@ class ExtendHarness:
         return done
 
     def worst_row(self, done: ExtendCall, truth: Reference, largest: float) -> str:
-        """The end of an error message: the index of the first wrong row of out, and its error divided by the tolerance.
+        """Return the end of an error message about ``out``: the index of the first wrong query row, and its error.
 
-        The text is empty if no row is wrong.
+        The message gives the error as a multiple of the tolerance. The result is an empty string if no query row is
+        wrong.
 
-        done: the call with the kernel's results. truth: the reference's results. largest: the magnitude of the largest
-        score. The tolerance grows with it.
+        done: the call with the kernel's results. truth: the results of the reference. largest: the magnitude of the
+        largest attention score, with which the tolerance grows.
         """
         for row in truth.owned.nonzero().flatten().tolist():
             if (worst := excess(done.out[row], truth.out[row], score_noise(largest))) > 1:
@@ -124,11 +129,12 @@ class ExtendHarness:
         return ""
 
     def check_lse(self, lse: torch.Tensor, truth: torch.Tensor, largest: float) -> None:
-        """Compare the kernel's ``lse`` with the reference's ``truth``.
+        """Compare the kernel's ``lse`` with ``truth``, the lse of the float64 reference.
 
-        Both are [rows, heads] float64, and hold the natural logarithm of the sum of exp(score) over keys and sink.
+        Both tensors are [query rows, heads] float64, and hold the natural logarithm of the sum of exp(score) over all
+        keys and the attention sink.
 
-        largest: the magnitude of the largest score. The tolerance grows with it.
+        largest: the magnitude of the largest attention score, with which the tolerance grows.
         """
         off = (lse - truth).abs() > 1e-5 + 4e-7 * truth.abs().clamp_min(largest)
         wrong = torch.where(truth.isinf(), lse != truth, off | lse.isnan())
@@ -137,8 +143,8 @@ class ExtendHarness:
     def check_table(self, case: ExtendCase) -> None:
         """Check that the package's operator returns bitwise the same results as a direct run of this kernel.
 
-        The operator chooses the kernel by the dispatch table. The operator is called twice: first with k_scale and
-        v_scale as given in the case, then with both scales as tensors and without lse.
+        The operator chooses the kernel from the dispatch table. The method calls the operator twice: first with the
+        scales ``k_scale`` and ``v_scale`` of the case, then with both scales as tensors and without ``lse``.
         """
         call = make(case)
         direct = self.run(call)
@@ -151,7 +157,7 @@ class ExtendHarness:
             assert done.lse is None or (direct.lse is not None and torch.equal(done.lse, direct.lse))
 
     def run_by_table(self, call: ExtendCall, **options: Any) -> ExtendCall:
-        """Run the package's operator on a call, with this kernel's backend. Return a copy of the call with results.
+        """Run the package's operator on a call, with this kernel's backend. Return a copy of the call with the results.
 
         options: further keyword arguments for the operator.
         """
@@ -170,13 +176,15 @@ class ExtendHarness:
         return call
 
     def check_decode(self, case: ExtendCase) -> None:
-        """Check that this kernel and the decode kernel with the same key give the same result.
+        """Check that this extend kernel and the decode kernel with the same key in the dispatch table give the same
+        results.
 
-        An element of out may differ by an absolute and a relative error of 1e-6. 16-bit elements may also differ by the
-        rounding of both results. If scores are large, their float32 rounding may change an element by 4e-7 of the
-        largest element in its row, for each unit of the log-sum-exp.
+        An element of ``out`` may differ by an absolute error of 1e-6, plus a relative error of 1e-6. Elements in 16
+        bits may also differ by the rounding errors of both results. Because large scores have large float32 errors, an
+        element may differ by a further 4e-7 * abs(lse) * m, where m is the largest magnitude in the output of the same
+        token and head.
 
-        case: each of its sequences must have exactly one new token.
+        case: a test case with exactly one new token in each sequence.
         """
         call = make(case)
         done = self.run(call)
@@ -192,14 +200,14 @@ class ExtendHarness:
         assert torch.allclose(done.lse, decoded.lse, rtol=1e-6, atol=1e-5), "lse is off"
 
     def decoder(self, row: Row) -> decoding.Harness:
-        """The test harness of the PyTorch decode kernel in ``row``, a row of the dispatch table."""
+        """Return a test harness for the PyTorch decode kernel that the dispatch-table row ``row`` describes."""
         return decoding.TorchKernel(self.package, row)
 
     def check_far_strides(self, case: ExtendCase) -> None:
         """Check the kernel on inputs with strides over 2^31 elements.
 
-        The gaps between the elements take up address space, but no memory. The test is skipped if the system does not
-        let a process reserve more address space than there is memory.
+        The gaps between the elements take up address space, but no memory. The method skips the test if the system does
+        not let a process reserve more address space than there is memory.
         """
         try:
             call = cases.spread(make(case))
@@ -210,9 +218,9 @@ class ExtendHarness:
         self.compare(call)
 
     def check_codes(self) -> None:
-        """Check that the kernel decodes the codes of a compressed cache correctly, in keys and in values.
+        """Check that the kernel decodes all 8-bit numbers of a compressed cache correctly, in keys and in values.
 
-        All codes that stand for finite numbers are tested.
+        The method does not test infinity and NaN.
         """
         page, head_size = self.key.block_size, self.key.head_size
         call = make(self.case([3], [-(-256 // page) * page - 3], poison=False))
@@ -225,7 +233,7 @@ class ExtendHarness:
 
 
 class TorchExtend(ExtendHarness):
-    """A test harness that runs one PyTorch extend kernel, and compares its results with the float64 reference."""
+    """A test harness that runs one PyTorch extend kernel, and compares the results with the float64 reference."""
 
     def __init__(self, package: ModuleType, row: Row) -> None:
         super().__init__(package, row)
@@ -238,15 +246,16 @@ class TorchExtend(ExtendHarness):
     def with_budget(self, monkeypatch: Any, **figures: int) -> None:
         """Change the bounds of the kernel's workspace on the CPU until the test ends, and forbid padding.
 
-        monkeypatch: pytest's fixture. figures: the new bounds. The keywords are fields of ``ExtendBudget``.
+        monkeypatch: the pytest fixture of this name. figures: the new bounds, with the field names of ``ExtendBudget``
+        as keywords.
         """
         monkeypatch.setattr(self.module, "CPU", self.module.CPU._replace(padding=0, row_padding=1, **figures))
 
     def count_calls(self, case: ExtendCase) -> int:
-        """Run the kernel on a case, and return the number of calls of ATen operators. Views are not counted.
+        """Run the kernel on a case, and return the number of calls of ATen operators, without those that return views.
 
-        In this run, the kernel's host code may not read ``query_start_loc`` and ``seq_lens``, and the kernel writes no
-        lse. Raises AssertionError if the host code reads a value of any tensor.
+        The method runs the case without ``lse`` and with ``read_lengths`` set to False. Raises AssertionError if the
+        kernel's host code reads the value of any tensor.
         """
         call = make(case)._replace(read_lengths=False, lse=None)
         self.module.paged_attention_extend(call)  # fills caches, such as fp8 tables
@@ -258,8 +267,7 @@ class TorchExtend(ExtendHarness):
 
 @functools.lru_cache(maxsize=8)
 def truth_of(case: ExtendCase) -> Reference:
-    """The results of the float64 reference for a case.
-
-    The values are cached, because several tests use the same case.
+    """Return the results of the float64 reference for a case. The results are cached, because several tests use the
+    same case.
     """
     return reference(make(case), case.key.kv_cache_dtype, case.modification)

@@ -16,15 +16,16 @@ NAME = "kv_scales"
 def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute (k_scale, v_scale) of a compressed cache: two float32 tensors [kv_heads], on the device of the samples.
 
-    The scale of each head maps the largest magnitude in its sample to the largest number of the cache's format. Keys or
-    values with larger magnitudes that are written later are clamped. To avoid that, take a sample of many tokens, or
-    multiply the scales by a margin. If the sample of a head has only zeros, the scale is 1.
+    The scale of each head maps the largest magnitude in the head's sample to the largest number of the cache's format.
+    The cache writer clamps keys and values with larger magnitudes. To avoid clamping, take a sample of many tokens, or
+    multiply the scales by a safety factor. If the sample of a head has only zeros, the scale is 1.
 
-    key, value: samples of what is written to the cache, [tokens, kv_heads, head size], of any floating-point dtype.
-    Take the keys after their rotation (RoPE).
-    kv_cache_dtype: fp8 or fp8_e4m3, fp8_e5m2, int8.
-    Raises ValueError for another kv_cache_dtype, for samples that are empty or not finite, and for samples of any other
-    shape.
+    key, value: samples of the keys (after RoPE) and values that will be written to the cache, [tokens, kv_heads, head
+    size] in any floating-point dtype.
+    kv_cache_dtype: the format of the cache: fp8 or fp8_e4m3, fp8_e5m2, int8.
+
+    Raises ValueError for another ``kv_cache_dtype``, for samples that are empty or not finite, and for samples of a
+    wrong shape.
     """
     name = kv_dtype(kv_cache_dtype, NAME)
     if name not in LARGEST:
@@ -36,8 +37,11 @@ def kv_scales(key: torch.Tensor, value: torch.Tensor, kv_cache_dtype: str) -> tu
 
 
 def _head_scales(what: str, rows: torch.Tensor, largest: float) -> torch.Tensor:
-    """Return the scale of each head, float32 [kv_heads], for the samples ``rows`` [tokens, kv_heads, head size]. The
-    scale maps the largest magnitude in the head's sample to ``largest``. Messages call the samples ``what``.
+    """Return the scale of each head for a sample of keys or values, float32 [kv_heads].
+
+    The scale of a head maps the largest magnitude in the head's sample to ``largest``.
+
+    what: the name of the sample in error messages. rows: the sample, [tokens, kv_heads, head size].
     """
     if not isinstance(rows, torch.Tensor):
         fail(f"{what} must be a tensor, got {described(rows)}", NAME)

@@ -1,6 +1,7 @@
-"""The arguments of one call of the cache writer, and the places in the cache that the call writes to.
+"""Holds the arguments of one call of ``reshape_and_cache``, and computes the places in the cache that the call writes
+to.
 
-``Write`` and variables named ``write`` stand for one call of ``reshape_and_cache``.
+A variable named ``write`` is a ``Write``, that is, the arguments of one call.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import torch
 class Write(NamedTuple):
     """The arguments of one call of ``reshape_and_cache``.
 
-    key, value: [tokens, kv heads, head size]. The heads of a token are contiguous; tokens may have any stride.
-    key_cache: [blocks, kv heads, head size / x, block size, x]; x is the number of elements in 16 bytes.
+    key, value: [tokens, kv heads, head size]. The heads of a token are contiguous, and the stride between tokens can be
+    any number.
+    key_cache: [blocks, kv heads, head size / x, block size, x], where x is the number of elements in 16 bytes.
     value_cache: [blocks, kv heads, head size, block size].
-    slot_mapping: [tokens] int64 or int32, the place of each token in the caches: block number * block size + slot. A
-    token with a place outside the caches is skipped.
+    slot_mapping: [tokens] int64 or int32, the slot of each token in the caches, which is block number * block size +
+    index within the block. Kernels skip a token whose slot is outside the caches.
     k_scale, v_scale: the scales of the caches, each a float, or a float32 tensor with one element or [kv heads].
     """
 
@@ -31,18 +33,23 @@ class Write(NamedTuple):
     v_scale: float | torch.Tensor
 
     def chunks(self, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Yield the chunks of the call: (key, value, slot_mapping) of ``tokens`` tokens each, or fewer in the last
-        chunk.
+        """Split the call into chunks of ``tokens`` tokens, and yield (key, value, slot_mapping) of each chunk.
+
+        The last chunk may have fewer tokens.
         """
         return zip(*(tensor.split(tokens) for tensor in (self.key, self.value, self.slot_mapping)))
 
 
 class Targets(NamedTuple):
-    """States for each token of a chunk which token to read, and where in the caches to write it: int64 [tokens] each.
+    """The sources and the destinations of the copies that write one chunk, that is, some tokens of a call, to the
+    cache.
 
-    rows: the index, within the chunk, of the token to read. An index equal to the number of tokens stands for what
-    block 0, slot 0 held before the write.
-    blocks, slots: the block number of the place to write to, and the slot within the block.
+    Each field is a tensor [tokens of the chunk] int64.
+
+    rows: the index in the chunk of the token to copy. An index equal to the number of tokens in the chunk means the old
+    content of slot 0 of block 0.
+    blocks: the number of the cache block to write to.
+    slots: the index within the cache block of the token to overwrite.
     """
 
     rows: torch.Tensor
@@ -51,12 +58,14 @@ class Targets(NamedTuple):
 
 
 def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
-    """Compute the targets of a chunk on the device. No tensor shape depends on the slots, so the host reads no slots.
+    """Compute, on the device, where in the cache to write each token of a chunk, that is, of some tokens of a call.
 
-    num_blocks: the number of blocks in the cache. page: the number of tokens in a page.
+    The host does not read ``slot_mapping``, because no tensor shape depends on its values. A token whose slot is
+    outside the cache is skipped: the kernel writes another token of the chunk a second time to that other token's slot.
+    If all tokens are skipped, the kernel overwrites slot 0 of block 0 with its old content.
 
-    For a skipped token, the targets are those of another token. The token's key and value are then written twice, with
-    the same bytes. If all tokens are skipped, the content of block 0, slot 0 is read and written back.
+    slot_mapping: [tokens of the chunk] int64 or int32. num_blocks: the number of blocks in the cache. page: the number
+    of tokens in a page.
     """
     tokens = slot_mapping.shape[0]
     slots = slot_mapping.long()
@@ -69,8 +78,9 @@ def targets(slot_mapping: torch.Tensor, num_blocks: int, page: int) -> Targets:
 
 
 def scale_rows(write: Write, multiple: float = 1.0) -> torch.Tensor:
-    """Return the scales of K (index 0) and V (index 1), times ``multiple``: float32 [2, 1, kv heads, 1] on the call's
-    device.
+    """Return the scales of K (index 0) and V (index 1), times ``multiple``.
+
+    The result is float32 [2, 1, kv heads, 1] on the call's device.
     """
     kv_heads, device = write.key.shape[1], write.key.device
     scales = torch.empty(2, kv_heads, dtype=torch.float32, device=device)

@@ -1,6 +1,6 @@
-"""The inputs of tests of the cache writer, and the expected content of the cache, computed token by token.
+"""Makes the inputs for tests of the cache writer, and computes the expected content of the cache token by token.
 
-The inputs are made on the CPU from a random seed, in vLLM's layouts.
+The inputs are random numbers on the CPU, from a fixed seed, in vLLM's layouts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ ODD_NUMBERS = (
 
 @dataclass(frozen=True)
 class WriteCase:
-    """The description of one test input: a call of the cache writer. ``slots`` are the elements of ``slot_mapping``.
+    """Describes one test input, that is, a call of ``reshape_and_cache``.
 
+    slots: the elements of ``slot_mapping``.
     blocks: the number of blocks in the cache.
-    row_gap: the number of unused elements between two tokens in key and in value, as in slices of a fused projection.
+    row_gap: the number of unused elements between two tokens in ``key`` and in ``value``, as in slices of a fused
+    projection.
     block_gap: the unused memory between two blocks of the cache, in pages of one KV head.
     scales: the scales of K and of V, each a float or one float per KV head.
     odd: whether keys and values are drawn from ``ODD_NUMBERS``, which are hard to encode, instead of N(0, 1).
@@ -51,7 +53,7 @@ class WriteCase:
 def make(case: WriteCase) -> Write:
     """Make the arguments of the call that ``case`` describes, on the CPU. The caches have random bytes.
 
-    Keys and values are random numbers from N(0, 1), or numbers of ``ODD_NUMBERS`` if ``case.odd``.
+    Keys and values are random numbers from N(0, 1), or from ``ODD_NUMBERS`` if ``case.odd`` is true.
     """
     generator = torch.Generator().manual_seed(case.seed)
     key, tokens = case.key, len(case.slots)
@@ -79,7 +81,7 @@ def make(case: WriteCase) -> Write:
 
 
 def own_caches(write: Write) -> Write:
-    """Return ``write`` with copies of its caches. Gaps between the blocks of the caches are copied too."""
+    """Return ``write`` with copies of its caches. The copies include the gaps between the blocks of the caches."""
     copies = {}
     for name in ("key_cache", "value_cache"):
         cache = getattr(write, name)
@@ -89,7 +91,7 @@ def own_caches(write: Write) -> Write:
 
 
 def expected(write: Write, kv_cache_dtype: str) -> Write:
-    """Return ``write`` with copies of its caches that have the content that is expected after the call."""
+    """Return ``write`` with copies of its caches that hold the expected content after the call."""
     after = own_caches(write)
     blocks, _, grains, page, x = write.key_cache.shape
     stored = [
@@ -105,9 +107,10 @@ def expected(write: Write, kv_cache_dtype: str) -> Write:
 
 
 def quantized(rows: torch.Tensor, scale: float | torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Return what the cache must contain for the keys or values ``rows`` [tokens, kv heads, head size].
+    """Return the elements that the cache must hold for the keys or values ``rows`` [tokens, kv heads, head size].
 
-    For kv_cache_dtype ``auto``, this is ``rows`` itself. For other types, it is ``rows`` / ``scale``, encoded.
+    If ``kv_cache_dtype`` is ``auto``, the result is ``rows`` itself. For another ``kv_cache_dtype``, the result is
+    ``rows`` / ``scale``, encoded in the format of the cache.
     """
     if kv_cache_dtype == "auto":
         return rows

@@ -19,7 +19,7 @@ _fail = partial(fail, operator=NAME)
 def check(write: Write, kv_cache_dtype: str) -> CacheKey:
     """Check all arguments of a call of ``reshape_and_cache``. Raises ValueError for the first wrong argument.
 
-    Returns the call's kernel key, which selects the kernel.
+    Returns the key by which the dispatch table finds the kernel for the call.
     """
     name = kv_dtype(kv_cache_dtype, NAME)
     for field in TENSORS:
@@ -43,8 +43,10 @@ def check(write: Write, kv_cache_dtype: str) -> CacheKey:
 def check_rows(name: str, rows: torch.Tensor, key: torch.Tensor) -> None:
     """Raise ValueError unless ``rows`` has the shape and dtype of ``key``, and the heads of a token are contiguous.
 
-    The shape is [tokens, kv heads, head size]. The stride between tokens may have any value. Messages call the tensor
-    ``name``.
+    The stride between tokens can be any number.
+
+    name: the name of ``rows`` in error messages. rows: the argument ``key`` or ``value`` of a call, [tokens, kv heads,
+    head size].
     """
     if rows.dim() != 3 or rows.dtype not in DTYPES:
         _fail(f"{name} must be [tokens, kv heads, head size] in {', '.join(DTYPES.values())}, got {shape_of(rows)}")
@@ -57,7 +59,7 @@ def check_rows(name: str, rows: torch.Tensor, key: torch.Tensor) -> None:
 def check_caches(write: Write, kv_cache_dtype: str) -> None:
     """Raise ValueError unless both caches have vLLM's layout and fit the shape of ``key``.
 
-    The pages of both caches must also start at addresses that are multiples of 16 bytes.
+    In both caches, each page must start at an address that is a multiple of 16 bytes.
     """
     key, key_cache, value_cache = write.key, write.key_cache, write.value_cache
     stored = storage_dtype(kv_cache_dtype, key.dtype)

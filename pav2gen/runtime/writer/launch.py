@@ -30,9 +30,12 @@ class WriteArgs(ctypes.Structure):
 
 
 def launch(function: Callable[..., int], write: Write, explain: Callable[[int], str]) -> None:
-    """Call the entry function of a CUDA cache writer (``function``) for a checked call, on the device's current stream.
+    """Run a CUDA cache writer on a call with checked arguments, on the current stream of the call's device.
 
-    ``explain`` turns an error code into a sentence. Raises RuntimeError with this sentence if the launch fails.
+    Raises RuntimeError if the launch fails.
+
+    function: the writer's entry function in the library, which returns 0 or an error code.
+    explain: a function that takes an error code, and returns a sentence for the message of the error.
     """
     args = arguments(write)
     with device_of(write.key) as stream:
