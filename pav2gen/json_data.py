@@ -124,7 +124,7 @@ def positive_whole(value: Any) -> int:
 
 
 def anything(value: Any) -> Any:
-    """Return ``value``, whatever it is. This is the reader for fields that pav2gen ignores."""
+    """Return ``value`` without any check. This is the reader for fields that pav2gen ignores."""
     return value
 
 

@@ -99,9 +99,8 @@ def _drifts(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
 
 
 def _cut_short(found: Tree) -> list[str]:
-    """Return the names of the specs whose build was interrupted, or an empty list if no build was interrupted.
-
-    If a build was interrupted, but it is not known of which specs, the list is ``[SHARED]``.
+    """Return the names of the specs whose build was interrupted. The list is empty if no build was interrupted, and
+    ``[SHARED]`` if the interrupted specs are unknown.
     """
     return sorted(found.journal.keys() - {SHARED}) or ([SHARED] if found.incomplete else [])
 

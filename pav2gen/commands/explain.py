@@ -67,9 +67,9 @@ def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
 
 
 def _missing(served: Sequence[Point], others: Sequence[Point], specs: Sequence[Spec]) -> Missing | None:
-    """Find the operators of which no spec has kernels for the query, and how to add them to a spec.
+    """Find the operators without a kernel for the query, and how to add them to a spec.
 
-    Returns None if there are no such operators, or if no spec can build them.
+    Returns None if every operator has a kernel, or if no spec can build the missing ones.
 
     served: the kernels of the query's operator that serve the query.
     others: the kernels of other operators that serve the query.
@@ -134,7 +134,7 @@ def read_value(axis: str, value: object) -> object:
 
 
 def _refusals(query: Mapping[str, object], operator: str) -> Iterator[Refusal]:
-    """Yield each rule that the values in ``query`` break, whatever the values of all other axes are."""
+    """Yield each rule that the values in ``query`` break. The values of the other axes make no difference."""
     for rule in RULES:
         if isinstance(rule, AxisRule) and query.keys() >= set(rule.axes):
             sentence = rule.complaint(*(query[axis] for axis in rule.axes))
@@ -161,8 +161,8 @@ def _obstacle(query: Mapping[str, object], operator: str, spec: Spec) -> Obstacl
 def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float]:
     """Return a sort key that orders obstacles by the size of the necessary change.
 
-    The key is the number of axes that need another value in the spec, then the relative distance of the query's values
-    from the spec's values on these axes.
+    The first part of the key is the number of axes that need another value in the spec. The second part is the relative
+    distance between the query's values and the spec's values on these axes.
     """
     axes = obstacle.spec.axes
     nearest = (min(relative_difference(query[axis], has) for has in axes[axis]) for axis in obstacle.lacking)

@@ -94,8 +94,8 @@ class Explanation:
     operator: the operator that the user asks for.
     served: the kernels of ``operator`` with the query's values.
     others: the kernels of other operators with the query's values.
-    missing: the operators of which no spec has a kernel with the query's values, and how to add them. None if there are
-    no such operators, if no spec can build them, or if ``served`` is empty.
+    missing: the operators without a kernel for the query, and how to add them. None if every operator has a kernel, if
+    no spec can build the missing ones, or if ``served`` is empty.
     refusals: the rules that forbid the query.
     obstacles: for each spec, why it has no kernel for the query. The spec that needs the smallest change is first.
     nearest: the kernel of ``operator`` that differs from the query on the fewest axes. None if the

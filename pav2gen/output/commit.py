@@ -146,7 +146,10 @@ def _entries(changes: Iterable[FileChange]) -> dict[str, dict[str, list[str]]]:
 
 
 def _tidy(disk: Disk, removed: Iterable[str]) -> None:
-    """Remove the compiled files (``.pyc``) of the removed files ``removed``, and the folders that are then empty."""
+    """Delete the compiled files (``.pyc``) of the source files ``removed``.
+
+    After that, delete the folders that are empty.
+    """
     for path in sorted(removed, reverse=True):
         if os.path.lexists(f"{disk.root}/{path}"):
             continue

@@ -1,8 +1,8 @@
 """The content of a MANIFEST.json, which lists files of a generated package and the sources that they were made from.
 
 Each spec has a MANIFEST.json in its folder. The manifest lists the files in this folder, and has a row for each kernel
-of the spec. The shared manifest, at the top of the generated package, lists the files that all specs share. A manifest
-is written after the files that it lists, so its presence means that the build of these files is complete.
+of the spec. The shared manifest, at the top of the generated package, lists the files that all specs share. A build
+writes a manifest after the files that the manifest lists. If a manifest exists, all files that it lists were written.
 docs/manifest.md documents the format.
 """
 

@@ -118,7 +118,8 @@ class RowTile(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The number of row tiles, tiles and chunks into which a call is divided. The module docstring defines these units.
+    """The number of row tiles, tiles and chunks into which a call is divided. The module docstring defines these three
+    words.
 
     These numbers determine how many PyTorch functions the kernel calls.
     """

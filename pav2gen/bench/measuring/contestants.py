@@ -164,10 +164,10 @@ def cuda_launches(row: Row, call: Call) -> int:
 def count_launches(prepare: Callable[[Callable[..., int]], object]) -> int:
     """Return how many kernels a compiled CUDA library would launch in one call of the operator.
 
-    prepare: a function that takes an entry function (the C function of a library that launches kernels), divides a call
-    into parts, and calls the entry function for each part. ``prepare`` gets an entry function that only counts. The
-    entry function of a library launches a kernel for the partitions and, if there are several partitions, a second
-    kernel that merges their results.
+    prepare: a function that divides a call into parts, and calls an entry function for each part. Its argument is the
+    entry function: the C function of a library that launches kernels. ``prepare`` gets an entry function that only
+    counts. The entry function of a library launches a kernel for the partitions and, if there are several partitions, a
+    second kernel that merges their results.
     """
     counts: list[int] = []
 

@@ -56,8 +56,8 @@ def _sequence(
 ) -> torch.Tensor:
     """Return the float64 output for one sequence: a tensor [query heads, head size].
 
-    If the call has sinks (for each query head, a score that belongs to no token), the softmax state of each query head
-    begins with the head's sink as the maximum. The arguments except ``s`` are as in ``truth``.
+    A sink is a score that belongs to no token. If the call has sinks, the softmax state of each query head begins with
+    the head's sink as the maximum. The arguments except ``s`` are as in ``truth``.
 
     s: the index of the sequence in the batch.
     """

@@ -256,8 +256,8 @@ def summary(series: Sequence[Series], y_format: Callable[[float], str]) -> str:
 def tokens(value: float) -> str:
     """Return a number of tokens in short form, such as 512, 8K or 100k.
 
-    A number below 1024 is written in full. A multiple of 1024 is written with K, which means 1024, or with M, which
-    means 1024 * 1024, if it is at least 1024 * 1024. Any other number is written with k, which means 1000.
+    A number below 1024 is written in full. A multiple of 1024 is written with K, which means 1024. From 1024 * 1024 on,
+    it is written with M, which means 1024 * 1024. Any other number is written with k, which means 1000.
     """
     number = round(value)
     if number < 1024:

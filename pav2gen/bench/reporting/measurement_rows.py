@@ -1,7 +1,7 @@
 """Computes the values that a report shows for each measured problem in JSON documents of ``pav2gen bench``.
 
-The "floor" of a problem is a lower bound of the time of its call: the time to move each byte of the input and the
-output once, at the bandwidth of a memory copy.
+The "floor" of a problem is the least possible time of its call. In this time, a memory copy would move each byte of the
+input and the output once.
 """
 
 from __future__ import annotations

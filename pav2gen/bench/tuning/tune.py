@@ -74,7 +74,7 @@ class Outcome:
 
     path: the tuning file that was written.
     rows: the number of rows in this file.
-    noisy: a message for each measurement that is no row of the file, such as a noisy one.
+    noisy: a message for each measurement that the file leaves out, for example because its times differ too much.
     wrong: a message for each problem in which a kernel gave a wrong result.
     notes: other messages.
     """

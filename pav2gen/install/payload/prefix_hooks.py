@@ -1,7 +1,7 @@
 """The hook that a patched vLLM calls for a prefill with a cached prefix.
 
-In such a prefill, keys and values of the first tokens of each sequence are in the KV cache, and several new tokens
-attend to them.
+In such a prefill, the KV cache already has the keys and values of the first tokens of each sequence. Several new tokens
+attend to these first tokens.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _source(tree: VllmTree, path: str, record: Record | None) -> SourceState:
 
 
 def tidy(found: TreeState, files: Collection[str] = ()) -> None:
-    """Remove what is no longer needed from a vLLM tree: temporary files, caches of removed files, and empty folders.
+    """Delete temporary files, caches of deleted files, and empty folders from a vLLM tree.
 
     files: the paths of the files that stay installed, relative to the package's folder.
     """

@@ -224,7 +224,8 @@ def by_chunk(items: torch.Tensor, tile: Tile, heads: int) -> Sequence[torch.Tens
     """Split the tensor ``items`` into one part for each chunk, that is, for each set of consecutive items of ``tile``.
 
     items: a tensor [tile.items * heads, ...] with elements for every chunk, or a tensor [tile.chunk * heads, ...] that
-    all chunks use in turn. If all chunks use the same tensor, a shorter last chunk gets only its first elements.
+    all chunks use in turn. If the last chunk has fewer items than the other chunks, it gets only the first rows of the
+    shared tensor.
     heads: the number of KV heads.
     """
     size, total = tile.chunk * heads, tile.items * heads

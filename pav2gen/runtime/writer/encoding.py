@@ -33,8 +33,8 @@ SIGN, MAGNITUDE, E4M3_NAN = -0x8000, 0x7FFF, 0x7F << 7
 class Fp8Space(NamedTuple):
     """The buffers for the encoding of fp8 values. Each buffer is a contiguous tensor with the shape of the values.
 
-    powers: float32.
-    halves, spare: int16.
+    powers: float32, for the powers of two that round the values.
+    halves: int16, for the bits of the values in float16. spare: int16, for intermediate results.
     """
 
     powers: torch.Tensor
