@@ -64,8 +64,8 @@ def is_captured(device: torch.device) -> bool:
 def host_lengths(seq_lens: torch.Tensor, worthwhile: bool, name: str = "seq_lens") -> tuple[int, ...] | None:
     """Return the values of ``seq_lens``, or None if the host does not read the tensor.
 
-    worthwhile: whether the lengths can save more time than a read of GPU memory costs.
-    name: the name of the argument in the operator's call. The cache holds the latest values for each name and device.
+    worthwhile: whether the kernel saves more time with the lengths than the host spends on reading them from the GPU.
+    name: the operator's name for the argument ``seq_lens``. The latest values are cached for each name and device.
     """
     if seq_lens.device.type == "cpu":
         return tuple(seq_lens.tolist())

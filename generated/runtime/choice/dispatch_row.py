@@ -13,8 +13,8 @@ MIB = 1 << 20
 
 
 class Modification(NamedTuple):
-    """A change of the attention that a spec (a YAML file) defines by an expression for scores, for the mask, or for
-    both.
+    """A change that a spec (a YAML file) makes to attention. The spec gives an expression for the scores, an expression
+    for the mask, or both expressions.
 
     score: the expression that replaces each score, or an empty string.
     mask: the expression that is true for the keys that a query attends to, or an empty string.

@@ -179,8 +179,8 @@ def bytes_read(spec: Spec, plans: Mapping[Key, Sequence[Plan]]) -> Bars | None:
     """Return the bar chart of how many bytes a decode call loads from the KV cache, as the plans predict.
 
     The call has one sequence of the model's full length (``max_seq_len``). For each configuration, the chart compares
-    the CUDA kernel with a kernel that has one thread block for each query head. Returns None if the spec builds no CUDA
-    kernels.
+    the CUDA kernel with an imaginary kernel that has one thread block for each query head. Returns None if the spec
+    builds no CUDA kernels.
     """
     if "cuda" not in spec.backends:
         return None
