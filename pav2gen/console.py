@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def print_table(table: Table) -> None:
-    """Print a table. On a terminal, lines fit its width. In a file or a pipe, lines have up to 1000 characters.
+    """Print ``table``. On a terminal, the table is at most as wide as the terminal. In a file or a pipe, lines have at
+    most 1000 characters.
 
     If the environment variable NO_COLOR is not empty, the table has no colours and no bold letters.
     """

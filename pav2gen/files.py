@@ -35,10 +35,10 @@ def is_leftover(path: str) -> bool:
 
 
 def check_replaceable(path: Path, begins: bytes, what: str) -> None:
-    """Raise UserError if ``path`` is a file that a command must not replace, because it has unexpected content.
+    """Raise UserError if ``path`` is an existing file with unexpected content, which a command must not replace.
 
-    begins: a file may be replaced if its content begins with these bytes, or if it is empty.
-    what: what the error message calls the expected kind of file, such as ``a page of HTML``.
+    begins: the first bytes of every file of the expected kind. An empty file may be replaced too.
+    what: the name that the error message gives to the expected kind of file, such as ``a page of HTML``.
     """
     if not path.is_file():
         return

@@ -1,8 +1,8 @@
 """Reads JSON that someone may have edited: parses it, then checks each field.
 
 A reader is a function that checks a value and returns it. If the value has the wrong form, the reader raises
-ValueError. A reader of an object or a list is made from readers of its items. The message of its error begins with the
-place of the wrong item, as in ``rows[3].test: '5' is not one line of text``.
+ValueError. A reader of an object or a list calls other readers for the items. If an item is wrong, the error message
+begins with the place of the item, as in ``rows[3].test: '5' is not one line of text``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _no_number(name: str) -> None:
 
 
 def seen(value: Any) -> str:
-    """Return what an error message calls ``value``: "a list", "an object", or any other value in quotes."""
+    """Return the words for ``value`` in an error message: "a list", "an object", or the value itself in quotes."""
     return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else quoted(value)
 
 
@@ -65,7 +65,7 @@ def prose(value: Any) -> str:
 
 
 def word(value: Any) -> str:
-    """Return ``value`` if it is empty, or a name or path of ASCII letters, digits and ``_ . / -``."""
+    """Return ``value`` if it is a string of ASCII letters, digits and ``_ . / -``, or an empty string."""
     if not isinstance(value, str) or not _WORD.fullmatch(value):
         raise ValueError(f"{seen(value)} is not a name")
     return value
@@ -124,7 +124,7 @@ def positive_whole(value: Any) -> int:
 
 
 def anything(value: Any) -> Any:
-    """Return ``value`` without any check. This is the reader for fields that pav2gen ignores."""
+    """Return ``value`` without any check. Use this reader for fields that pav2gen ignores."""
     return value
 
 
@@ -177,7 +177,7 @@ def pair(first: Reader, second: Reader) -> Reader:
 
 
 def mapping(key: Reader, read: Reader) -> Reader:
-    """Make a reader of JSON objects with fields of any name. It returns a dict.
+    """Make a reader of JSON objects with fields of any name. The reader returns a dict.
 
     key: the reader of the names of the fields.
     read: the reader of the values of the fields.
@@ -191,7 +191,7 @@ def mapping(key: Reader, read: Reader) -> Reader:
 
 
 def fields(readers: Mapping[str, Reader], extra: Reader | None = None) -> Reader:
-    """Make a reader of JSON objects that have certain fields. It returns a dict.
+    """Make a reader of JSON objects that have certain fields. The reader returns a dict.
 
     readers: maps the name of each field that an object must have to the reader of its value.
     extra: the reader of the values of all other fields. None means that an object must not have other fields.
@@ -217,7 +217,7 @@ def _check_object(value: Any) -> None:
 def _placed(place: str, read: Reader | None, value: Any) -> Any:
     """Return what ``read`` returns for ``value``.
 
-    If the function raises ValueError, put ``place`` in front of the message.
+    If ``read`` raises ValueError, put ``place`` in front of the message.
     """
     assert read is not None
     try:

@@ -42,9 +42,10 @@ def one_of(choices: Iterable[object]) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return the end of a message about an unknown ``word``: the choice most similar to it, or else all choices.
+    """Return the end of a message about an unknown ``word``: the most similar choice, or all choices if none is
+    similar.
 
-    choices: the words that the user could write. ``choices`` must not be empty.
+    choices: the words that the user could write, at least one.
     """
     known = list(choices)
     near = difflib.get_close_matches(word[:LONGEST_QUOTE].lower(), known, n=1)

@@ -1,4 +1,4 @@
-"""Shows users' mistakes and system errors as one line on stderr, with exit code 2."""
+"""Prints a user's mistake or a system error as one line on stderr, and exits with code 2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pav2gen.errors import UserError
 
 
 class Failure(click.ClickException):
-    """A user's mistake or a system error. click shows it and exits with code 2."""
+    """A user's mistake or a system error. click prints the message and exits with code 2."""
 
     exit_code = 2
 
@@ -41,13 +41,16 @@ def usage_failure(error: click.UsageError) -> click.ClickException:
 
 
 class Commands(click.Group):
-    """The command ``pav2gen``, a group of all other commands. Users' mistakes and system errors become Failures.
+    """The command ``pav2gen``, a click group of all other commands. The group raises users' mistakes and system errors
+    as ``Failure``.
 
     Characters that the encoding of stdout or stderr lacks are printed as escape sequences.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options in front of the command's name, such as ``--version``. Return the arguments behind them."""
+        """Parse the options in front of the command's name, such as ``--version``. Return the arguments after these
+        options.
+        """
         ctx.meta["words"] = tuple(args)
         try:
             return super().parse_args(ctx, args)

@@ -14,7 +14,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class NonEmptyPath(click.Path):
-    """The type of a path on the command line. An empty path is an error, so ``--out "$UNSET"`` does not mean ``.``."""
+    """The type of a path on the command line. An empty path is an error. Otherwise, ``--out "$UNSET"`` would mean the
+    current folder.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return ``value``, the text of an argument or option, as a path. An empty text is an error."""
@@ -35,7 +37,7 @@ def default_specs(ctx: click.Context, param: click.Parameter, value: tuple[Path,
 
 
 def complete_axis(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the words that a shell offers to complete ``incomplete``, such as ``head_size=`` for ``he``."""
+    """Return the words that a shell offers as completions of ``incomplete``, such as ``head_size=`` for ``he``."""
     from pav2gen.family.axes import AXES
 
     return [f"{name}=" for name in (*AXES, "operator") if name.startswith(incomplete)]

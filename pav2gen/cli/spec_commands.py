@@ -215,9 +215,9 @@ def _say_waiting(holder: str) -> None:
 
 
 def _print_outcome(outcome: Outcome, options: BuildOptions, verbose: bool, quiet: bool) -> None:
-    """Print in a few lines what a build or a removal did, or would do in a dry run.
+    """Print the changes that a build or a removal made. After a dry run, print the changes that a real run would make.
 
-    In a dry run, raises the error with which the real run would stop.
+    After a dry run, raises the error that a real run would raise.
     """
     if quiet and outcome.refusal:
         raise outcome.refusal
@@ -247,7 +247,7 @@ def _files(number: int) -> str:
 
 
 def _print_report(report: DriftReport, most: int) -> None:
-    """Print the differences between a package and its specs, then the commands that repair them.
+    """Print the differences between a package and its specs, and then the commands that repair the differences.
 
     Each kind of difference gets at most ``most`` lines.
     """

@@ -26,13 +26,13 @@ from pav2gen.wording import did_you_mean, quoted
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What ``build``, ``remove`` and ``check`` need to know besides the specs.
+    """The options of ``build``, ``remove`` and ``check``.
 
     out: the folder of the generated package.
-    filters: only kernels that match these filters are built (see ``selection.select``).
-    force: whether to replace or remove even files that were edited by hand.
-    dry_run: whether to compute what would change, and write nothing.
-    templates: the templates of the generated files; None means those of pav2gen.
+    filters: filters for the kernels to build, such as ``dtype=float16`` (see ``selection.select``).
+    force: whether files that were edited by hand may be replaced or removed.
+    dry_run: whether to compute the changes without writing them.
+    templates: the templates of the generated files; None means pav2gen's own templates.
     on_wait: a function that is called once, before the command waits for another command that locks the package.
     """
 
@@ -46,14 +46,14 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a build or a removal has changed, or, after a dry run, what it would change.
+    """The changes that a build or a removal made, or, after a dry run, the changes that a real run would make.
 
-    shown: what messages call the folder of the package.
+    shown: the name that messages give to the folder of the package.
     kernels: maps the name of each spec that was built to the number of its kernels.
     changes: the files that were written or removed.
     unchanged: the number of files that already had the right content.
-    notes: messages for the user, such as settings that have no effect.
-    refusal: after a dry run, the error with which a real run would stop; None if it would succeed.
+    notes: messages for the user, for example about settings that have no effect.
+    refusal: after a dry run, the error that a real run would raise, or None if a real run would succeed.
     """
 
     shown: str
@@ -85,7 +85,7 @@ def build(paths: Sequence[Path], options: BuildOptions) -> Outcome:
 
 
 def _lock(options: BuildOptions, create: bool = False) -> AbstractContextManager[None]:
-    """Return a context manager that locks the package. A dry run takes a shared lock, because it only reads.
+    """Return a context manager that locks the package. The lock of a dry run lets other commands read the package.
 
     create: whether to make the folder of the package if it is missing.
     """
@@ -108,11 +108,11 @@ def _importable(name: str) -> bool:
 
 
 def remove(name: str, options: BuildOptions) -> Outcome:
-    """Remove the files of a spec from the package ``options.out``, and its rows from the dispatch table.
+    """Remove the files of a spec from the package ``options.out``, and the rows of the spec from the dispatch table.
 
     name: the name of the spec, or the path of its file.
 
-    Raises UserError as ``build`` does, and if the package has no such spec.
+    Raises UserError in the same cases as ``build``, and if the package has no spec of this name.
     """
     with _lock(options):
         found = tree.read_tree(options.out)
@@ -146,11 +146,12 @@ def _check_parts(found: Tree, others: Iterable[Manifest], options: BuildOptions)
 def _carry_out(
     found: Tree, selections: Sequence[Selection], others: Sequence[Manifest], options: BuildOptions, removed: str = ""
 ) -> Outcome:
-    """Render the package, and compare it with the files on disk. Unless this is a dry run, write what differs.
+    """Render the package, and compare the result with the files on the disk. Except in a dry run, write the files that
+    differ.
 
     selections: the specs to render, with their kernels.
     others: the manifests of the specs whose files stay as they are.
-    removed: the name of the spec to remove. The name is empty for a build.
+    removed: the name of the spec to remove, or empty for a build.
     """
     package = render_package(selections, others, options.templates or Templates())
     files = {removed: FileSet(), **package.files} if removed else package.files
@@ -184,7 +185,7 @@ def _unused_settings(selections: Iterable[Selection]) -> Iterator[str]:
 
 
 def _owner(name: str, found: Tree) -> str:
-    """Return the name of the spec that the user calls ``name``. Raises UserError if the package has no such spec.
+    """Return the name of the spec that the user means by ``name``. Raises UserError if the package has no such spec.
 
     name: the name of the spec, or a path that ends in the name of its file.
     found: the generated package on the disk.

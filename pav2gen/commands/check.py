@@ -1,6 +1,7 @@
-"""Implements ``pav2gen check``: finds how a generated package differs from its specs, and how to repair it.
+"""Implements ``pav2gen check``: finds the differences between a generated package and its specs, and commands that
+repair them.
 
-The names in this module call a difference between a package and its specs "drift".
+In the names of this module, a "drift" is a difference between a package and its specs.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ class Drift:
 
     kind: one of ``KINDS``.
     path: the file or folder that differs, relative to the package.
-    note: what else the user should know about the difference. Empty if kind and path say everything.
+    note: further words about the difference for the user, or empty.
     owner: the name of the spec to build for the repair. The owner is ``SHARED`` for a file that all specs share, and
     None if a build does not repair the difference.
-    blocked: whether a link or a folder is where a file should be. A build does not remove links or folders.
+    blocked: whether a symbolic link or a folder has the path of a file to build. A build does not remove links or
+    folders.
     """
 
     kind: str
@@ -45,12 +47,12 @@ class Drift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """All differences between a package and its specs, and how to repair them.
+    """All differences between a package and its specs, and the commands that repair them.
 
-    shown: what messages call the folder of the package.
+    shown: the name that messages give to the folder of the package.
     files: the number of files that a build would render.
     drifts: the differences, sorted by kind and path.
-    repairs: the shell commands that repair them.
+    repairs: the shell commands that repair the differences.
     """
 
     shown: str
@@ -62,8 +64,8 @@ class DriftReport:
 def check(paths: Sequence[Path], options: BuildOptions, whole: bool) -> DriftReport:
     """Compare the files of the package ``options.out`` with a new rendering of the specs at ``paths``, byte by byte.
 
-    whole: whether ``paths`` are all specs of the project. If all specs were given, every other spec in the package is
-    an orphan.
+    whole: whether ``paths`` are all specs of the project. If so, files of any other spec in the package are reported as
+    orphans.
 
     Raises UserError for a bad spec, and for a package that cannot be read.
     """
@@ -130,9 +132,9 @@ def _drift(change: FileChange, found: Tree) -> Drift:
 
 
 def _orphans(found: Tree, package: Package, whole: bool) -> Iterator[Drift]:
-    """Yield a difference for each file or folder on disk that belongs to no spec in ``package``.
+    """Yield a difference for each file or folder on the disk that belongs to no spec in ``package``.
 
-    whole: see ``check``.
+    whole: whether all specs of the project were given, as in ``check``.
     """
     strangers = set(found.specs) - package.files.keys()
     if whole:
@@ -153,8 +155,8 @@ def _repairs(drifts: Sequence[Drift], selections: Sequence[Selection], shown: st
     """Yield the shell commands that repair ``drifts``.
 
     selections: the specs that were compared with the package.
-    shown: the folder of the package, as the commands name it.
-    whole: see ``check``.
+    shown: the path of the package's folder, as written in the commands.
+    whole: whether all specs of the project were given, as in ``check``.
     """
     out = [] if Path(shown) == DEFAULT_FOLDER else ["--out", shown]
     paths = {chosen.spec.name: str(chosen.path) for chosen in selections}

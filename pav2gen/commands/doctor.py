@@ -1,4 +1,4 @@
-"""Implements ``pav2gen doctor``: shows what pav2gen finds on this machine, and which command to type next.
+"""Implements ``pav2gen doctor``: shows what pav2gen finds on this machine, and the command to type next.
 
 The command writes nothing. A missing part of the machine, such as a compiler, is reported, but is never an error.
 """
@@ -49,12 +49,12 @@ class DoctorOptions:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one part of the machine, such as torch or a compiler.
+    """The result for one part of the machine, such as torch or a compiler.
 
     name: the name of the part.
     found: whether the part exists and is usable.
     text: the line that describes the part.
-    figures: the values in ``text``, by their names. Only --json prints them separately.
+    figures: the values in ``text``, by their names. Only --json prints these values separately.
     more: further lines about the part, which are printed below ``text``.
     """
 
@@ -67,14 +67,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found out about all parts of the machine, the command to type next, and the reason to type it."""
+    """The results for all parts of the machine, the command to type next, and the reason for this command."""
 
     findings: tuple[Finding, ...]
     next: str
     because: str
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines to print: each finding, then its further lines, indented.
+        """Yield the lines to print: the line of each finding, followed by the finding's further lines, indented.
 
         The last line shows the next command.
         """
@@ -121,7 +121,7 @@ def _python(options: DoctorOptions) -> Finding:
 
 
 def _torch(options: DoctorOptions) -> Finding:
-    """Examine the torch that the interpreter of vLLM imports: its version, and the GPUs that it sees."""
+    """Examine the torch that the interpreter of vLLM imports: the version, and the GPUs that torch sees."""
     try:
         answer = ask(options.python, TORCH)
     except NoAnswer as reason:
@@ -135,7 +135,8 @@ def _torch(options: DoctorOptions) -> Finding:
 def _card(options: DoctorOptions) -> Finding:
     """Examine the GPUs that the driver reports.
 
-    Compare the first GPU with its target, which has the figures that plans assume for such a GPU.
+    Compare the first GPU with its target. A target is pav2gen's description of a GPU model, with figures such as the
+    warp size.
     """
     try:
         answer = ask(options.python, DRIVER)
@@ -150,13 +151,15 @@ def _card(options: DoctorOptions) -> Finding:
 
 
 def _driver(version: object) -> str:
-    """Return a description of a driver. ``version`` is its CUDA release as a number: 12040 means 12.4."""
+    """Return a description of a GPU driver. ``version`` is the driver's CUDA release as a number: 12040 means 12.4."""
     known = isinstance(version, int) and version > 0
     return f"driver for CUDA {version // 1000}.{version % 1000 // 10}" if known else "a driver of an unknown release"  # type: ignore[operator]
 
 
 def _against_target(card: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line that compares the figures of a GPU with those of its target, or says that there is no target."""
+    """Yield a line that compares the figures of a GPU with the figures of the target for this GPU. If pav2gen has no
+    target for this GPU, the line says so.
+    """
     target = target_of(card)
     if target is None:
         yield f"no target for it: in the spec, take the nearest of {', '.join(TARGETS)}, and override its figures"
@@ -169,11 +172,12 @@ def _against_target(card: Mapping[str, Any]) -> Iterator[str]:
 
 
 def target_of(card: Mapping[str, Any]) -> Target | None:
-    """Return the target of a GPU, or None if pav2gen has no target for it.
+    """Return the target for a GPU, that is, pav2gen's description of the GPU model. Return None if pav2gen has no
+    target for this GPU model.
 
     An Iluvatar GPU is recognised by its name, and any other GPU by its compute capability.
 
-    card: what the driver reports about the GPU.
+    card: the properties that the driver reports, such as the name.
     """
     name = str(card.get("name", "")).lower().replace(" ", "-").replace("_", "-")
     for target in TARGETS.values():
@@ -237,7 +241,8 @@ def _package(generated: Path) -> tuple[Finding, Tree | None]:
 
 
 def _served(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the axis values of a spec's kernels as text, and their operators unless all are decode kernels.
+    """Return the axis values of a spec's kernels as text. Unless all are decode kernels, the text also names the
+    operators.
 
     rows: the rows of the kernels in the dispatch table.
     """
@@ -262,7 +267,7 @@ def shapes(keys: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, ...]]:
-    """Examine the vLLM trees at ``place``: their versions, and the kernels that are installed in them.
+    """Examine the vLLM trees at ``place``, and the kernels that are installed in these trees.
 
     place: the folder of the trees, or None if no vLLM was found.
     generated: the folder of the generated package, with which the installed kernels are compared.
@@ -287,7 +292,7 @@ def _vllm(place: Path | None, generated: Path) -> tuple[Finding, tuple[Status, .
 
 
 def _installed(state: Status) -> str:
-    """Return a line about the kernels that are installed in a vLLM tree, and whether they are current."""
+    """Return a line with the kernels that are installed in a vLLM tree, and the first problem of the install."""
     if state.record is None:
         return "pav2gen has installed nothing in it"
     specs = ", ".join(f"{name} ({entry['kernels']} kernels)" for name, entry in state.record.specs.items())
@@ -298,9 +303,9 @@ def _installed(state: Status) -> str:
 
 
 def _next(options: DoctorOptions, tree: Tree | None, place: Path | None, states: Sequence[Status]) -> tuple[str, str]:
-    """Return the command to type next, and the reason to type it.
+    """Return the command to type next, and the reason for this command.
 
-    tree: the generated package, or None if it is missing or not usable.
+    tree: the generated package, or None if the package is missing or not usable.
     place: the folder of the vLLM trees, or None if no vLLM was found.
     states: the state of each vLLM tree.
     """

@@ -1,7 +1,8 @@
-"""Implements ``pav2gen explain``: finds the kernels with given axis values, or says why there are none.
+"""Implements ``pav2gen explain``: finds the kernels with given axis values, or says why no kernel has these values.
 
-A query gives values for some axes. A kernel serves a query if it has these values. If no kernel serves a query,
-``explain`` finds the edits of a spec that would add such a kernel.
+An axis is a property that tells kernels apart, such as the head size. A query gives values for some axes. A kernel
+serves the query if the kernel has these values. If no kernel does, ``explain`` finds the edits of a spec that would add
+one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from pav2gen.wording import did_you_mean, flow_list, flow_map, one_of, quoted, s
 
 
 def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
-    """Find the kernels of ``specs`` that serve ``query``, or why there is none and the edits that would add one.
+    """Find the kernels of ``specs`` that serve ``query``. If there is none, find the reasons, and the edits that would
+    add one.
 
     query: maps some axes of ``AXES`` to values, as text or in the axis's type. The key ``operator`` is allowed too; its
     default is decode.
@@ -67,9 +69,9 @@ def explain(query: Mapping[str, object], specs: Sequence[Spec]) -> Explanation:
 
 
 def _missing(served: Sequence[Point], others: Sequence[Point], specs: Sequence[Spec]) -> Missing | None:
-    """Find the operators without a kernel for the query, and how to add them to a spec.
+    """Find the operators without a kernel for the query, and the edit that adds these operators to a spec.
 
-    Returns None if every operator has a kernel, or if no spec can build the missing ones.
+    Returns None if every operator has a kernel, or if no spec can build the missing kernels.
 
     served: the kernels of the query's operator that serve the query.
     others: the kernels of other operators that serve the query.
@@ -84,12 +86,14 @@ def _missing(served: Sequence[Point], others: Sequence[Point], specs: Sequence[S
 
 
 def _bar(spec: Spec, operator: str) -> str:
-    """Return why ``spec`` cannot also build kernels of ``operator``, or an empty text if it can."""
+    """Return the reason why ``spec`` cannot also build kernels of ``operator``. The text is empty if ``spec`` can build
+    them.
+    """
     return _violation(replace(spec, operators=(*spec.operators, operator)))
 
 
 def _violation(spec: Spec) -> str:
-    """Return the message of the first rule that ``spec`` breaks, or an empty text if it obeys every rule."""
+    """Return the message of the first rule that ``spec`` breaks, or an empty text if ``spec`` breaks none."""
     try:
         check(spec)
     except UserError as error:
@@ -134,7 +138,7 @@ def read_value(axis: str, value: object) -> object:
 
 
 def _refusals(query: Mapping[str, object], operator: str) -> Iterator[Refusal]:
-    """Yield each rule that the values in ``query`` break. The values of the other axes make no difference."""
+    """Yield each rule that ``query`` breaks, whatever the values of the axes that are not in ``query``."""
     for rule in RULES:
         if isinstance(rule, AxisRule) and query.keys() >= set(rule.axes):
             sentence = rule.complaint(*(query[axis] for axis in rule.axes))
@@ -159,10 +163,11 @@ def _obstacle(query: Mapping[str, object], operator: str, spec: Spec) -> Obstacl
 
 
 def _effort(query: Mapping[str, object], obstacle: Obstacle) -> tuple[int, float]:
-    """Return a sort key that orders obstacles by the size of the necessary change.
+    """Return a sort key that orders obstacles, that is, the reasons why specs have no kernel for the query. Small edits
+    come first.
 
-    The first part of the key is the number of axes that need another value in the spec. The second part is the relative
-    distance between the query's values and the spec's values on these axes.
+    The first part of the key is the number of axes on which the spec lacks the query's value. The second part is the
+    sum of the relative distances between the query's value and the nearest value of the spec on these axes.
     """
     axes = obstacle.spec.axes
     nearest = (min(relative_difference(query[axis], has) for has in axes[axis]) for axis in obstacle.lacking)
@@ -180,7 +185,8 @@ def _with_operators(spec: Spec, *operators: str) -> AxisEdit:
 
 
 def _edits(query: Mapping[str, object], obstacle: Obstacle) -> Iterator[AxisEdit]:
-    """For each axis on which the obstacle's spec lacks the query's value, yield the edit that adds the value.
+    """Yield the edits that add the query's values to the spec of ``obstacle``, one for each axis without the query's
+    value.
 
     If the section of an axis is missing in the spec's file, or is written in braces, one edit writes the whole section.
     """
@@ -249,7 +255,7 @@ def _would_serve(query: Mapping[str, object], operator: str, spec: Spec, edits: 
 def axis_lines(specs: Sequence[Spec]) -> Iterator[str]:
     """Yield a heading, then a line for the operator, then a line for each axis.
 
-    The line of an axis has its meaning, its possible values, and its values in ``specs``.
+    The line of an axis states what the axis means, which values are possible, and which values ``specs`` have.
     """
     yield "pav2gen explain AXIS=VALUE...  takes the axes below; an axis that is left out may have any value"
     width = max(map(len, AXES))

@@ -1,6 +1,6 @@
-"""The answer of ``pav2gen explain``, and its text.
+"""The answer of ``pav2gen explain``, and the text of the answer.
 
-``explain`` finds the parts of the answer: the kernels, the rules and exclusions against them, and the edits of a spec.
+The module ``explain`` finds the parts of the answer: kernels, reasons why kernels are missing, and edits of a spec.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a spec has no kernel that serves a query.
+    """The reason why a spec has no kernel that serves a query.
 
-    The reason is in one of ``lacking``, ``exclusions`` and ``barred``. The other two are empty.
+    Exactly one of ``lacking``, ``exclusions`` and ``barred`` is not empty.
 
     lacking: the axes on which the spec lacks the query's value.
-    exclusions: the exclusions of the spec that remove the kernels with the query's values.
-    barred: the reason why the spec cannot build the query's operator, although it has all values of the query.
+    exclusions: the entries under ``exclude`` in the spec that remove the kernels with the query's values.
+    barred: the reason why the spec cannot build the query's operator, although the spec has all values of the query.
     """
 
     spec: Spec
@@ -64,8 +64,8 @@ class Obstacle:
 class AxisEdit:
     """An edit of a spec that the user can make: write the text ``line`` at the place ``where``.
 
-    values: for each axis that the edit changes, all its values after the edit.
-    operators: all operators of the spec after the edit. Empty if the edit does not change them.
+    values: maps each axis that the edit changes to all values of the axis after the edit.
+    operators: all operators of the spec after the edit, or empty if the edit does not change the operators.
     where: ``file:line`` or ``file:first-last``, with line numbers before the edit; or ``file, at its end``.
     under: the section to which ``line`` is added. ``under`` is empty if ``line`` replaces the lines at ``where``, or is
     added at the end of the file.
@@ -79,7 +79,9 @@ class AxisEdit:
 
 
 class Missing(NamedTuple):
-    """Operators that a spec could also build: their names, the edit that adds them, and the command to run after it."""
+    """Operators that a spec could also build, the edit that adds these operators, and the command to run after the
+    edit.
+    """
 
     operators: tuple[str, ...]
     edit: AxisEdit
@@ -88,23 +90,24 @@ class Missing(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer to a query: the kernels that serve it, or why there is none and how to add one.
+    """The answer to a query: the kernels with the query's values, or the reasons why no kernel has them.
 
     query: the axis values that the user asks for.
     operator: the operator that the user asks for.
     served: the kernels of ``operator`` with the query's values.
     others: the kernels of other operators with the query's values.
-    missing: the operators without a kernel for the query, and how to add them. None if every operator has a kernel, if
-    no spec can build the missing ones, or if ``served`` is empty.
+    missing: the operators without a kernel for the query, with the edit that adds them. None if every operator has a
+    kernel, if no spec can build the missing kernels, or if ``served`` is empty.
     refusals: the rules that forbid the query.
-    obstacles: for each spec, why it has no kernel for the query. The spec that needs the smallest change is first.
-    nearest: the kernel of ``operator`` that differs from the query on the fewest axes. None if the
-    answer does not need it, or if no spec has kernels of ``operator``.
+    obstacles: the reason why each spec has no kernel for the query. The spec that needs the smallest edit comes first.
+    nearest: the kernel of ``operator`` that differs from the query on the fewest axes. None if the answer does not name
+    this kernel, or if no spec has kernels of ``operator``.
     edits: the edits of one spec that add a kernel for the query.
-    command: the command that builds this spec after the edits. If there is a command but no edit, the user must first
-    remove some of the spec's exclusions.
+    command: the command that builds the spec after the edits. If ``edits`` is empty and ``command`` is not, the user
+    must first remove entries under ``exclude`` in the spec.
 
-    If a rule forbids the query, or if no spec can be changed to serve it, ``edits`` and ``command`` are empty.
+    If a rule forbids the query, or no edit of a spec can add a kernel for the query, ``edits`` and ``command`` are
+    empty.
     """
 
     query: Mapping[str, object]
@@ -129,9 +132,9 @@ class Explanation:
         return f"{asked}: no {self._kernel()} serves it", *self._beside(), *self._against(), *self._remedy()
 
     def _kernel(self) -> str:
-        """Return what the answer calls a kernel of ``operator``, such as ``extend kernel``.
+        """Return the answer's words for a kernel of ``operator``, such as ``extend kernel``.
 
-        A decode kernel is just ``kernel``, unless only kernels of other operators serve the query.
+        For a decode kernel, the word is ``kernel``, unless only kernels of other operators serve the query.
         """
         plain = self.operator == "decode" and (self.served or not self.others)
         return "kernel" if plain else f"{self.operator} kernel"
@@ -171,9 +174,9 @@ class Explanation:
             yield "no spec here can be extended to serve it; write one for its model: pav2gen init --from config.json"
 
     def _undefined(self) -> str:
-        """Return advice about the query's modification, if specs were searched and none of them defines it.
+        """Return advice if the query names a modification that no spec defines. Otherwise, return an empty text.
 
-        Without such a modification, return an empty text.
+        A modification is a change of scores or masks that a spec states as an expression.
         """
         name, specs = self.query.get("modification"), [obstacle.spec for obstacle in self.obstacles]
         defined = sorted({each for spec in specs for each in spec.modifications})
@@ -187,9 +190,9 @@ class Explanation:
 
 
 def differing_axes(query: Mapping[str, object], point: Point) -> tuple[str, ...]:
-    """Return the axes on which ``point`` has another value than ``query``.
+    """Return the axes on which the kernel ``point`` has another value than ``query``.
 
-    Axes that the operator of ``point`` lacks are ignored.
+    Axes that ``point`` lacks are ignored.
     """
     return tuple(axis for axis, value in query.items() if point.axes.get(axis, value) != value)
 
@@ -200,7 +203,7 @@ def file_of(spec: Spec) -> str:
 
 
 def _pairs(values: Mapping[str, object]) -> str:
-    """Return axes and their values as text, such as ``head_size=80 gqa_ratio=6``."""
+    """Return the axes and values in ``values`` as text, such as ``head_size=80 gqa_ratio=6``."""
     return " ".join(f"{axis}={spelled(value)}" for axis, value in values.items())
 
 

@@ -18,9 +18,7 @@ SPECS = Path("specs")
 
 @dataclass(frozen=True)
 class Draft:
-    """The path of the spec that was written, remarks on it, and the features of the model's attention that no kernel
-    covers.
-    """
+    """The path of the new spec, remarks on it, and features of the model's attention that no kernel covers."""
 
     path: Path
     notes: tuple[str, ...]
@@ -28,14 +26,13 @@ class Draft:
 
 
 def init(config: Path, out: Path | None = None, force: bool = False, schema: str | None = None) -> Draft:
-    """Write a spec for a model. ``config`` is the model's config.json, as on the Hugging Face Hub.
+    """Write a spec for a model. ``config`` is the path of the model's config.json, as on the Hugging Face Hub.
 
     out: the path of the spec, by default ``specs/NAME.yaml``. The spec is named after ``out``, or else after the model.
-    schema: the path of a JSON Schema. If a schema is given, the first line of the spec names it, so that editors find
-    it.
+    schema: the path of a JSON Schema. The first line of the spec then names the schema for editors.
 
-    Raises UserError if no kernel can serve the model, if the spec exists (unless ``force``), or if it cannot be
-    written.
+    Raises UserError if no kernel can serve the model, or if the spec cannot be written. Without ``force``, also raises
+    UserError if the spec exists.
     """
     draft = draft_spec(config, family_name(out.stem) if out else "")
     path = out or SPECS / f"{parse(draft.encode(), os.fspath(config)).name}.yaml"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def entries(selections: Iterable[Selection], measured: Mapping[str, Measured] | None = None) -> list[dict[str, Any]]:
     """Return a dict for each kernel: its names, the values of its axes, and the figures of its plan.
 
-    measured: maps the name of a spec to what ptxas, the assembler of nvcc, reports about the spec's CUDA kernels. The
-    figures of ptxas replace the plan's estimates.
+    measured: maps the name of a spec to the figures of its CUDA kernels that ptxas, the assembler of nvcc, reports.
+    These figures replace the plan's estimates.
     """
     return [
         {
@@ -50,5 +50,7 @@ def table(listed: Sequence[dict[str, Any]]) -> Table:
 
 
 def _cell(figure: object) -> str:
-    """Return a figure as text. The text is empty for None: the figure is unknown, or the kernel does not have it."""
+    """Return a figure as text. The text is empty for None, which means that the kernel has no such figure or its value
+    is unknown.
+    """
     return "" if figure is None else spelled(figure)

@@ -18,7 +18,7 @@ def schema_text() -> str:
 def write_schema(path: Path) -> None:
     """Write the JSON Schema of a spec to ``path``.
 
-    Raises UserError if ``path`` is a file that is not such a schema, or if it cannot be written.
+    Raises UserError if ``path`` is a file with other content than a JSON Schema, or if ``path`` cannot be written.
     """
     check_replaceable(path, f'{{\n  "$schema": "{DIALECT}"'.encode(), "a JSON Schema of pav2gen")
     try:

@@ -40,10 +40,10 @@ class InstallOptions:
     dry_run: whether to compute the changes without making them.
     commit: whether to commit the changed files in the git repository that contains the vLLM trees.
     force: whether installed files that somebody edited by hand may be replaced.
-    writer: which KV caches the generated cache writers fill. "auto": only those of a dtype that vLLM's own writer
-    cannot write. "always": all for which a cache writer is installed.
-    python: the Python interpreter that will run vLLM. It imports the package as a test before the first file is
-    written. If ``python`` is empty, this test is skipped.
+    writer: which KV caches the generated cache writers fill. "auto": only caches of a dtype that vLLM's own writer
+    cannot write. "always": all caches for which a cache writer is installed.
+    python: the Python interpreter that will run vLLM. This interpreter imports the package as a test before the first
+    file is written. If ``python`` is empty, this test is skipped.
     on_wait: a function that is called before the install waits for another command that has locked a tree or the
     package.
     """
@@ -63,7 +63,7 @@ class PlannedInstall:
     """What an install will change in one vLLM tree.
 
     fork: which of the tree's own attention functions work.
-    changes: the files to write or to remove, in the order in which an install does so.
+    changes: the files to write or to remove, in the order in which an install makes these changes.
     edited: the paths of the vLLM source files that will call the kernels, relative to the tree.
     diff: the changes of vLLM's source files, as a unified diff.
     notes: sentences that warn the user about this tree.
@@ -79,7 +79,7 @@ class PlannedInstall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an install did, or what its dry run found.
+    """The changes that an install made, or that its dry run found.
 
     contents: the installed files, and the manifests of the installed specs.
     trees: what changed in each vLLM tree.
@@ -105,8 +105,9 @@ def install(path: Path, options: InstallOptions) -> Outcome:
 
     Before the first file is written, all changes are computed, and the package is imported as a test.
 
-    Raises UserError, and changes nothing, if a tree differs from every vLLM that pav2gen knows, if the package is
-    damaged, if files that somebody edited by hand would be lost, or if a file cannot be written.
+    Raises UserError if a tree differs from every vLLM that pav2gen knows, or if the package is damaged. Also raises
+    UserError if files that somebody edited by hand would be lost, or if a file cannot be written. In all these cases,
+    nothing is changed.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -150,10 +151,10 @@ def _plan(found: TreeState, chosen: PackageContents, options: InstallOptions) ->
 def check_ours(found: TreeState, force: bool, files: Collection[str] = ()) -> None:
     """Raise UserError if the folder ``pav2/`` of the tree ``found`` has files that must not be replaced or removed.
 
-    The reasons are: no install made the folder; a link, a file or a folder is in the way of a file to install; or,
+    The reasons are: no install made the folder; a link, a file or a folder blocks the path of a file to install; or,
     without ``force``, somebody edited files by hand.
 
-    files: the paths of the files to install, relative to ``pav2/``. Empty for ``uninstall``.
+    files: the paths of the files to install, relative to ``pav2/``, or empty for ``uninstall``.
     force: whether files that somebody edited by hand may be replaced or removed.
     """
     shown = found.tree.where(PAV2)
@@ -199,7 +200,8 @@ def _edit(before: bytes, after: bytes) -> RecordedEdit:
 def _changes(
     found: TreeState, files: Mapping[str, bytes], sources: Mapping[str, bytes], record: Record
 ) -> Iterator[Change]:
-    """Yield the changes, in their order, that install ``files`` and ``sources`` into the tree ``found``.
+    """Yield the changes that install ``files`` and ``sources`` into the tree ``found``, in the order in which they are
+    made.
 
     files: maps the path of each file of the package, relative to ``pav2/``, to its content.
     sources: maps the path of each source file of vLLM, relative to the tree, to its new content.
@@ -235,7 +237,7 @@ def _changes(
 
 
 def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
-    """Yield sentences that warn the user about the tree ``found``, such as one for each file that was edited."""
+    """Yield sentences that warn the user about the tree ``found``, such as a sentence for each file that was edited."""
     yield from edited.notes
     yield from foreign_overrides(found.tree)
     for path, source in found.sources.items():
@@ -254,7 +256,7 @@ def _notes(found: TreeState, edited: PatchedSources) -> Iterator[str]:
 def _together(planned: Sequence[PlannedInstall]) -> list[Change]:
     """Return the changes of all trees as one list.
 
-    Raises UserError if two trees share a file by symbolic links, and need different content in it.
+    Raises UserError if two trees share a file by symbolic links, and need different contents of this file.
     """
     changes = [change for plan in planned for change in plan.changes]
     last = {change.path: change for change in changes}

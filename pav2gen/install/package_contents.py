@@ -51,7 +51,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class PackageContents:
-    """What was taken from a generated package.
+    """The files and manifests that were taken from a generated package.
 
     files: the files to install, or to pack as a wheel.
     specs: maps the name of each chosen spec to its manifest, which lists the files and the dispatch rows of the spec.
@@ -75,18 +75,19 @@ class PackageContents:
     def thresholds(self) -> list[int]:
         """Return the different values of ``min_seq_len`` of the kernels, in ascending order.
 
-        Such a value is a number of tokens. Decodes of longer sequences should run the generated kernels.
+        Such a value is a number of tokens. The generated kernels should decode longer sequences.
         """
         return sorted({row["min_seq_len"] for entry in self.specs.values() for row in entry.rows})
 
 
 def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) -> PackageContents:
-    """Read the part ``choice`` of the package at ``generated``, and add the modules through which vLLM calls it.
+    """Read the part ``choice`` of the package at ``generated``, and add the modules through which vLLM calls the
+    package.
 
-    modules: the names of these modules, which are files in the folder ``payload``, without ``.py``.
+    modules: the names, without ``.py``, of the modules to add. The modules are files in the folder ``payload``.
 
-    Raises UserError if there is no complete package, if a file differs from the SHA-256 in its spec's manifest, or if
-    the package lacks a chosen spec.
+    Raises UserError if there is no complete package, if the package lacks a chosen spec, or if the SHA-256 of a file
+    differs from the manifest.
     """
     found = _sound(generated)
     specs = {name: _with_threshold(found.manifests[name], choice.min_seq_len) for name in _names(found, choice.specs)}
@@ -103,7 +104,7 @@ def package_contents(generated: Path, choice: Choice, modules: Sequence[str]) ->
 
 
 def _sound(generated: Path) -> tree.Tree:
-    """Read the package at ``generated``. Raises UserError if it is not complete, or has no spec."""
+    """Read the package at ``generated``. Raises UserError if the package is not complete, or has no spec."""
     found = tree.read_tree(generated)
     if SHARED not in found.manifests and not found.broken:
         raise UserError("has no generated package; run: pav2gen build specs/NAME.yaml", found.disk.shown)
@@ -129,7 +130,7 @@ def _names(found: tree.Tree, wanted: Sequence[str]) -> list[str]:
 def _with_threshold(entry: Manifest, min_seq_len: int | None) -> Manifest:
     """Return the manifest ``entry`` with ``min_seq_len`` in all its dispatch rows.
 
-    With None, the rows stay as they are.
+    If ``min_seq_len`` is None, the rows stay as they are.
     """
     if min_seq_len is None:
         return entry
@@ -141,7 +142,7 @@ def _owned(found: tree.Tree, owner: str) -> dict[str, bytes]:
 
     owner: the name of a spec, or ``SHARED`` for the files that all specs use.
 
-    Raises UserError if a file is missing, or differs from the SHA-256 in the manifest.
+    Raises UserError if a file is missing, or if its SHA-256 differs from the manifest.
     """
     entry = found.manifests[owner]
     files = {}

@@ -1,7 +1,7 @@
-"""Reads and makes the content of INSTALLED.json, the file in which an install records what it changed in a vLLM tree.
+"""Reads and makes the content of INSTALLED.json, the file in which an install records its changes of a vLLM tree.
 
-While an install runs, the file also contains the record of the install that it replaces. So the next command recognizes
-the files of both installs, even if the running one is killed.
+While an install replaces an earlier one, the file contains the records of both installs. If the new install is killed,
+the next command still recognizes the files of both installs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class RecordedEdit:
-    """What an install changed in one source file of vLLM.
+    """The changes of an install in one source file of vLLM.
 
     before, after: the SHA-256 of the file before and after the install.
     hunks: the changed blocks of lines, without a byte order mark.
@@ -34,23 +34,23 @@ class RecordedEdit:
 
 @dataclass(frozen=True)
 class Record:
-    """What one install wrote into a vLLM tree, and with which options.
+    """The files that one install wrote into a vLLM tree, and the options of the install.
 
     generator: the version of pav2gen that made the install, such as ``pav2gen 0.1``.
     specs: maps the name of each installed spec to a dict with the SHA-256 of the spec file and the number of the spec's
     kernels.
     all_specs: whether the install took all specs of the package, and not only those that the user named.
-    min_seq_len: the value of the option ``--min-seq-len``, or None if it was not given.
+    min_seq_len: the value of the option ``--min-seq-len``, or None if the option was not given.
     tests: whether the kernels' tests were installed.
     prebuilt: the file name of the library that ``--prebuilt`` added, or empty if there is none.
     digest: the SHA-256 over all installed files, as in ``PackageContents.digest``.
     files: maps the path of each installed file, relative to the package's folder, to its SHA-256.
-    edits: maps the path of each edited source file, relative to vLLM's folder, to what was changed in it.
+    edits: maps the path of each edited source file, relative to vLLM's folder, to the changes in this file.
     writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
     operators: maps the name of each operator, such as ``decode``, to the number of its installed kernels.
     complete: whether the install has made all its changes.
-    replaces: while ``complete`` is false, the record of the earlier install that this one replaces, or None. Later
-    always None.
+    replaces: the record of the earlier install that an incomplete install replaces. None if there was no earlier
+    install, or if ``complete`` is true.
     """
 
     generator: str
@@ -74,12 +74,12 @@ class Record:
     def under_way(self, earlier: Record | None) -> Record:
         """Return a copy of this record, marked as not complete, that contains the record ``earlier``.
 
-        earlier: the record of the install that is replaced, or None.
+        earlier: the record of the earlier install that is replaced, or None if there is none.
         """
         return replace(self, complete=False, replaces=earlier and replace(earlier, replaces=None))
 
     def states(self) -> list[Record]:
-        """Return this record and, if there is one, the record that it replaces."""
+        """Return this record and, if there is one, the record ``replaces``."""
         return [self, *([self.replaces] if self.replaces else [])]
 
     def known(self, path: str) -> set[str]:
@@ -91,7 +91,8 @@ class Record:
 
 
 def parse_record(content: bytes, where: str) -> Record:
-    """Parse ``content``, the bytes of an INSTALLED.json file. Raises UserError if no install can have written them.
+    """Parse ``content``, the bytes of an INSTALLED.json file. Raises UserError if no install can have written these
+    bytes.
 
     where: the name that messages give to the file.
     """
@@ -114,7 +115,7 @@ def _record(data: dict[str, Any]) -> Record:
 
 
 def _hunk(value: Any) -> Hunk:
-    """Read one hunk from JSON data: a list of the removed lines and the lines that replace them, as two strings.
+    """Read one hunk from JSON data: a list of two strings, the removed lines and the new lines.
 
     Raises ValueError if no install can have made this change.
     """

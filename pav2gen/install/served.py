@@ -1,4 +1,4 @@
-"""Makes the sentences with which ``install`` and ``status`` say what the generated kernels serve in a vLLM tree."""
+"""Makes the sentences of ``install`` and ``status`` about the work that the generated kernels do in a vLLM tree."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pav2gen.install.editing.patch import Fork
 
 
 def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[str]:
-    """Yield sentences that say whether the generated kernels or vLLM's own code serve three kinds of work.
+    """Yield sentences that say whether generated kernels or vLLM's own code do three kinds of work.
 
     The sentences are about writes to the KV cache, prefills with a cached prefix, and models with a softcap (a limit on
-    scores). The last one is left out if vLLM's XFormers backend raises no error for a softcap.
+    scores). The sentence about the softcap is left out if vLLM's XFormers backend raises no error for a softcap.
 
     fork: which of vLLM's own attention functions work.
     operators: maps the name of each operator, such as ``decode``, to the number of its installed kernels.
@@ -24,7 +24,8 @@ def served(fork: Fork, operators: Mapping[str, int], writer: str) -> Iterator[st
 
 
 def _softcap(kernels: int) -> str:
-    """Return a text that says whether models with a softcap run in the XFormers backend, which has no softcap itself.
+    """Return a text that says whether models with a softcap run in vLLM's XFormers backend, which cannot compute a
+    softcap itself.
 
     kernels: the number of installed extend kernels.
     """
@@ -36,7 +37,7 @@ def _softcap(kernels: int) -> str:
 def _writes(own: str, kernels: int, writer: str) -> str:
     """Return a text that says whether vLLM's own function or the generated cache writers write the KV cache.
 
-    own: which caches vLLM's own function can write, as one of ``WRITER_KINDS``, or empty if it was not found.
+    own: which caches vLLM's own function can write, as one of ``WRITER_KINDS``, or empty if the function was not found.
     kernels: the number of installed cache writers.
     writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
     """
@@ -53,7 +54,7 @@ def _writes(own: str, kernels: int, writer: str) -> str:
 def _prefixes(own: str, kernels: int) -> str:
     """Return a text that says whether vLLM's own function or extend kernels compute prefills with a cached prefix.
 
-    own: whether vLLM's own function works, as one of ``PREFIX_KINDS``, or empty if it was not found.
+    own: whether vLLM's own function works, as one of ``PREFIX_KINDS``, or empty if the function was not found.
     kernels: the number of installed extend kernels.
     """
     if own in ("hangs", "none"):

@@ -1,4 +1,4 @@
-"""Implements ``pav2gen status``: finds what is installed in a vLLM tree, and compares it with the generated package."""
+"""Implements ``pav2gen status``: finds the install in a vLLM tree, and compares it with the generated package."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pav2gen.output.tree import DEFAULT_FOLDER
 
 @dataclass(frozen=True)
 class Status:
-    """What is installed in one vLLM tree, and whether it was edited or is out of date.
+    """The install in one vLLM tree, with the edits since the install and the differences from the generated package.
 
     fork: which of the tree's own attention functions work.
     record: the record of the install, or None if nothing is installed.
-    edited: one sentence for each file that somebody edited, removed or added, and one for a library that cannot be
+    edited: a sentence for each file that somebody edited, removed or added, and a sentence for a library that cannot be
     used.
-    stale: one sentence for each difference between the install and the generated package, or None if the package cannot
+    stale: a sentence for each difference between the install and the generated package, or None if the package cannot
     be read.
     unknown: the reason why ``stale`` is None, or empty.
-    library: a description of the installed library of CUDA kernels that was compiled elsewhere. Empty if there is no
-    such library, or if it cannot be used.
+    library: a description of the installed library of CUDA kernels that was compiled elsewhere, or empty if no usable
+    library is installed.
     """
 
     tree: VllmTree
@@ -67,9 +67,10 @@ def _status(found: TreeState, generated: Path) -> Status:
 
 
 def _library(found: TreeState) -> tuple[str, list[str]]:
-    """Return a description of the installed library of CUDA kernels, and a list with the reason why it cannot be used.
+    """Return a description of the installed library of CUDA kernels, or a list with the reason why the library cannot
+    be used.
 
-    Only one of the two texts is not empty. Both texts are empty if no library is installed.
+    The result is the pair (description, list). Both are empty if no library is installed. Otherwise, only one is empty.
     """
     name = found.record.prebuilt if found.record else ""
     path = f"{PREBUILT}/{name}"

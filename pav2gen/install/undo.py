@@ -1,6 +1,6 @@
 """Implements ``pav2gen uninstall``: removes the generated package from vLLM trees, and undoes the edits there.
 
-If nobody edited files since the install, each tree is then byte for byte as it was before the install.
+If nobody edited files since the install, all bytes of each tree are then as before the install.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pav2gen.output.lock import OnWait, locked, no_wait
 
 @dataclass(frozen=True)
 class Undone:
-    """What ``uninstall`` changed in one vLLM tree, or would change without ``--dry-run``.
+    """The changes of ``uninstall`` in one vLLM tree, made or, with ``--dry-run``, only computed.
 
     installed: whether the tree had an install.
-    restored: the paths of the vLLM source files that get back their bytes from before the install.
+    restored: the paths of the vLLM source files that become byte for byte as they were before the install.
     edited: the paths of the vLLM source files that somebody edited after the install. The files keep these edits.
-    kept: the paths of the files in the package's folder that stay, because no install put them there.
+    kept: the paths of the files in the package's folder that stay, because no install wrote these files.
     diff: the changes of vLLM's source files, as a unified diff.
     """
 
@@ -49,7 +49,7 @@ def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: O
     on_wait: a function that is called before the command waits for another command that has locked a tree.
 
     Raises UserError, and changes nothing, if the inserted lines were edited, or if a file cannot be written. Without
-    ``force``, it is also raised if somebody edited an installed file by hand.
+    ``force``, also raises UserError if somebody edited an installed file by hand.
     """
     trees = find_trees(path)
     with ExitStack() as held:
@@ -67,7 +67,7 @@ def uninstall(path: Path, dry_run: bool = False, force: bool = False, on_wait: O
 
 
 def _changes(found: TreeState) -> list[Change]:
-    """Return the changes that remove an install from the tree ``found``, in their order."""
+    """Return the changes that remove an install from the tree ``found``, in the order in which they are made."""
     tree = found.tree
     patched = {path: source for path, source in found.sources.items() if source.patched}
     ours = found.files.keys() - set(found.strangers())

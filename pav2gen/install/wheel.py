@@ -1,7 +1,7 @@
 """Implements ``pav2gen wheel``: packs the generated package as a wheel with a vLLM plugin.
 
-The plugin makes vLLM call the kernels without a change of vLLM's files. The same package always gives a wheel of the
-same bytes.
+The plugin makes vLLM call the kernels without a change of vLLM's files. Two wheels of the same package have the same
+bytes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Wheel:
 
 
 def build_wheel(dest: Path, choice: Choice, generated: Path = DEFAULT_FOLDER, name: str = NAME) -> Wheel:
-    """Write a wheel of the part ``choice`` of the package at ``generated`` into the folder ``dest``, and return it.
+    """Write a wheel of the part ``choice`` of the package at ``generated`` into the folder ``dest``, and return the
+    wheel.
 
     name: the import name of the package in the wheel, which must begin with ``PREFIX``.
 

@@ -1,9 +1,9 @@
-"""Writes the changes of a build to the generated package: either all of them take effect, or none.
+"""Writes the changes of a build to the generated package: either all changes take effect, or none.
 
 New files are first written to a temporary folder, so that a full disk is noticed before the package changes. After
 that, each file is renamed to its final place. A folder that is entirely new is renamed as a whole. An error or Ctrl-C
-undoes all changes. If the process is killed, the journal stays on the disk: a file that lists the files that the build
-changes.
+undoes all changes. If the process is killed, the journal stays on the disk. The journal is a file that lists the files
+that the build changes.
 
 Only the journal is synced to the disk (with ``fsync``), because syncing every file would be slow. After a power cut,
 ``pav2gen check`` names the damaged files, and ``pav2gen build --force`` repairs them.
@@ -31,13 +31,13 @@ REMEDY = "the package is incomplete; run the same build again"
 
 
 def commit(tree: Tree, comparison: Comparison, owners: Collection[str], unsettled: Collection[str]) -> None:
-    """Write the changes in ``comparison`` to the tree, or nothing if nothing differs.
+    """Write the changes in ``comparison`` to the tree.
 
-    The folder of the tree must exist, and this command must have locked it.
+    The folder of the tree must exist, and this command must have locked the folder.
 
     owners: the owners whose files this build renders or removes.
-    unsettled: other owners with files that an interrupted build left behind. This build does not repair these files, so
-    it keeps their entries in the journal.
+    unsettled: other owners with files that an interrupted build left behind. This build does not repair these files,
+    and keeps their entries in the journal.
 
     Raises UserError, after undoing all changes, if a file cannot be written, or if someone changed a file after the
     comparison.
@@ -94,7 +94,7 @@ class _Commit:
     def _place(self, transaction: Transaction, path: str, content: bytes, old: OnDisk | None) -> None:
         """Move a new file from the temporary folder to its final place.
 
-        If folders around this place are missing, the topmost of them is moved as a whole, with all new files in it.
+        If the final folder is missing, the topmost missing folder is moved as a whole, with all new files in it.
         """
         if path.startswith(tuple(self._moved)):
             return
@@ -107,9 +107,9 @@ class _Commit:
             transaction.place(aside, place, content, old.digest if old else "")
 
     def _finish(self) -> None:
-        """Remove what removed files leave behind, the temporary folder and the journal.
+        """Remove the temporary folder, the journal, and the compiled files and empty folders of removed files.
 
-        The journal stays if it has entries of owners that this build does not repair.
+        If the journal has entries of owners that this build does not repair, the journal stays.
         """
         journaled = (files for owner, files in self._tree.journal.items() if owner in self._owners)
         removed = {path for path in chain(*journaled)} | {c.path for c in self._changes if c.new is None}
@@ -117,7 +117,7 @@ class _Commit:
         journal.end(self._root, self._unsettled)
 
     def _missing_folder(self, path: str) -> str:
-        """Return the topmost missing folder in the file path ``path``. Empty if no folder is missing."""
+        """Return the topmost folder of the file path ``path`` that does not exist, or an empty string if all exist."""
         end = path.find("/")
         while end >= 0:
             folder = f"{self._root}/{path[:end]}"
@@ -130,9 +130,10 @@ class _Commit:
 
 
 def _order(change: FileChange) -> tuple[bool, bool, bool, str]:
-    """Return the sort key of a change: files to write, files to remove, manifests of specs, then the shared manifest.
+    """Return the sort key of a change. The order is: files to write, files to remove, manifests of specs, the shared
+    manifest.
 
-    With this order, a new manifest is written only after all files that it lists.
+    With this order, all files that a new manifest lists are written before the manifest.
     """
     return (change.is_manifest, change.is_manifest and change.owner == SHARED, change.new is None, change.path)
 
@@ -148,7 +149,7 @@ def _entries(changes: Iterable[FileChange]) -> dict[str, dict[str, list[str]]]:
 def _tidy(disk: Disk, removed: Iterable[str]) -> None:
     """Delete the compiled files (``.pyc``) of the source files ``removed``.
 
-    After that, delete the folders that are empty.
+    Also delete the folders that contained these files, if the folders are then empty.
     """
     for path in sorted(removed, reverse=True):
         if os.path.lexists(f"{disk.root}/{path}"):

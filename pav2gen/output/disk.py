@@ -18,7 +18,7 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class OnDisk:
-    """What is at a path on the disk.
+    """A file, folder or symbolic link on the disk.
 
     kind: "a file" for a regular file; else "a folder", "a symbolic link" or "a special file". Only a regular file has
     the other attributes.
@@ -34,12 +34,12 @@ class OnDisk:
 
     @property
     def is_file(self) -> bool:
-        """Whether a regular file is at the path. Builds write only regular files."""
+        """Whether a regular file is at the path."""
         return self.kind == "a file"
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the content of a regular file. Empty for anything else."""
+        """The SHA-256 of the content of a regular file, or empty for anything other than a regular file."""
         return sha256(self.content) if self.is_file else ""
 
 
@@ -56,7 +56,7 @@ class Disk:
         self._folders: dict[str, bool] = {}
 
     def at(self, path: str) -> OnDisk | None:
-        """Return what is at ``path``, which is relative to the root. None if nothing is there.
+        """Return what is at ``path``, which is relative to the root, or None if nothing is there.
 
         Raises UserError if a folder in the path is a symbolic link or a file, or if the path cannot be read.
         """
@@ -70,14 +70,14 @@ class Disk:
     def folders(self) -> list[str]:
         """Return the names of the folders directly in the root, sorted. Symbolic links are left out.
 
-        Empty if the root does not exist.
+        The result is empty if the root does not exist.
         """
         if not self.has_folder(""):
             return []
         return sorted(entry.name for entry in self._entries("") if entry.is_dir(follow_symlinks=False))
 
     def walk(self) -> Iterator[str]:
-        """Yield the paths of all files below the root, relative to it. A symbolic link counts as a file.
+        """Yield the paths of all files below the root, relative to the root. A symbolic link counts as a file.
 
         Raises UserError for a folder that cannot be read.
         """
@@ -124,7 +124,7 @@ class Disk:
 
 
 def look(file: str) -> OnDisk | None:
-    """Return what is at the path ``file``. None if nothing is there.
+    """Return what is at the path ``file``, or None if nothing is there.
 
     A symbolic link at this path is not followed. Raises OSError if a regular file cannot be read.
     """

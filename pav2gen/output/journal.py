@@ -33,7 +33,9 @@ _READ = json_data.mapping(
 
 
 def read_journal(root: Path) -> dict[str, dict[str, list[str]]]:
-    """Return the content of the journal in the folder ``root``. Empty if no journal is there, or if it is damaged."""
+    """Return the content of the journal in the folder ``root``. The result is empty if the journal is missing or
+    damaged.
+    """
     try:
         entries = _READ(json_data.parse_json((root / NAME).read_bytes()))
     except (OSError, ValueError):
@@ -54,7 +56,7 @@ def begin(root: Path, entries: Entries) -> None:
 def end(root: Path, entries: Entries) -> None:
     """Remove the temporary folder and the journal from the folder ``root``.
 
-    If ``entries`` is not empty, the journal stays, with ``entries`` as its content.
+    If ``entries`` is not empty, the journal stays and contains only ``entries``.
     """
     if entries:
         _write(root, entries)
@@ -64,7 +66,7 @@ def end(root: Path, entries: Entries) -> None:
 
 
 def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
-    """Return the content of a journal that has the entries of all ``journals``."""
+    """Return the content of one journal that has the entries of all ``journals``."""
     known: dict[str, dict[str, set[str]]] = {}
     for entries in journals:
         for owner, files in entries.items():
@@ -74,7 +76,7 @@ def merged(*journals: Entries) -> dict[str, dict[str, set[str]]]:
 
 
 def _write(root: Path, entries: Entries) -> None:
-    """Replace the content of the journal in the folder ``root`` with ``entries``, and sync it to the disk."""
+    """Replace the content of the journal in the folder ``root`` with ``entries``, and sync the journal to the disk."""
     data = {owner: {path: sorted(digests) for path, digests in files.items()} for owner, files in entries.items()}
     draft = root / ASIDE / NAME
     os.makedirs(draft.parent, exist_ok=True)

@@ -27,7 +27,7 @@ OnWait = Callable[[str], None]
 
 
 def no_wait(holder: str) -> None:
-    """Do nothing. As ``on_wait``, it lets a command wait without a message."""
+    """Do nothing. A command that passes this function as ``on_wait`` waits without a message."""
 
 
 @contextmanager
@@ -38,8 +38,8 @@ def locked(folder: Path, on_wait: OnWait, create: bool = False) -> Iterator[None
     create: whether to make the folder and its parents if they are missing. New folders that are empty after the block
     are removed. Without ``create``, a missing folder is neither made nor locked.
 
-    Raises UserError if the folder cannot be made or locked, or if another command keeps it locked for longer than
-    ``PATIENCE`` seconds.
+    Raises UserError if the folder cannot be made or locked, or if another command keeps the folder locked for longer
+    than ``PATIENCE`` seconds.
     """
     path = os.path.realpath(folder)
     made = _make(path, os.fspath(folder)) if create else []
@@ -58,7 +58,8 @@ def shared(folder: Path, on_wait: OnWait) -> Iterator[None]:
 
     on_wait: called once if another command has locked the folder with ``locked``, before waiting for that command.
 
-    Raises UserError if the folder cannot be locked, or if it stays locked for longer than ``PATIENCE`` seconds.
+    Raises UserError if the folder cannot be locked, or if another command keeps it locked for longer than ``PATIENCE``
+    seconds.
     """
     with _held(os.path.realpath(folder), os.fspath(folder), fcntl.LOCK_SH, on_wait, None):
         yield
@@ -69,10 +70,10 @@ def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | N
     """Lock the folder at ``path`` while the ``with`` block runs.
 
     shown: the name that messages give to the folder.
-    kind: ``LOCK_EX`` to lock out all other commands, ``LOCK_SH`` to lock out only those that write.
+    kind: ``LOCK_EX`` to lock out all other commands, ``LOCK_SH`` to lock out only commands that write.
     on_wait: called once if another command has locked the folder.
-    made: the folders that this command has made. A missing folder is made and added to this list. If ``made`` is None,
-    a missing folder is neither made nor locked.
+    made: the folders that this command has made. A missing folder is made and added to ``made``. If ``made`` is None, a
+    missing folder is neither made nor locked.
     """
     while True:
         handle = _open(path, shown)
@@ -93,7 +94,7 @@ def _held(path: str, shown: str, kind: int, on_wait: OnWait, made: list[str] | N
 
 
 def _open(path: str, shown: str) -> int | None:
-    """Open the folder at ``path``, and return its file descriptor. None if the folder does not exist.
+    """Open the folder at ``path``, and return its file descriptor, or None if the folder does not exist.
 
     shown: the name that messages give to the folder.
 
@@ -161,7 +162,9 @@ def holder(handle: int) -> str:
 
 
 def _command(pid: str) -> str:
-    """Return the command line of the process ``pid``, in brackets. Empty if the command line cannot be read."""
+    """Return the command line of the process ``pid``, in brackets, or an empty string if the command line cannot be
+    read.
+    """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except OSError:
@@ -192,7 +195,7 @@ def _make(path: str, shown: str) -> list[str]:
 
 
 def _remove_empty(folders: list[str]) -> None:
-    """Remove those of ``folders`` that are empty, in reverse order."""
+    """Remove the folders in ``folders`` that are empty, from the last to the first."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             if not os.listdir(folder):

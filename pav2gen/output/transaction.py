@@ -1,8 +1,8 @@
 """Changes files in steps, such as replacing a file: either all steps of a transaction are done, or all are undone.
 
 ``build``, ``install`` and ``uninstall`` write their files in transactions. A file is read again right before it is
-replaced or removed. If someone edited it after the command first read it, the transaction fails, and the edit is kept.
-An edit made after a file was replaced is kept, too: this step is then not undone.
+replaced or removed. If someone edited the file after the command first read it, the transaction fails, and the edit is
+kept. If someone edits a file after it was replaced, the edit is kept too, and the replacement is not undone.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ class _Edited(Exception):
 
 
 class Transaction:
-    """A context manager. If its ``with`` block raises an exception, it undoes the block's steps, the last one first.
+    """A context manager that undoes the steps of its ``with`` block, the last one first, if the block raises an
+    exception.
 
-    A UserError is then raised if the exception is an OSError, if someone else changed a file, or if a step cannot be
-    undone. The message says whether all changes were undone. Other exceptions are passed on.
+    The transaction then raises UserError if the exception is an OSError, if someone else changed a file, or if a step
+    cannot be undone. The error message says whether all changes were undone. Other exceptions are passed on.
     """
 
     def __init__(self, shown: Callable[[str], str], remedy: str, on_undone: Callable[[], None] = lambda: None) -> None:
         """Prepare a transaction that has no steps yet.
 
-        shown: a function that takes a path and returns the name that messages give it. For an empty path, it returns
-        the name of the folder that the command changes.
+        shown: a function that takes a path and returns the name that messages give to the path. For an empty path, the
+        function returns the name of the folder that the command changes.
         remedy: the last words of the error message if a step cannot be undone. These words tell the user what to do.
-        on_undone: a function that is called after all steps have been undone, but not if one cannot be undone.
+        on_undone: a function that is called after all steps of a failed transaction were undone. If a step cannot be
+        undone, the function is not called.
         """
         self._shown = shown
         self._remedy = remedy
@@ -94,14 +96,14 @@ class Transaction:
         os.replace(aside, file)
 
     def place_folder(self, aside: str, folder: str) -> None:
-        """Rename the folder ``aside`` to ``folder``, which must not exist yet. Undoing the step moves it back."""
+        """Rename the folder ``aside`` to ``folder``, which must not exist. Undoing the step reverses the renaming."""
         self._undo.append(partial(_move_back, folder, aside))
         os.replace(aside, folder)
 
     def remove(self, aside: str, file: str, expected: str | None) -> None:
         """Remove ``file``.
 
-        aside: a temporary path, which is used to undo the step.
+        aside: a temporary path, to which undoing the step writes the old content first.
         expected: the SHA-256 that ``file`` must have, or None to accept any.
         """
         old = _checked(file, expected)
@@ -112,7 +114,7 @@ class Transaction:
     def _roll_back(self) -> bool:
         """Undo the steps, the last one first. Returns whether all steps were undone.
 
-        If a step cannot be undone, the others are undone nevertheless.
+        If a step cannot be undone, the other steps are undone nevertheless.
         """
         whole = True
         while self._undo:
@@ -153,7 +155,7 @@ def write_all(handle: int, content: bytes) -> None:
 
 
 def _checked(file: str, expected: str | None) -> OnDisk | None:
-    """Return what is at the path ``file`` now. None if nothing is there.
+    """Return what is at the path ``file`` now, or None if nothing is there.
 
     expected: the SHA-256 that the file must have, empty if there must be no file, or None to accept any content.
 
@@ -168,10 +170,10 @@ def _checked(file: str, expected: str | None) -> OnDisk | None:
 
 
 def _put_back(file: str, aside: str, old: OnDisk | None, new: bytes | None) -> None:
-    """Give ``file`` the content, permissions and owner of ``old`` again, or remove it if ``old`` is None.
+    """Restore the content, permissions and owner of ``file`` from ``old``. If ``old`` is None, remove ``file``.
 
     aside: a temporary path for the old content.
-    new: the content that this transaction wrote to ``file``, or None if it removed the file.
+    new: the content that this transaction wrote to ``file``, or None if the transaction removed ``file``.
 
     Raises _Edited if someone changed ``file`` after this transaction had changed it.
     """

@@ -1,4 +1,4 @@
-"""Reads the generated package on the disk, and compares its files with those of a new build."""
+"""Reads the generated package on the disk, and compares the package's files with the files of a new build."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class FileChange:
 
     owner: the name of the spec that the file was generated from, or ``SHARED``.
     path: the path of the file, relative to the tree.
-    old: what is at this path now, or None if nothing is there.
+    old: what is at this path before the build, or None if nothing is there.
     new: the new content, or None if the build removes the file.
     digest: the SHA-256 of ``new``, or empty if ``new`` is None.
-    ours: whether nothing is at the path, or only what an earlier build wrote. Otherwise, the file is replaced only with
+    ours: whether the path is free, or has content that an earlier build wrote. Anything else is replaced only with
     ``--force``.
     """
 
@@ -62,10 +62,10 @@ class Comparison:
     unchanged: int
 
     def refusal(self, shown: str, force: bool) -> UserError | None:
-        """Return the error to raise if the build must not be written. None if it may be written.
+        """Return the error that forbids the build, or None if the build may be written.
 
-        A build must not replace a folder or a symbolic link. Without ``force``, it must not replace or remove files
-        that were edited or added by hand.
+        A build must not replace a folder or a symbolic link. Without ``force``, a build must not replace or remove
+        files that were edited or added by hand.
 
         shown: the name that messages give to the tree.
         force: whether files that were edited or added by hand may be lost.
@@ -88,9 +88,10 @@ class Tree:
     """A generated package on the disk.
 
     disk: the object that reads the files of the package.
-    manifests: the manifest of each owner: the name of a spec, or ``SHARED``.
-    broken: for each owner with an unusable MANIFEST.json, the reason why it cannot be used.
-    journal: the files that an interrupted build may have written, as ``journal.Entries``. Empty without such a build.
+    manifests: maps each owner to the owner's manifest. An owner is the name of a spec, or ``SHARED``.
+    broken: maps each owner with an unusable MANIFEST.json to the reason why the file cannot be used.
+    journal: the files that an interrupted build may have written, as ``journal.Entries``, or empty if no build was
+    interrupted.
     incomplete: whether a build was interrupted while it wrote files.
     """
 
@@ -102,7 +103,7 @@ class Tree:
 
     @property
     def specs(self) -> list[str]:
-        """The names of the specs that have files in the package, sorted. Those with a broken manifest are included."""
+        """The names of the specs that have files in the package, sorted. Specs with a broken manifest are included."""
         return sorted({*self.manifests, *self.broken} - {SHARED})
 
     def refusal(self, force: bool) -> UserError | None:
@@ -110,7 +111,7 @@ class Tree:
 
         Hidden files and ``__pycache__`` do not count.
 
-        force: whether to accept such a folder. The result is then None.
+        force: whether to return None even for such a folder.
         """
         if force or self.manifests or self.broken or self.journal or self.incomplete or not self.disk.root.is_dir():
             return None
@@ -127,10 +128,10 @@ class Tree:
     def sound_manifests(self, except_for: Collection[str] = ()) -> list[Manifest]:
         """Return the manifests of the specs in this tree, sorted by name.
 
-        except_for: the names of specs that are left out.
+        except_for: the names of the specs to leave out.
 
-        Raises UserError if one of the manifests is broken, or if another version of pav2gen wrote it in a format that
-        this version cannot read.
+        Raises UserError if a manifest is broken, or has a format of another version of pav2gen that this version cannot
+        read.
         """
         for owner in sorted(self.broken.keys() - {SHARED, *except_for}):
             place = f"{self.disk.shown}/{manifest.path_of(owner)}"
@@ -142,7 +143,7 @@ class Tree:
         return [entry for owner, entry in sorted(self.manifests.items()) if owner not in (SHARED, *except_for)]
 
     def compare(self, package: Mapping[str, FileSet]) -> Comparison:
-        """Compare the files in the tree with those of a new build.
+        """Compare the files in the tree with the files of a new build.
 
         package: the new files of each owner. Files of other owners are not compared.
 
@@ -164,8 +165,9 @@ class Tree:
         return Comparison(tuple(sorted(changes, key=lambda change: change.path)), unchanged)
 
     def known(self, owner: str) -> dict[str, set[str]]:
-        """Return the SHA-256 digests that each file of ``owner`` can have if nobody edited it, by path relative to the
-        tree.
+        """Return a dict from the path of each file of ``owner`` to the SHA-256 digests that an unedited file can have.
+
+        The paths are relative to the tree.
 
         The digests come from the owner's manifest, and from the journal of an interrupted build if there is one.
         """
@@ -190,7 +192,7 @@ class Tree:
 def read_tree(out: Path) -> Tree:
     """Read the manifests and the journal of the generated package in the folder ``out``, which need not exist.
 
-    Raises UserError if ``out`` is not a folder, if it cannot be read, or if another generated package is inside it.
+    Raises UserError if ``out`` is not a folder, cannot be read, or contains another generated package in a subfolder.
     """
     disk = Disk(Path(os.path.realpath(out)), os.fspath(out))
     if os.path.lexists(disk.root) and not disk.root.is_dir():

@@ -37,11 +37,11 @@ class SparsePattern(NamedTuple):
 
 
 class CaseData(NamedTuple):
-    """The input sizes and expected numbers for the tests of a decode kernel. Templates have it as the variable
-    ``data``.
+    """The input sizes and expected numbers for the tests of a decode kernel. Templates receive this object as the
+    variable ``data``.
 
     boundary_lengths: sequence lengths in tokens, from the function ``boundary_lengths``.
-    long_length: the length, in tokens, of a sequence that needs a second round of the reduction.
+    long_length: the length, in tokens, of a sequence that needs a second round of the reduction over partitions.
     sparse_patterns: the block-sparse patterns that the tests pass to a block-sparse kernel.
     calls_by_sequences: pairs (number of sequences, expected number of ATen calls), from the function
     ``calls_by_sequences``.
@@ -54,12 +54,12 @@ class CaseData(NamedTuple):
 
 
 class ExtendData(NamedTuple):
-    """The input sizes and expected numbers for the tests of an extend kernel. Templates have it as the variable
-    ``data``.
+    """The input sizes and expected numbers for the tests of an extend kernel. Templates receive this object as the
+    variable ``data``.
 
     windows: the batches for tests of the sliding window; an empty list for a kernel without one. A batch is a pair of
-    lists, with one number for each sequence: its query tokens, and its context tokens. The context is the tokens before
-    the query.
+    lists with an item for each sequence: the numbers of query tokens, and the numbers of context tokens. The context of
+    a sequence is the tokens before the query.
     distances: the distances between tokens, in tokens, that the mask of the kernel's modification may contain (see
     ``mask_distances``).
     calls: the batches for tests of the number of ATen calls. Each is a tuple (number of sequences, query tokens per
@@ -72,7 +72,7 @@ class ExtendData(NamedTuple):
 
 
 def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
-    """Return the input sizes and expected numbers for the tests of ``kernel``. None for a cache writer."""
+    """Return the input sizes and expected numbers for the tests of ``kernel``, or None for a cache writer."""
     if isinstance(kernel, Extender):
         return ExtendData(extend_windows(kernel.v), mask_distances(kernel.v), extend_calls(kernel))
     if not isinstance(kernel, Kernel):
@@ -88,10 +88,10 @@ def data_of(kernel: AnyKernel) -> CaseData | ExtendData | None:
 def boundary_lengths(variant: Variant) -> list[int]:
     """Return sequence lengths in tokens, for tests at the boundaries of pages, partitions, windows and masks.
 
-    The boundaries are 0, a page, a partition, a partition plus a page, and two partitions. A sliding window adds the
-    window, the window plus a page, and the window plus a partition. Each result of ``mask_distances`` adds this
-    distance, and the distance plus a page. The result has each boundary, and the lengths of one token less and one
-    token more.
+    The boundaries are 0, a page, a partition, a partition plus a page, and two partitions. For a kernel with a sliding
+    window, three more are the window, the window plus a page, and the window plus a partition. For each distance from
+    ``mask_distances``, two more are the distance, and the distance plus a page. The result contains each boundary, and
+    the lengths one token below and one token above the boundary.
     """
     page, partition, window = variant.block_size, variant.partition_size, variant.sliding_window
     edges = [0, page, partition, partition + page, 2 * partition]
@@ -113,8 +113,9 @@ def long_length(variant: Variant) -> int:
 def extend_windows(variant: ExtendVariant) -> list[tuple[list[int], list[int]]]:
     """Return the batches for tests of the sliding window, in the form of ``ExtendData.windows``.
 
-    In the first batch, the queries are short, and the window hides keys from them. In the second batch, the queries
-    have at least as many tokens as the window. Windows over ``LONGEST_INNER_WINDOW`` tokens have no second batch.
+    In the first batch, the queries are short, and the window hides keys from the queries. In the second batch, the
+    queries have at least as many tokens as the window. Windows over ``LONGEST_INNER_WINDOW`` tokens have no second
+    batch.
     """
     window, page = variant.sliding_window, variant.block_size
     if window is None:
@@ -138,7 +139,8 @@ def extend_calls(kernel: Extender) -> list[tuple[int, int, int, int]]:
 def mask_distances(variant: AttentionVariant) -> list[int]:
     """Return the distances between tokens, in tokens, that the mask of the kernel's modification may contain, sorted.
 
-    The distances are the integers from 2 to ``LONGEST_DISTANCE`` in the expression of the mask. Empty without a mask.
+    The distances are the integers from 2 to ``LONGEST_DISTANCE`` in the expression of the mask. Without a mask, the
+    result is empty.
     """
     mask = variant.own.mask_tree if variant.own else None
     integers = {int(node.value) for node in walk(mask) if node.is_literal and node.type == INTEGER} if mask else set()

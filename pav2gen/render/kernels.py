@@ -68,9 +68,10 @@ def render_spec(spec: Spec, family: Sequence[AnyKernel], templates: Templates) -
 
     family: the kernels to render, with their plans.
 
-    Every template has the variables ``spec`` and ``header``, the comment at the top of the file without its last
-    newline. The templates of a kernel also have ``v`` (its variant), ``p`` (its plan) and ``data`` (for tests, else
-    None). The templates of the spec also have the variables in ``GROUPS``.
+    Every template has the variables ``spec`` and ``header``, which is the comment at the top of the file without the
+    last newline. The templates of a kernel also have ``v`` (the kernel's variant), ``p`` (the kernel's plan) and
+    ``data`` (the input sizes of tests; None in templates of sources). The templates for the README and the conftest.py
+    also have the variables in ``GROUPS``.
 
     Raises UserError for a mistake in a template.
     """
@@ -96,7 +97,7 @@ def render_shared(specs: Sequence[Mapping[str, Any]], rows: Sequence[ManifestRow
     """Render the files that all specs share: the package's ``__init__.py``, the dispatch table, settings for pytest and
     git, and an exact copy of the runtime.
 
-    specs: the field ``spec`` of the manifest of each spec.
+    specs: the value of the field ``spec`` in the manifest of each spec.
     rows: the rows of the dispatch table, as in manifests, in order.
 
     Every template has these variables: ``specs``, ``rows`` (as ``Row``), ``tuned`` (the results of tuning), ``keys``
@@ -149,7 +150,7 @@ class Heading:
         """Make the comment for the files that are rendered from one template.
 
         template: the name of this template.
-        templates: all templates, from which the sha256 of this one is taken.
+        templates: all templates, including this one.
         command: the command that rebuilds the files.
         sources: the sha256 of each spec and tuning file that the files are made from, by path.
         """
@@ -173,5 +174,5 @@ class Heading:
         return "\n".join((self.text, *map(self._comment, lines)))
 
     def _comment(self, line: str) -> str:
-        """Return ``line`` as a comment. Text that would end the comment is changed."""
+        """Return ``line`` as a comment. Characters that would end the comment are changed."""
         return f"{self._begin}{one_line(line).replace('--', '- -') if self._end else one_line(line)}{self._end}"

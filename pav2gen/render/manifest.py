@@ -1,4 +1,4 @@
-"""The content of a MANIFEST.json, which lists files of a generated package and the sources that they were made from.
+"""The content of a MANIFEST.json, which lists files of a generated package, and the sources of these files.
 
 Each spec has a MANIFEST.json in its folder. The manifest lists the files in this folder, and has a row for each kernel
 of the spec. The shared manifest, at the top of the generated package, lists the files that all specs share. A build
@@ -39,14 +39,15 @@ class Manifest:
     """The content of one MANIFEST.json. docs/manifest.md explains the fields that are not explained here.
 
     owner: the name of the spec that the manifest belongs to, or ``SHARED``.
-    spec: properties of the spec, such as its name and its sha256. Empty in the shared manifest.
-    rows: a row for each kernel of the spec. Empty in the shared manifest.
+    spec: properties of the spec, such as its name and its sha256, or empty in the shared manifest.
+    rows: a row for each kernel of the spec, or empty in the shared manifest.
     files: the sha256 of each file, by its path relative to the manifest's folder.
-    digest: the sha256 of the MANIFEST.json. Empty if the manifest was not read from a file.
-    unfit: why the fields of a MANIFEST.json other than ``files`` could not be read. Empty if they could.
+    digest: the sha256 of the MANIFEST.json, or empty if the manifest was not read from a file.
+    unfit: the reason why the fields of a MANIFEST.json other than ``files`` could not be read, or empty if all could be
+    read.
 
     Every version of pav2gen can read ``files`` of all other versions. If another version wrote the other fields in an
-    unknown form, they are empty, and ``unfit`` says why.
+    unknown form, the other fields are empty here, and ``unfit`` gives the reason.
     """
 
     owner: str
@@ -108,7 +109,7 @@ def manifest_row(row: Row, **extra: object) -> ManifestRow:
     """Make the row of a kernel in a manifest.
 
     row: the kernel's row in the dispatch table.
-    extra: the values of ``EXTRA_COLUMNS``.
+    extra: the values of the columns ``EXTRA_COLUMNS``, which only the manifest has.
     """
     modification = row.modification and row.modification._asdict()
     return {**row._asdict(), "key": row.key._asdict(), "modification": modification, **extra}
@@ -126,7 +127,7 @@ def table_row(entry: ManifestRow) -> Row:
 
 
 def _modification(entry: Mapping[str, Any] | None) -> Modification | None:
-    """Convert the column ``modification`` of a row in a manifest. None if the kernel has no modification."""
+    """Convert the column ``modification`` of a row in a manifest. Return None if the kernel has no modification."""
     if entry is None:
         return None
     return Modification(entry["score"], entry["mask"], tuple((name, axis) for name, axis in entry["tensors"]))
@@ -140,11 +141,11 @@ def tuned_rows(entry: ManifestRow) -> list[Tuned]:
 
 
 def merge(manifests: Iterable[Manifest]) -> tuple[tuple[ManifestRow, ...], tuple[str, ...]]:
-    """Make the rows of the dispatch table from the rows of ``manifests``. Return them, and messages to the user about
-    kernel keys that several specs have.
+    """Make the rows of the dispatch table from the rows of ``manifests``. Also return messages to the user about kernel
+    keys that several specs have.
 
-    The manifests must be sorted by the names of the specs, and the rows keep their order. If several specs have kernels
-    with the same key, the dispatch table gets only those of the first spec.
+    The manifests must be sorted by the names of the specs. The rows stay in the order of ``manifests``. If several
+    specs have kernels with the same key, the dispatch table gets only the kernels of the first spec.
 
     Raises UserError for two specs with different modifications of the same name.
     """
@@ -171,8 +172,8 @@ def _check_definition(row: ManifestRow, owner: str, definitions: dict[str, tuple
     """Raise UserError if another spec defines the modification of ``row`` differently under the same name.
 
     owner: the spec of the row.
-    definitions: the definition of each modification in earlier rows, and the first spec that has it, by name. The
-    modification of ``row`` is added.
+    definitions: maps the name of each modification in earlier rows to its definition and the first spec that defines
+    it. This function adds the modification of ``row``.
     """
     if row.get("modification"):
         name = row["key"]["modification"]

@@ -1,6 +1,6 @@
 """Reads a MANIFEST.json, and checks every field strictly.
 
-The checks are needed because someone may have edited the file, and text from it goes into generated code.
+The checks are needed because someone may have edited the file, and text from the file goes into generated code.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from pav2gen.runtime.choice.key import KEYS
 
 
 class NotAManifest(Exception):
-    """Raised if a MANIFEST.json cannot be used. Its text is the predicate of a sentence about the file, such as ``is
-    not JSON``.
+    """Raised if a MANIFEST.json cannot be used. The message is the rest of a sentence that begins with the file's name,
+    such as ``is not JSON``.
     """
 
 
 def parse(owner: str, content: bytes) -> Manifest:
-    """Parse a MANIFEST.json. Raises NotAManifest if its bytes are not exactly those that a build wrote.
+    """Parse a MANIFEST.json. Raises NotAManifest if ``content`` is not byte for byte what a build wrote.
 
     owner: the name of the spec that the manifest belongs to, or ``manifest.SHARED``.
     content: the bytes of the file.
@@ -69,8 +69,8 @@ def parse(owner: str, content: bytes) -> Manifest:
 def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], content_digest: str) -> Manifest:
     """Make a ``Manifest`` from a parsed MANIFEST.json.
 
-    If a field does not have the form that this version writes, only ``files`` is read, and ``unfit`` says what is
-    wrong.
+    If a field does not have the form that this version of pav2gen writes, the result has only ``files``, and ``unfit``
+    gives the reason.
 
     data: all fields of the JSON object.
     files: the field ``files``, checked already.
@@ -86,7 +86,7 @@ def _from_data(owner: str, data: Mapping[str, Any], files: Mapping[str, str], co
 
 
 def _file_name(value: Any) -> str:
-    """Return ``value`` if it is the name of a file without a folder. Raises ValueError if it is not."""
+    """Return ``value`` if it is the name of a file without a folder. Raises ValueError for any other value."""
     if "/" in path(value):
         raise ValueError(f"{seen(value)} is not the name of a file")
     return str(value)
@@ -133,7 +133,8 @@ _hints = cache(get_type_hints)
 
 
 def _columns(row: Any, read_text: Reader, leave_out: Collection[str] = ()) -> dict[str, Reader]:
-    """Make functions that check and return the fields of a NamedTuple class in JSON, by the name of the field.
+    """Return a dict from the name of each field of a NamedTuple class to a function that checks and returns the field's
+    JSON value.
 
     row: the NamedTuple class.
     read_text: the function for fields that are strings.

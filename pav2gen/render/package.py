@@ -26,7 +26,8 @@ from pav2gen.render.templates import Templates
 class Package:
     """The rendered files of a build, including each MANIFEST.json.
 
-    files: the files of each owner: the name of a built spec, or ``SHARED`` for the files that all specs share.
+    files: maps each owner to the owner's files. An owner is the name of a built spec, or ``SHARED`` for the files that
+    all specs share.
     clashes: messages to the user about kernel keys that several specs have.
     """
 
@@ -38,7 +39,8 @@ def render_package(selections: Iterable[Selection], others: Iterable[Manifest], 
     """Render the files of the specs that are built, and the files that all specs of the generated package share.
 
     selections: the specs that are built, with the kernels to render.
-    others: the manifests of the other specs in the generated package. Their rows go into the dispatch table too.
+    others: the manifests of the other specs in the generated package. The rows of these manifests go into the dispatch
+    table too.
 
     Raises UserError for a mistake in a template, and for two specs with different modifications of the same name.
     """
@@ -84,7 +86,8 @@ def _entries(chosen: Selection, templates: Templates) -> dict[str, object]:
 def _row(kernel: AnyKernel, tuned: Iterable[Tuning]) -> ManifestRow:
     """Return the row of ``kernel`` in the manifest of its spec.
 
-    tuned: the tuning files of the spec. The row contains their results in which this kernel was the fastest.
+    tuned: the tuning files of the spec. The row contains those measurements in these files in which ``kernel`` was the
+    fastest.
     """
     row = kernel.p.row()
     decodes = row.operator == "decode"

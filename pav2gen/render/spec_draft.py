@@ -79,15 +79,15 @@ def _lines(attention: Attention, name: str, target: str) -> Iterator[str]:
 
 
 def _extends(attention: Attention) -> bool:
-    """Whether the spec asks for extend kernels.
+    """Whether the spec lists the operator ``extend``.
 
-    vLLM needs them for a model with a softcap. Block-sparse attention has no extend kernels.
+    vLLM needs extend kernels for a model with a softcap. Block-sparse attention has no extend kernels.
     """
     return attention.softcap is not None and not attention.blocksparse
 
 
 def _operators(attention: Attention) -> str:
-    """Return the value of ``operators`` in the spec, with a comment about the other operators."""
+    """Return the value of ``operators`` in the spec, with a comment about the operators that the user could add."""
     if _extends(attention):
         return "[decode, extend]  # a layer with softcap needs both in vLLM; add cache for compressed caches"
     return "[decode]  # add extend for chunked prefill and speculative decoding, cache for compressed caches"
@@ -126,9 +126,10 @@ def _model(attention: Attention, ranks: tuple[int, ...]) -> Model:
 
 
 def _ratios(model: Model) -> str:
-    """Return the value of ``gqa_ratio`` in the spec: the numbers of query heads per KV head on a rank of ``model``.
+    """Return the value of ``gqa_ratio`` in the spec: the query heads per KV head on one tensor-parallel rank of
+    ``model``.
 
-    If there are several numbers, a comment says which tensor-parallel sizes have which of them.
+    If the number differs between tensor-parallel sizes, a comment lists the sizes for each number.
     """
     ranks: dict[int, list[int]] = {}
     for rank in model.ranks():
@@ -168,8 +169,8 @@ def _min_seq_len(attention: Attention) -> int:
 
 
 def _workspace_mib(attention: Attention) -> int:
-    """Return the value of ``limits.workspace_mib`` in the spec, in MiB: the default, or the smallest workspace of the
-    kernels if that is more.
+    """Return the value of ``limits.workspace_mib`` in the spec, in MiB: the default, or the smallest possible workspace
+    of the kernels if this is larger than the default.
     """
     ratio = max(1, attention.num_heads // attention.num_kv_heads)
     shape = (attention.head_size, ratio, 16, "float16", "auto", attention.alibi, attention.blocksparse)

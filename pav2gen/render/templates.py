@@ -34,11 +34,11 @@ class Templates:
     """The Jinja templates in a folder. Rendering fails for a template that uses an undefined variable.
 
     The name of a template is its path relative to the folder, such as ``torch/kernel.py.j2``. Messages and generated
-    files show this name as ``templates/torch/kernel.py.j2``, whatever the name of the folder is.
+    files show this name as ``templates/torch/kernel.py.j2``, even if the folder has another name than ``templates``.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Take templates from ``folder``, or from the folder of pav2gen's own templates if it is None."""
+        """Take templates from ``folder``. If ``folder`` is None, take pav2gen's own templates."""
         self._folder = data_folder("templates") if folder is None else folder
         self._sha256: dict[str, str] = {}
         self._compiled: dict[str, jinja2.Template] = {}
@@ -77,7 +77,7 @@ class Templates:
         return self._sha256[name]
 
     def record(self, *names: str) -> dict[str, str]:
-        """Return the sha256 of the templates ``names``, and of all templates that they include, import or extend.
+        """Return the sha256 of the templates ``names``, and of all templates that ``names`` include, import or extend.
 
         The keys of the result are paths, such as ``templates/torch/kernel.py.j2``. The templates ``names`` must have
         been rendered before.

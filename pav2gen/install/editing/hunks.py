@@ -23,7 +23,7 @@ class Hunk(NamedTuple):
     """One changed block of a file.
 
     old: the lines that an install removed.
-    new: the lines that it put in their place.
+    new: the lines that the install put in the place of ``old``.
     """
 
     old: str
@@ -40,7 +40,7 @@ def is_ours(hunk: Hunk) -> bool:
 
 
 def hunks(before: str, after: str) -> tuple[Hunk, ...]:
-    """Return the changed blocks of a file. Applied to the text ``before``, they give the text ``after``.
+    """Return the changed blocks of a file, that is, the hunks that turn the text ``before`` into the text ``after``.
 
     The new lines of each hunk occur exactly once in ``after``, so that ``reverse`` finds them.
     """
@@ -73,7 +73,7 @@ def _differences(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, 
 
 
 def reverse(text: str, applied: Sequence[Hunk]) -> str | None:
-    """Return ``text`` without the changes of ``applied``.
+    """Undo the hunks ``applied`` in ``text``, and return the result.
 
     Returns None if the new lines of a hunk do not occur exactly once in the text.
     """

@@ -1,8 +1,8 @@
 """Computes the edits that make the source files of a vLLM tree call the generated kernels.
 
 The edits insert calls of hooks: functions that an install copies from the folder ``payload`` into the tree. Each hook
-runs a generated kernel or a check, or leaves the work to vLLM's own code. vLLM's own code stays in the files. Only
-vLLM's own code runs if the environment variable PAV2_DISABLE is 1.
+runs a generated kernel or a check, or leaves the work to vLLM's own code, which stays in the files. If the environment
+variable PAV2_DISABLE is 1, only vLLM's own code runs.
 
 V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``.
 """
@@ -69,10 +69,10 @@ class Fork:
     scales: how the tree's ``paged_attention_v2`` takes the scales of keys and values, as a key of ``FAMILIES``.
     v1: whether the tree's ``paged_attention_v1`` works and takes all arguments, as a key of ``V1_KINDS``.
     v2_works: whether the tree's ``paged_attention_v2`` does more than raise an error.
-    writer: which KV caches the tree's ``reshape_and_cache`` can write, as one of ``WRITER_KINDS``. Empty if this
+    writer: which KV caches the tree's ``reshape_and_cache`` can write, as one of ``WRITER_KINDS``, or empty if this
     function is missing or has an unexpected form.
-    prefix: whether the tree's ``forward_prefix`` works, as one of ``PREFIX_KINDS``. Empty if this function is missing
-    or has an unexpected form.
+    prefix: whether the tree's ``forward_prefix`` works, as one of ``PREFIX_KINDS``, or empty if this function is
+    missing or has an unexpected form.
     refuses_softcap: whether the tree's XFormers backend raises an error for a model with a softcap (a limit on scores).
     """
 
@@ -110,8 +110,7 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
     shown: the name that messages give to the vLLM tree.
     writer: which caches the generated cache writers fill, as in ``apply.InstallOptions``.
 
-    Raises UserError for a file that differs from every vLLM that pav2gen knows, and for a file that already calls
-    hooks.
+    Raises UserError if a file differs from every vLLM that pav2gen knows, or already calls hooks.
     """
     parsed = {path: SourceFile.parse(content, f"{shown}/{path}") for path, content in sources.items()}
     for source in parsed.values():
@@ -148,7 +147,8 @@ def patch_sources(sources: Mapping[str, bytes], shown: str, writer: str = "auto"
 
 
 def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[Prefix], list[str]]:
-    """Return vLLM's functions that write the KV cache, those that attend to a cached prefix, and notes for the user.
+    """Return vLLM's functions that write the KV cache, vLLM's functions that attend to a cached prefix, and notes for
+    the user.
 
     If a kind of function is missing or has an unexpected form, its list is empty, and a note says why.
     """
@@ -169,7 +169,8 @@ def _optional(ops: SourceFile, decode: SourceFile) -> tuple[list[Writer], list[P
 def least(kinds: Sequence[str], found: Iterable[str]) -> str:
     """Return the kind in ``found`` that serves the fewest calls, or an empty string if ``found`` is empty.
 
-    kinds: all kinds of a function, such as ``WRITER_KINDS``. The first kind serves all calls, the last one serves none.
+    kinds: all kinds of a function, such as ``WRITER_KINDS``. The first kind serves all calls, and the last kind serves
+    none.
     found: the kinds of all definitions of this function in a vLLM tree.
     """
     there = set(found)
@@ -180,7 +181,7 @@ def v1_kind(works: bool, plain: bool) -> str:
     """Return the key of ``V1_KINDS`` that describes vLLM's ``paged_attention_v1``.
 
     works: whether this function does more than raise an error.
-    plain: whether vLLM calls it without kv_cache_dtype or without the block-sparse pattern.
+    plain: whether vLLM calls this function without kv_cache_dtype or without the block-sparse pattern.
     """
     return "none" if not works else "plain" if plain else "whole"
 
@@ -188,7 +189,7 @@ def v1_kind(works: bool, plain: bool) -> str:
 def _found(source: SourceFile, find: Callable[[ast.Module], Found]) -> Found:
     """Return the result of ``find`` for the syntax tree of ``source``.
 
-    Raises UserError if ``find`` raises Unfit, because the file does not have the expected form.
+    Raises UserError if ``find`` raises Unfit, which means that the file does not have the expected form.
     """
     try:
         return find(source.tree)
@@ -206,7 +207,7 @@ def _v2_call(operator: Operator) -> Insertion:
 def _write_call(writer: Writer, always: bool) -> Insertion:
     """Return the insertion of a call of the hook ``serve_write`` at the start of ``reshape_and_cache``.
 
-    always: whether to prefer the generated cache writer to vLLM's own one.
+    always: whether the generated cache writer is preferred to vLLM's own writer.
     """
     lines = _served("cache_hooks", "serve_write", writer, [f'writer="{writer.kind}"', f"always={always}"])
     comment = "pav2gen: the generated writer, for what the code below cannot write."

@@ -35,7 +35,7 @@ class SourceFile:
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> SourceFile:
-        """Parse ``content``, the bytes of a file. Raises UserError if they are not UTF-8 or not valid Python.
+        """Parse ``content``, the bytes of a file. Raises UserError if ``content`` is not UTF-8 or not valid Python.
 
         where: the name that messages give to the file.
         """
@@ -50,7 +50,7 @@ class SourceFile:
 
 
 class Insertion(NamedTuple):
-    """Lines to insert into a source file, and a comment to put above them.
+    """Lines to insert into a source file, and a comment to put above these lines.
 
     at: the line number of a ``def`` or an ``if``. The lines are inserted into this function, or above this ``if``.
     place: "start" or "end" for the start or the end of the function's body, or "before" for above the ``if``.
@@ -65,12 +65,12 @@ class Insertion(NamedTuple):
 
 
 def insert_lines(source: SourceFile, insertions: Sequence[Insertion], tests: Mapping[int, str] = {}) -> bytes:
-    """Return the bytes of ``source`` with all ``insertions``, and with the conditions replaced that ``tests`` names.
+    """Return the bytes of ``source`` with all ``insertions``, and with the new conditions in ``tests``.
 
     tests: maps the line number of an ``if`` or ``elif`` to the name that replaces its condition. In the inserted lines,
-    the name ``TEST`` stands for the condition that was replaced.
+    the name ``TEST`` is a placeholder for the condition that was replaced.
 
-    Raises UserError if the place of an insertion is not found, or if libcst cannot reproduce the code around it
+    Raises UserError if the place of an insertion is not found, or if libcst cannot reproduce the code around this place
     exactly.
     """
     lines = list(io.StringIO(source.text, newline=""))
@@ -167,7 +167,8 @@ class _Editor(cst.CSTTransformer):
         return int(self.get_metadata(PositionProvider, node).start.line)
 
     def _take(self, line: int, place: str) -> list[cst.SimpleStatementLine | cst.BaseCompoundStatement]:
-        """Return the statements to insert at ``place`` of the ``def`` or ``if`` on ``line``, and mark them as inserted.
+        """Return the statements to insert at ``place`` of the ``def`` or ``if`` on ``line``, and mark these statements
+        as inserted.
 
         The list is empty if there is nothing to insert.
         """
@@ -193,7 +194,9 @@ class _Test(cst.CSTTransformer):
 
 
 def _block(suite: cst.BaseSuite) -> cst.IndentedBlock:
-    """Return ``suite``, the body of a function, as an indented block, even if it is on the same line as the ``def``."""
+    """Return ``suite``, the body of a function, as an indented block, even if ``suite`` is on the same line as the
+    ``def``.
+    """
     if isinstance(suite, cst.IndentedBlock):
         return suite
     assert isinstance(suite, cst.SimpleStatementSuite)

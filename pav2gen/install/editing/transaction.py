@@ -24,8 +24,8 @@ class Change:
     """A file to write, to replace or to remove.
 
     content: the new bytes of the file, or None to remove the file.
-    expected: the SHA-256 that the file must have before the change, or else the change fails. An empty string means
-    that there must be no file yet. None means that the old content is not checked.
+    expected: the SHA-256 that the file must have before the change. With another SHA-256, the change fails. An empty
+    string means that there must be no file yet. None means that the old content is not checked.
     """
 
     path: Path

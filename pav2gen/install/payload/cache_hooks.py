@@ -20,8 +20,8 @@ def serve_write(*, writer: str, always: bool, **call: Any) -> bool:
 
     Returns True if the generated writer has filled the cache, and False if vLLM must run its own writer.
 
-    writer: which caches vLLM's own writer can fill. "whole": those of every kv_cache_dtype. "plain": only those of the
-    kv_cache_dtype "auto". "none": no cache, because it only raises an error.
+    writer: which caches vLLM's own writer can fill. "whole": caches of every kv_cache_dtype. "plain": only caches of
+    the kv_cache_dtype "auto". "none": no cache, because vLLM's writer only raises an error.
     always: whether to prefer the generated writer. If False, the generated writer gets only the calls that vLLM's own
     writer cannot serve.
 

@@ -1,4 +1,4 @@
-"""Finds the functions of a vLLM tree that write its KV cache, and those that attend to a cached prefix."""
+"""Finds the functions of a vLLM tree that write the KV cache, and the functions that attend to a cached prefix."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Prefix(NamedTuple):
 def find_writers(tree: ast.Module) -> list[Writer]:
     """Return every definition of ``reshape_and_cache`` in a module.
 
-    Raises Unfit if there is no definition, if a definition lacks a parameter or has an unknown one without a default,
-    or if the module also assigns another value to ``reshape_and_cache``.
+    Raises Unfit if there is no definition, or if a definition lacks a parameter or has an unknown parameter without a
+    default. Also raises Unfit if the module assigns another value to ``reshape_and_cache``.
     """
     found = [_writer(function) for function in functions(tree.body, WRITER)]
     if not found:
@@ -87,8 +87,8 @@ def find_prefixes(decode: ast.Module, ops: ast.Module) -> list[Prefix]:
 
     ops: the module of the same tree that defines vLLM's operators.
 
-    Raises Unfit if there is no definition, if a definition lacks a parameter of ``PREFIX``, or if the module also
-    assigns another value to ``forward_prefix``.
+    Raises Unfit if there is no definition, if a definition lacks a parameter of ``PREFIX``, or if the module assigns
+    another value to ``forward_prefix``.
     """
     vendor = imports(ops, VENDOR)
     found = [_prefix(method.function, vendor) for method in methods(decode, "PagedAttention", "forward_prefix")]

@@ -1,7 +1,7 @@
 """The entry point of a wheel of generated kernels: the module that vLLM imports when it starts.
 
-The module imports the kernels only if the environment variable PAV2_PLUGIN is switched on. In a wheel of the package
-``NAME``, this file is the module ``NAME_plugin``, beside the package.
+The module imports the kernels only if the environment variable PAV2_PLUGIN is on. In a wheel of the package ``NAME``,
+this file is the module ``NAME_plugin``, beside the package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The functions (hooks) that a patched vLLM calls when it decodes, and when it makes the attention layers of a model.
+"""The functions (hooks) that a patched vLLM calls for each decode, and for each attention layer of a model when vLLM
+makes the layer.
 
 The hooks choose between vLLM's operators ``paged_attention_v1`` (V1) and ``paged_attention_v2`` (V2), run generated
 kernels in place of V2, and report which kernels serve a layer.
@@ -57,8 +58,8 @@ def choose_v1(
     A patched V2 runs the generated kernels.
 
     use_v1: whether vLLM itself has chosen V1.
-    v1: whether vLLM's own V1 works. "whole": with all arguments. "plain": it works, but vLLM calls it without
-    kv_cache_dtype or without the block-sparse pattern. "none": it only raises an error.
+    v1: whether vLLM's own V1 works. "whole": with all arguments. "plain": V1 works, but vLLM calls V1 without
+    kv_cache_dtype or without the block-sparse pattern. "none": V1 only raises an error.
     v2: "stub" if vLLM's own V2 only raises an error. "works" if V2, or another kernel that vLLM calls in its place,
     computes the result.
     query: [sequences, query heads, head size], one new token of each sequence.
@@ -67,10 +68,10 @@ def choose_v1(
     The answer is False if V1 only raises an error, or would ignore an argument of the call or a feature of its layer.
     The answer is also False if a generated kernel takes the call and the package's ``prefer_v2`` returns True.
 
-    In all other cases, the answer is ``use_v1``, with one exception. The answer is True if a generated kernel takes the
-    call, vLLM's own V2 is a stub, and no sequence is longer than ``V1_LIMIT`` tokens.
+    In all other cases, the answer is ``use_v1``, with one exception: If a generated kernel takes the call, vLLM's own
+    V2 is a stub, and no sequence is longer than ``V1_LIMIT`` tokens, the answer is True.
 
-    The answer does not depend on the elements of the tensors, so that it stays valid in a captured CUDA graph.
+    The answer does not depend on the elements of the tensors. So the answer stays valid in a captured CUDA graph.
     """
     if disabled():
         return use_v1
@@ -106,11 +107,12 @@ def serve_v2(*, fallback: bool, **call: Any) -> bool:
 
     Returns True if the generated operator has run, and False if vLLM must run its own operator.
 
-    fallback: whether vLLM's own operator works. If the tree's own V2 works, it serves the calls that no generated
-    kernel takes, and the calls for which the package's ``prefer_v2`` returns False.
+    fallback: whether vLLM's own operator works. If so, vLLM's operator serves the calls that no generated kernel takes,
+    and the calls for which the package's ``prefer_v2`` returns False.
 
     If vLLM's own operator does not work, or would ignore a feature of the layer that makes the call, the generated
-    operator always runs. The operator raises ValueError or NoKernelError for a call that it cannot serve.
+    operator always runs. The generated operator raises ValueError or NoKernelError for a call that no generated kernel
+    takes.
     """
     if disabled():
         return False
@@ -162,11 +164,11 @@ def check_layer(
     is done.
     writer, prefix: as in ``report``.
 
-    The other arguments are those of the layer's constructor. The numbers of heads are those of one tensor-parallel
-    rank. The dtype of the layer is torch's default dtype, which vLLM sets while it loads a model.
+    The other arguments have the values that the layer's constructor received. The numbers of heads count the heads of
+    one tensor-parallel rank. The dtype of the layer is torch's default dtype, which vLLM sets while it loads a model.
 
-    A layer may use features that vLLM does not pass to its operators, such as a softcap (a limit on scores).
-    ``impl.forward`` is wrapped, so that the hooks know these features while it runs.
+    A layer may use features that vLLM does not pass to its operators, such as a softcap (a limit on scores). Therefore
+    this function wraps ``impl.forward``, so that the hooks know these features while ``impl.forward`` runs.
 
     Raises ValueError for a layer that neither vLLM nor the generated kernels can serve.
     """
@@ -198,9 +200,9 @@ def layer_features(impl: Any, head_size: int, softcap: float | None, window: Any
     """Return the features of a layer that vLLM does not pass to its operators.
 
     impl: the layer's backend object (its attribute ``impl``), from which the scale and the sinks are read.
-    softcap: the layer's limit on scores, or None or 0 if it has none.
-    window: the layer's sliding window in tokens, or None or 0 if it has none. A value of another type, such as a list,
-    is converted to text.
+    softcap: the layer's limit on scores. None and 0 mean that the layer has no limit.
+    window: the layer's sliding window in tokens. None and 0 mean that the layer has no sliding window. A value of
+    another type, such as a list, is converted to text.
     """
     scale = getattr(impl, "scale", None)
     usual = not isinstance(scale, float) or abs(scale - head_size**-0.5) <= 1e-6 * abs(scale)

@@ -19,8 +19,8 @@ class Features(NamedTuple):
 
     softcap: the limit on scores: a score s becomes softcap * tanh(s / softcap).
     sliding_window: the number of tokens that a query sees, including its own. A value that is not an int is passed on
-    to the operators, but no kernel serves it.
-    sinks: [number of query heads] float32, for each head a logit that takes part in the softmax and has no value.
+    to the operators, but no kernel accepts such a value.
+    sinks: [number of query heads] float32, one logit for each head, which adds only to the denominator of the softmax.
     scale: the factor by which the product of query and key is multiplied. None means head_size ** -0.5.
     required: whether vLLM's own kernels must not run, because they would ignore these features.
     """
@@ -32,15 +32,16 @@ class Features(NamedTuple):
     required: bool = False
 
     def key(self) -> dict[str, Any]:
-        """Return softcap, window and sinks, if used, as keyword arguments of ``supports`` and ``check_model``.
+        """Return the softcap, window and sinks that the layer uses, as keyword arguments of ``supports`` and
+        ``check_model``.
 
-        The value of ``sinks`` is True, not the tensor.
+        The value of ``sinks`` is True instead of the tensor.
         """
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks is not None}
         return {name: value for name, value in given.items() if value not in (None, False)}
 
     def arguments(self) -> dict[str, Any]:
-        """Return softcap, window and sinks, if used, as keyword arguments of the generated operators."""
+        """Return the softcap, window and sinks that the layer uses, as keyword arguments of the generated operators."""
         given = {"softcap": self.softcap, "sliding_window": self.sliding_window, "sinks": self.sinks}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -51,7 +52,9 @@ _active: ContextVar[Features] = ContextVar("pav2_features", default=NONE)
 
 
 def active() -> Features:
-    """Return the features of the layer whose ``forward`` is running now. If none is running, return ``NONE``."""
+    """Return the features of the layer whose ``forward`` is running now. If no layer's ``forward`` is running, return
+    ``NONE``.
+    """
     return _active.get()
 
 

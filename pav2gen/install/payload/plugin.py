@@ -47,7 +47,8 @@ def register() -> None:
 
 
 def apply_softcap(backend: ModuleType) -> None:
-    """Make the constructor of the backend XFormers call ``take_softcap`` before it can raise an error for a softcap.
+    """Make the constructor of the backend XFormers call ``take_softcap`` before the constructor can raise an error for
+    a softcap.
 
     A second call changes nothing.
 
@@ -92,9 +93,9 @@ def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
     decode: vLLM's module that defines ``PagedAttention``.
     layer: vLLM's module that defines the attention layer.
 
-    ``paged_attention_v2``, and each ``forward_decode`` that calls it, are always replaced. ``reshape_and_cache``,
-    ``forward_prefix`` and ``Attention.__init__`` are replaced if their source has the expected form. A second call
-    changes nothing.
+    ``paged_attention_v2``, and each ``forward_decode`` that calls this operator, are always replaced.
+    ``reshape_and_cache``, ``forward_prefix`` and ``Attention.__init__`` are replaced if their source has the expected
+    form. A second call changes nothing.
 
     Raises Unfit, and replaces nothing, if the source of ``paged_attention_v2`` or of ``forward_decode`` is not found.
     """
@@ -125,9 +126,10 @@ def apply(ops: ModuleType, decode: ModuleType, layer: ModuleType) -> None:
 
 
 def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
-    """Return the definition of vLLM's ``reshape_and_cache`` in a list. The list is empty if vLLM keeps this function.
+    """Return the definition of the ``reshape_and_cache`` that the plugin replaces, in a list.
 
-    vLLM keeps it if it can write every cache dtype and PAV2_WRITER is not "always", or if its definition is not found.
+    The list is empty if the definition is not found. The list is also empty if this function can write every cache
+    dtype and PAV2_WRITER is not "always".
 
     tree: the syntax tree of ``ops``.
     ops: vLLM's module that defines the operators.
@@ -137,7 +139,7 @@ def wanted_writers(tree: ast.Module, ops: ModuleType) -> list[Writer]:
 
 
 def always() -> bool:
-    """Whether the user set PAV2_WRITER=always, to use the generated writer even if vLLM's own works.
+    """Whether the user set PAV2_WRITER=always, to use the generated writer even if vLLM's own writer works.
 
     Raises ValueError for a value other than auto and always.
     """
@@ -159,7 +161,7 @@ def optional(find: Callable[..., list[Any]], *trees: ast.Module, live_one: Any) 
 
 
 def overriding(base: type) -> list[Any]:
-    """Return the subclasses of ``base`` that are in its module and have a ``forward_decode`` of their own."""
+    """Return the subclasses of ``base`` that are defined in the module of ``base`` and override ``forward_decode``."""
     found: list[Any] = [*base.__subclasses__()]
     for each in found:
         found += each.__subclasses__()
@@ -169,7 +171,7 @@ def overriding(base: type) -> list[Any]:
 def matching(definitions: Sequence[Definition], function: Callable[..., Any]) -> list[Definition]:
     """Return a list with the one of ``definitions`` that begins on the same line as ``function``.
 
-    The list is empty if there is none, for example because another plugin replaced the function.
+    The list is empty if no definition does, for example because another plugin replaced the function.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
     line = code.co_firstlineno if code else 0
@@ -177,7 +179,7 @@ def matching(definitions: Sequence[Definition], function: Callable[..., Any]) ->
 
 
 def first_line(function: ast.FunctionDef) -> int:
-    """Return the number of the line on which a function begins. Its decorators are a part of it."""
+    """Return the number of the line on which a function begins, including the function's decorators."""
     return min([function.lineno, *(node.lineno for node in function.decorator_list)])
 
 
@@ -221,7 +223,7 @@ def replaced_operator(
 ) -> Callable[..., Any]:
     """Return a function that calls the hook ``serve``, and calls ``original`` only if the hook returned False.
 
-    If a call gives a value other than the default to a parameter that the hook does not have, the hook is not called.
+    The hook is not called if a parameter that the hook lacks gets a value other than its default.
 
     original: vLLM's own operator.
     found: the definition of ``original``.
@@ -262,15 +264,15 @@ def replaced_prefix(found: Prefix, original: Callable[..., Any]) -> Callable[...
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Whether the argument ``value`` is the default of its parameter, or a number or text equal to it."""
+    """Whether the argument ``value`` is the default of its parameter, or a number or text equal to the default."""
     return value is default or (isinstance(value, (int, float, str)) and bool(value == default))
 
 
 def replaced_decode(found: Decode, module: ModuleType, v1_runs: bool, operator: Operator) -> Callable[..., Any]:
-    """Return a copy of vLLM's ``forward_decode`` that asks the hook ``choose_v1`` which operator to call.
+    """Return a copy of vLLM's ``forward_decode`` in which the hook ``choose_v1`` decides which operator to call.
 
     The operators are ``paged_attention_v1`` (V1) and ``paged_attention_v2`` (V2). The copy is made from the syntax tree
-    in ``found``, which is changed.
+    in ``found``. This function changes that syntax tree.
 
     found: the choice between V1 and V2 in vLLM's method.
     module: the module of vLLM that defines the method.

@@ -37,8 +37,8 @@ def serve_prefix(
 
     Returns the attention output, in the shape of ``query``, or None if vLLM must run its own ``forward_prefix``.
 
-    own: what vLLM's own ``forward_prefix`` does. "works": it computes the result. "hangs": it runs a Triton kernel that
-    hangs the GPU. "none": it only raises an error.
+    own: what vLLM's own ``forward_prefix`` does. "works": the function computes the result. "hangs": the function runs
+    a Triton kernel that hangs the GPU. "none": the function only raises an error.
     query: [new tokens of all sequences, query heads, head size]. The new tokens of sequence s are the rows
     query_start_loc[s] to query_start_loc[s + 1] - 1.
     key_cache, value_cache: the KV cache in vLLM's layout. The cache already contains the keys and values of the new
@@ -47,8 +47,8 @@ def serve_prefix(
     seq_lens: [sequences] int32, the number of tokens of each sequence, including the new tokens.
     max_query_len: the largest number of new tokens of a sequence.
 
-    If no generated kernel takes the call, vLLM's own function serves it. If that function does not work, or would
-    ignore a feature of the layer, this hook raises NoKernelError or ValueError with the reason.
+    If no generated kernel takes the call, vLLM must run its own function. If vLLM's own function does not work, or
+    would ignore a feature of the layer, this hook raises NoKernelError or ValueError with the reason.
     """
     if disabled():
         return None

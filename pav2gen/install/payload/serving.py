@@ -29,7 +29,7 @@ STORED = ("fp8_e4m3", "fp8_e5m2", "int8")
 
 
 def disabled() -> bool:
-    """Whether the user switched PAV2_DISABLE on, so that all hooks leave the work to vLLM's own code."""
+    """Whether the environment variable PAV2_DISABLE is on. All hooks then leave the work to vLLM's own code."""
     return is_on("PAV2_DISABLE")
 
 
@@ -37,7 +37,8 @@ def stored_dtype(kv_cache_dtype: str) -> str:
     """Return the dtype of the codes in a KV cache that vLLM calls ``kv_cache_dtype``.
 
     If ``kv_cache_dtype`` begins with "fp8" and the environment variable PAV2_KV_CACHE_DTYPE is set, return the
-    variable's value; raise ValueError if it is not one of ``STORED``. Otherwise, return ``kv_cache_dtype``.
+    variable's value. Otherwise, return ``kv_cache_dtype``. Raises ValueError if the variable's value is not in
+    ``STORED``.
     """
     return (choice("PAV2_KV_CACHE_DTYPE", STORED) if kv_cache_dtype.startswith("fp8") else "") or kv_cache_dtype
 
@@ -53,7 +54,7 @@ def foreign_codes(kv_cache_dtype: str) -> bool:
 
 
 def stored(cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """Return ``cache``, or its view as int8 if it is a uint8 tensor that contains int8 codes.
+    """Return ``cache``. If ``cache`` is a uint8 tensor that contains int8 codes, return a view of ``cache`` as int8.
 
     kv_cache_dtype: vLLM's name for the cache dtype.
     """
@@ -76,7 +77,8 @@ def shape_of(
     vert_stride: the stride of the block-sparse pattern. The call is block-sparse if the stride is above 1.
     features: the softcap, the window and similar features of the layer that makes the call.
 
-    If the query or the key cache has another number of dimensions, all sizes are 0. No kernel has such sizes.
+    If the query or the key cache has a different number of dimensions than stated here, all sizes are 0. No kernel has
+    such sizes.
     """
     known = query.dim() == 3 and key_cache.dim() == 5
     return {
@@ -130,10 +132,11 @@ def refusal(
 
 @functools.cache
 def miss(**shape: Any) -> str:
-    """Return why no decode kernel serves the layers that ``shape`` describes, or an empty string if a kernel does.
+    """Return the reason why no decode kernel serves the layers that ``shape`` describes, or an empty string if a kernel
+    does.
 
-    shape: the arguments of the package's ``supports`` that describe the layers. The numbers of heads are those of one
-    tensor-parallel rank.
+    shape: the arguments of the package's ``supports`` that describe the layers. The numbers of heads count the heads of
+    one tensor-parallel rank.
 
     If a kernel serves the layers, this function loads the compiled library of the CUDA kernels. The library is the file
     that the environment variable PAV2_LIBRARY names, or else the file that was installed with the kernels.
@@ -151,7 +154,8 @@ def miss(**shape: Any) -> str:
 
 @functools.cache
 def lacks(operator: str, **shape: Any) -> str:
-    """Return why a generated operator does not serve the layers that ``shape`` describes. Empty if it does.
+    """Return the reason why a generated operator does not serve the layers that ``shape`` describes, or an empty string
+    if the operator does.
 
     operator: a key of ``OPERATORS``, such as ``paged_attention_v2``.
     shape: the arguments of the package's ``supports`` that describe the layers.

@@ -1,11 +1,11 @@
 """Hooks that let models with a softcap run in a backend of vLLM that cannot compute a softcap, such as XFormers.
 
-A softcap is a limit on scores. Without these hooks, such a backend raises an error when vLLM makes a layer with a
-softcap, or logs a warning and ignores the softcap. With them, generated decode kernels compute the layer's decodes, and
-generated extend kernels compute its prompts.
+A softcap is a limit on scores. Without these hooks, such a backend raises an error for a layer with a softcap, or logs
+a warning and ignores the softcap. With the hooks, generated decode kernels compute the layer's decodes, and generated
+extend kernels compute the layer's prompts.
 
 vLLM writes keys and values of a prompt into the cache before it computes the prompt's attention. The extend kernels
-read them from the cache.
+read these keys and values from the cache.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def take_softcap(impl: Any, softcap: float | None) -> float | None:
     """Keep the softcap of a layer in ``impl``, and return None, so that the backend's constructor raises no error.
 
     If the package has no extend kernels, log a warning and return ``softcap`` itself, so that the constructor raises
-    its own error.
+    vLLM's own error.
 
     impl: the layer's backend object (its attribute ``impl``).
-    softcap: the softcap that vLLM passes to the constructor. None means that the model has none.
+    softcap: the softcap that vLLM passes to the constructor. None means that the model has no softcap.
     """
     if softcap is None or disabled():
         return softcap
@@ -65,8 +65,8 @@ def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Fea
     shape: the arguments of the package's ``supports`` that describe the layer.
     features: the softcap, the window and similar features of the layer.
 
-    If the kernels cannot serve the layer, this function raises ValueError for a backend that itself raises an error for
-    softcaps. For a backend that ignores softcaps, it logs a warning.
+    If the kernels cannot serve the layer, this function logs a warning for a backend that ignores softcaps. For a
+    backend that itself raises an error for softcaps, this function raises ValueError.
     """
     reason = _obstacle(impl, shape)
     if not reason:
@@ -80,7 +80,8 @@ def require_softcap(impl: Any, shape: dict[str, Any], features: Features) -> Fea
 
 
 def _obstacle(impl: Any, shape: dict[str, Any]) -> str:
-    """Return why the generated kernels cannot serve decodes and prompts of a layer, or an empty string if they can.
+    """Return the reason why the generated kernels cannot serve decodes and prompts of a layer, or an empty string if
+    the kernels can.
 
     impl: the layer's backend object (its attribute ``impl``).
     shape: the arguments of the package's ``supports`` that describe the layer.
@@ -148,7 +149,8 @@ def prompt_tables(slots: torch.Tensor, starts: torch.Tensor, longest: int, page:
     longest: the number of tokens of the longest prompt.
     page: the number of tokens in a page.
 
-    In a prompt's row, the entries after its last page repeat that page. No tensor is copied from the GPU to the CPU.
+    In the row of a prompt, the entries after the prompt's last page repeat the last page. No tensor is copied from the
+    GPU to the CPU.
     """
     first = torch.arange(0, longest, page, device=slots.device)  # the first token of each page, within its prompt
     tokens = torch.minimum(starts[:-1, None] + first, starts[1:, None] - 1)

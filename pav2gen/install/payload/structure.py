@@ -1,4 +1,5 @@
-"""Finds the functions of a vLLM tree that decode. Only their syntax and names matter, not lines or formatting.
+"""Finds the functions of a vLLM tree that decode, by their syntax and names, whatever their line numbers and
+formatting.
 
 V1 and V2 are vLLM's operators ``paged_attention_v1`` and ``paged_attention_v2``. ``forward_decode`` is the method of
 vLLM that calls one of these two operators.
@@ -150,8 +151,8 @@ class Layer(NamedTuple):
 def find_v2(tree: ast.Module) -> list[Operator]:
     """Return every definition of ``paged_attention_v2`` in a module.
 
-    Raises Unfit if there is no definition, if a definition lacks a parameter or has an unknown one without a default,
-    or if the module also assigns another value to ``paged_attention_v2``.
+    Raises Unfit if there is no definition, or if a definition lacks a parameter or has an unknown parameter without a
+    default. Also raises Unfit if the module assigns another value to ``paged_attention_v2``.
     """
     found = [_operator(function) for function in functions(tree.body, V2)]
     if not found:
@@ -172,9 +173,9 @@ def v1_works(tree: ast.Module) -> bool:
 def find_decode(tree: ast.Module) -> Decodes:
     """Return the definitions of ``PagedAttention.forward_decode`` and of its overrides in a module.
 
-    Raises Unfit if ``PagedAttention`` has no ``forward_decode`` that does more than raise an error, if a definition
-    does not have exactly one choice between ``paged_attention_v1`` and ``paged_attention_v2``, or if the module also
-    assigns another value to ``forward_decode``.
+    Raises Unfit if ``PagedAttention`` has no ``forward_decode`` that does more than raise an error. Also raises Unfit
+    if a definition does not have exactly one choice between ``paged_attention_v1`` and ``paged_attention_v2``, or if
+    the module assigns another value to ``forward_decode``.
     """
     defined = methods(tree, "PagedAttention", "forward_decode")
     if not defined:
@@ -244,10 +245,10 @@ def _scales(function: ast.FunctionDef, name: str) -> str:
 
 
 def named(function: ast.FunctionDef, wanted: Iterable[tuple[str, ...]], owner: str) -> dict[str, str]:
-    """Return a dict from the first name of each wanted parameter to the name that ``function`` gives it.
+    """Return a dict from the first name of each wanted parameter to the parameter's name in ``function``.
 
-    wanted: for each wanted parameter, all names that vLLM and its forks give to it.
-    owner: what the error message calls ``function``.
+    wanted: for each wanted parameter, all names in vLLM and its forks.
+    owner: the name that the error message gives to ``function``.
 
     Raises Unfit if ``function`` lacks a wanted parameter.
     """
@@ -286,7 +287,9 @@ def _decode(function: ast.FunctionDef) -> Decode:
 
 
 def _choices(body: list[ast.stmt]) -> Iterator[tuple[ast.If, ast.If]]:
-    """Yield pairs of ``if`` statements in ``body``: the first of an elif chain, and the one that calls V1 or V2."""
+    """Yield each choice between V1 and V2 in ``body``, as a pair: the first ``if`` of the elif chain, and the ``if``
+    that calls V1 or V2.
+    """
     for statement in body:
         if isinstance(statement, ast.If):
             for link in elif_chain(statement):

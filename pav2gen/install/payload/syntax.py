@@ -19,7 +19,8 @@ class Method(NamedTuple):
 
 
 def functions(body: Iterable[ast.stmt], name: str) -> Iterator[ast.FunctionDef]:
-    """Yield the functions named ``name`` in a block of statements and in its nested blocks, such as those of an ``if``.
+    """Yield the functions named ``name`` in a block of statements and in nested blocks, such as the branches of an
+    ``if``.
 
     The bodies of functions and classes are not searched.
     """
@@ -29,7 +30,7 @@ def functions(body: Iterable[ast.stmt], name: str) -> Iterator[ast.FunctionDef]:
 
 
 def classes(body: Iterable[ast.stmt]) -> Iterator[ast.ClassDef]:
-    """Yield the classes in a block of statements and in its nested blocks, such as those of an ``if``.
+    """Yield the classes in a block of statements and in nested blocks, such as the branches of an ``if``.
 
     The bodies of classes and functions are not searched.
     """
@@ -61,10 +62,10 @@ def only_delegates(method: Method) -> bool:
 
 
 def rebinding(tree: ast.Module, name: str, owner: str = "") -> ast.stmt | None:
-    """Return a statement that gives another value to ``name`` than its definition, or None if there is none.
+    """Return a statement that replaces the definition of ``name`` with another value, or None if no statement does.
 
-    Such a statement assigns to the name, imports it, or sets it by ``setattr``. A value that uses the definition, such
-    as ``staticmethod(name)``, does not count.
+    Such a statement assigns to ``name``, imports ``name``, or sets ``name`` by ``setattr``. A value that uses the
+    definition, such as ``staticmethod(name)``, does not count.
 
     owner: the class that defines ``name``, or empty if the module defines it. Statements that give another value to
     this class count too.
@@ -87,7 +88,7 @@ def blocks(statement: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def only_raises(function: ast.FunctionDef) -> bool:
-    """Whether a function is a stub: it does nothing, or only raises an error.
+    """Whether a function is a stub, which does nothing or only raises an error.
 
     A function only raises an error if it ends in ``raise`` or ``assert False``, and has no ``return`` and no nested
     block.
@@ -166,7 +167,7 @@ def has_elif(statement: ast.If) -> bool:
 
 
 def _in_same_scope(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a block and of its nested blocks, but not those in bodies of functions and classes."""
+    """Yield the statements of a block and of nested blocks, except statements in bodies of functions and classes."""
     for statement in body:
         yield statement
         if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -1,4 +1,6 @@
-"""Finds attention backends of a vLLM tree that call ``PagedAttention.forward_decode``, and classes that override it."""
+"""Finds attention backends of a vLLM tree that call ``PagedAttention.forward_decode``, and classes that override this
+method.
+"""
 
 from __future__ import annotations
 

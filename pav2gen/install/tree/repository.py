@@ -17,8 +17,8 @@ class Repository:
     def __init__(self, trees: Sequence[VllmTree]) -> None:
         """Find the git work tree that contains ``trees``.
 
-        Raises UserError if there is no work tree, if ``trees`` lie in different work trees, or if the work tree has
-        changes that are not committed.
+        Raises UserError if there is no work tree, if ``trees`` are in different work trees, or if the work tree has
+        uncommitted changes.
         """
         self._shown = trees[0].shown
         tops = {self._git(tree.folder, "rev-parse", "--show-toplevel").strip() for tree in trees}
@@ -36,7 +36,7 @@ class Repository:
             )
 
     def commit(self, paths: Sequence[Path], message: str) -> str:
-        """Commit the files ``paths`` as they are now, also those that were removed. Return the commit's short hash.
+        """Commit the present state of the files ``paths``, including removed files. Return the commit's short hash.
 
         Raises UserError if git refuses to commit, for example because of a git hook. The files are then no longer
         staged.

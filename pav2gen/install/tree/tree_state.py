@@ -1,4 +1,6 @@
-"""Reads what an earlier install left in a vLLM tree, and vLLM's source files with and without its edits."""
+"""Reads the files of an earlier install in a vLLM tree, and vLLM's source files with and without the edits of this
+install.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,12 @@ class SourceState:
 
 @dataclass(frozen=True)
 class TreeState:
-    """What is in a vLLM tree before a command changes it.
+    """The state of a vLLM tree before a command changes the tree.
 
     record: the record of the install, or None if nothing is installed.
     sources: maps the path of each source file that an install edits, relative to vLLM's folder, to its state.
-    files: maps the path of each file in the package's folder ``pav2/`` to its SHA-256, or to an empty string if it is
-    not a regular file. The file of the record and ``leftovers`` are not included.
+    files: maps the path of each file in the package's folder ``pav2/`` to its SHA-256, or to an empty string for
+    anything other than a regular file. The file of the record and ``leftovers`` are not included.
     leftovers: the paths in ``pav2/`` of caches, compiled files and temporary files that no install put there.
     """
 
@@ -72,8 +74,9 @@ class TreeState:
 def read_tree_state(tree: VllmTree) -> TreeState:
     """Read the record, the installed files and vLLM's source files in ``tree``.
 
-    Raises UserError if vLLM's file ``OPS`` or ``DECODE`` is missing, if a file cannot be read, if the record is
-    damaged, or if somebody edited the lines that an install inserted, so that they cannot be removed.
+    Raises UserError if vLLM's file ``OPS`` or ``DECODE`` is missing, if a file cannot be read, or if the record is
+    damaged. Also raises UserError if somebody edited the lines that an install inserted, because edited lines cannot be
+    removed.
     """
     disk = Disk(tree.pav2, tree.where(PAV2))
     if tree.pav2.is_symlink():

@@ -48,15 +48,15 @@ class VllmTree:
 
 
 def find_trees(path: Path) -> list[VllmTree]:
-    """Return the vLLM trees at ``path``, each once.
+    """Return the vLLM trees at ``path``, without duplicates.
 
-    The copy below ``lib64`` of a tree below ``lib`` is found too, and the reverse.
+    If a tree below ``lib`` has a copy below ``lib64``, or the reverse, both are returned.
 
     path: vLLM's package folder, the folder that contains it, or a prefix such as ``/usr/local`` below which vLLM is
     installed.
 
-    Raises UserError if there is no vLLM tree, if ``path`` cannot be read, or if a file to edit is a symbolic link to a
-    place outside of these trees.
+    Raises UserError if there is no vLLM tree, or if ``path`` cannot be read. Also raises UserError if a file to edit is
+    a symbolic link to a place outside of these trees.
     """
     try:
         if not path.is_dir():
@@ -83,7 +83,7 @@ def _check_links(trees: Sequence[VllmTree]) -> None:
 
 
 def _candidates(path: Path) -> Iterator[Path]:
-    """Yield vLLM's package folders: ``path``, ``path/vllm`` and those installed below ``path/lib*``, if they exist."""
+    """Yield vLLM's package folders among ``path``, ``path/vllm`` and ``path/lib*/python*/*-packages/vllm``."""
     installed = path.glob("lib*/python*/*-packages/vllm")
     for folder in (path, path / "vllm", *sorted(installed)):
         if is_vllm(folder):

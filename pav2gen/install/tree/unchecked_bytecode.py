@@ -10,7 +10,7 @@ HASHED, CHECKED = 1, 2
 
 
 def unchecked(source: Path) -> list[Path]:
-    """Return the compiled files of ``source`` that Python runs without comparing them with ``source``, sorted."""
+    """Return the compiled files of ``source`` that Python runs without a comparison with ``source``, sorted."""
     return [file for file in sorted(source.parent.glob(f"__pycache__/{source.stem}.*.pyc")) if _flags(file) == HASHED]
 
 
